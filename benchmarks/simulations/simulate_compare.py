@@ -20,7 +20,7 @@ import numpy as np
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.measures import match_ratio, needed_for
+from efftrain_cli.compare.measures import match, needed_for, read_end
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
 
 TOKENS = 1e6
@@ -28,6 +28,11 @@ EVALUATIONS = 60
 SEED_SD, RUN_SD = 0.02, 0.012
 QUIET, NOISY = 0.003, 0.02
 Random = np.random.Generator
+
+
+def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
+    """As compare matches two runs."""
+    return match(read_end(baseline, axis), read_end(method, axis))
 
 
 def true_loss(share: np.ndarray | float) -> np.ndarray:

@@ -91,13 +91,10 @@ def opening(comparison: Comparison) -> list[str]:
 
 def markdown(comparison: Comparison) -> str:
     """The tables in GitHub's Markdown."""
-    from tabulate import tabulate
-
     parts = [f"{line}  " for line in opening(comparison)]
     for table in tables_of(comparison):
         parts += ["", *([f"### {table.title}", ""] if table.title else [])]
-        cells = [[cell.replace("|", "\\|") for cell in row] for row in (table.header, *table.rows)]
-        parts.append(tabulate(cells[1:], cells[0], tablefmt="github", disable_numparse=True))
+        parts.append(_tabulate(table, _MARKDOWN, "github"))
         if table.note:
             parts += ["", table.note]
     if comparison.labels:
@@ -106,6 +103,7 @@ def markdown(comparison: Comparison) -> str:
     return "\n".join(parts).strip() + "\n"
 
 
+_MARKDOWN = str.maketrans({"|": "\\|"})
 _LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
@@ -114,18 +112,22 @@ _LATEX = str.maketrans(
 )
 
 
-def latex(comparison: Comparison) -> str:
-    """The tables for LaTeX with the booktabs package."""
+def _tabulate(table: Table, escapes: dict[int, str], form: str) -> str:
     from tabulate import tabulate
 
+    head, *rows = [[cell.translate(escapes) for cell in row] for row in (table.header, *table.rows)]
+    return tabulate(rows, head, tablefmt=form, disable_numparse=True)
+
+
+def latex(comparison: Comparison) -> str:
+    """The tables for LaTeX with the booktabs package."""
     parts = ["% needs \\usepackage{booktabs}", *(f"% {line}" for line in opening(comparison))]
     parts += [f"% {SIGNS[label.kind]}: {label.text}" for label in comparison.labels]
     for table in tables_of(comparison):
         words = ". ".join(
             text.translate(_LATEX).rstrip(".") for text in (table.title, table.note) if text
         )
-        cells = [[cell.translate(_LATEX) for cell in row] for row in (table.header, *table.rows)]
-        tabular = tabulate(cells[1:], cells[0], tablefmt="latex_raw", disable_numparse=True)
+        tabular = _tabulate(table, _LATEX, "latex_raw")
         for rule in ("toprule", "midrule", "bottomrule"):
             tabular = tabular.replace("\\hline", f"\\{rule}", 1)
         parts += [

@@ -165,17 +165,6 @@ def smooth_end(run: RunNumbers, axis: str) -> float:
     return float(end)
 
 
-def match_ratio(baseline: RunNumbers, method: RunNumbers, axis: str) -> float:
-    """Signed logarithm of how much less the better of two finished runs needs for the worse one's final loss.
-
-    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost.
-    Below 0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are
-    `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
-    quietly.
-    """
-    return match(read_end(baseline, axis), read_end(method, axis))
-
-
 @dataclass(frozen=True)
 class Ended:
     """A finished run as costs to match read it."""
@@ -193,6 +182,13 @@ def read_end(run: RunNumbers, axis: str) -> Ended:
 
 
 def match(baseline: Ended, method: Ended) -> float:
+    """Signed logarithm of how much less the better of two finished runs needs for the worse one's final loss.
+
+    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost.
+    Below 0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are
+    `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
+    quietly.
+    """
     better, worse, sign = (
         (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
     )

@@ -31,8 +31,6 @@ from efftrain_cli.sweep.trials import parse_seeds
 
 COSTS = ("tokens_to_target", "flops_to_target", "seconds_to_target")
 """Measures of cost: compared as ratios, so a margin is a share."""
-LOSSES = ("final_loss", "lr_sensitivity")
-"""Measures in nats per token: compared as differences."""
 LONGEST_NAME = 40
 """Of study and arm together, so that the names of their runs stay readable and allowed."""
 

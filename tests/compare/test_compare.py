@@ -18,8 +18,9 @@ from efftrain_cli.compare.measures import (
     NOT_REACHED,
     Costs,
     loss_at,
-    match_ratio,
+    match,
     needed_for,
+    read_end,
     schedule_position,
     smooth_end,
 )
@@ -92,9 +93,13 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
         curve(root, [6.0, 5.0, 3.5, 2.5], "method", seed, more=SLW)
     runs = {run.name: run for run in of("base", "method").runs}
     a, b = runs["base-seed0"], runs["method-seed0"]
-    assert match_ratio(a, b, "tokens") == pytest.approx(math.log(30720 / 25600))
-    assert match_ratio(b, a, "tokens") == pytest.approx(-math.log(30720 / 25600))
-    assert match_ratio(a, a, "tokens") == 0
+    assert match(read_end(a, "tokens"), read_end(b, "tokens")) == pytest.approx(
+        math.log(30720 / 25600)
+    )
+    assert match(read_end(b, "tokens"), read_end(a, "tokens")) == pytest.approx(
+        -math.log(30720 / 25600)
+    )
+    assert match(read_end(a, "tokens"), read_end(a, "tokens")) == 0
     forward = of("base", "method").verdict("tokens_to_match", "method")
     back = of("base", "method", baseline="method").verdict("tokens_to_match", "base")
     assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(
