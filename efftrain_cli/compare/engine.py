@@ -295,7 +295,8 @@ def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -
             else:
                 odd[value.text] = None
     if odd:
-        return _without_estimate(found, f"{', '.join(odd)}: no claim")
+        why = Why("no_values", f"{', '.join(odd)}: no claim")
+        return replace(found, estimate=Estimate(math.nan, why=why), why=why)
     (a, a_beyond), (b, b_beyond) = (tuple(zip(*side, strict=True)) for side in ranks)
     if question.tested != "rank" and math.inf not in (*a, *b) and not any((*a_beyond, *b_beyond)):
         return _by_t(found, groups, sides, looks)
@@ -415,11 +416,6 @@ def _estimate(
             return Estimate(math.nan, why=why)
         return inference.ratio_of_means(before, after, level)
     return inference.difference_of_means(before, after, level)
-
-
-def _without_estimate(found: Verdict, text: str) -> Verdict:
-    why = Why("no_values", text)
-    return replace(found, estimate=Estimate(math.nan, why=why), why=why)
 
 
 def _equivalent_p(question: Question, test: Estimate | ExactTest) -> float | None:

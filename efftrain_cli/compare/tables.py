@@ -166,12 +166,9 @@ def _short_cell(comparison: Comparison, question: Question, group: Group) -> str
         return f"{sum(there):.0f} of {len(values)}"
     if len(there) == len(values):
         return number_text(question, fmean(there))
-    return f"{len(there)} of {len(values)} runs" if len(values) > 1 else value_text(values[0])
-
-
-def value_text(value: Value) -> str:
-    """A number in full, or the reason why there is none."""
-    return value.text if isinstance(value, Why) else str(value)
+    if isinstance(values[0], Why) and len(values) == 1:
+        return values[0].text
+    return f"{len(there)} of {len(values)} runs"
 
 
 def _answer(found: Verdict) -> tuple[str, str, str]:
