@@ -154,12 +154,9 @@ def verdict(
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
     """Correct the verdicts of one family by Holm, each kind of claim for itself; an outcome stays if its p passes."""
-    tested = [i for i, each in enumerate(verdicts) if each.p is not None]
-    p = _holm(tested, [verdicts[i].p for i in tested])
-    beside = [i for i in tested if verdicts[i].p_equivalent is not None]
-    equal = _holm(beside, [verdicts[i].p_equivalent for i in beside])
-    by_items = [i for i, each in enumerate(verdicts) if each.items_p is not None]
-    of_items = _holm(by_items, [verdicts[i].items_p for i in by_items])
+    p = _holm([each.p for each in verdicts])
+    equal = _holm([each.p_equivalent for each in verdicts])
+    of_items = _holm([each.items_p for each in verdicts])
     found = []
     for i, each in enumerate(verdicts):
         if i in of_items:
@@ -174,7 +171,7 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
                 p_equivalent=equal.get(i),
                 outcome=outcome,
                 opposite=each.opposite and outcome == "undecided",
-                could_see=_could_see(each, looks, len(tested)),
+                could_see=_could_see(each, looks, len(p)),
             )
         found.append(each)
     return found
@@ -185,9 +182,10 @@ def sides_of(direction: Direction) -> int:
     return 2 if direction == "different" else 1
 
 
-def _holm(places: Sequence[int], p_values: Sequence[float | None]) -> dict[int, float]:
-    corrected = inference.holm([p for p in p_values if p is not None])
-    return dict(zip(places, corrected, strict=True))
+def _holm(p_values: Sequence[float | None]) -> dict[int, float]:
+    """Corrected p-values by place, of those that were tested."""
+    there = {i: p for i, p in enumerate(p_values) if p is not None}
+    return dict(zip(there, inference.holm(list(there.values())), strict=True))
 
 
 def _could_see(each: Verdict, looks: Looks, comparisons: int) -> float | None:
