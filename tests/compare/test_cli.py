@@ -232,7 +232,7 @@ def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
 def test_newer_format_is_refused(two: Path) -> None:
     """F52."""
     write_run(two, "newer", 0, origin={"schema_version": 99})
-    with pytest.raises(Exception, match="newer efftrain"):
+    with pytest.raises(Exception, match="is newer: update efftrain"):
         run("newer")
 
 
