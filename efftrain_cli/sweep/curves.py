@@ -96,7 +96,8 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             rates[budget] = rate
             for seed, loss in means[rate][1].items():
                 run = means[rate][2][seed]
-                flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
+                if not run.flops_lack_optimizer:
+                    flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
                 tokens.setdefault(seed, {})[budget] = Rung(run.tokens, loss)
         found.append(LadderOf(label, flops, tokens, rates, problem))
     return found
