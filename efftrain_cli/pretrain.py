@@ -34,7 +34,13 @@ from efftrain_cli.foundation.signals import (
 )
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import inner_parameters
-from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size, plan_step
+from efftrain_cli.plan.plan import (
+    model_config,
+    model_parameters,
+    optimizer_flops,
+    padded_vocab_size,
+    plan_step,
+)
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
@@ -349,10 +355,12 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
     if state.progress.stage + 1 < len(session.recipe.stages):
         # The largest stage must fit into memory too, and its rate is that of most FLOPs.
         last = fresh_state(session, stage=len(session.recipe.stages) - 1)
+        recipe, config = session.recipe, last.model.config
+        step_tokens = recipe.train.batch_size * config.seq_len
+        flops_per_token = last.model.flops_per_token().with_logits
+        flops_per_token += optimizer_flops(recipe, config) / step_tokens
         flops_left = summary.flops - state.progress.flops
-        seconds = (
-            probe(session, last, summary) * flops_left / last.model.flops_per_token().with_logits
-        )
+        seconds = probe(session, last, summary) * flops_left / flops_per_token
     ranks = session.ranks
     shared = (
         ""
