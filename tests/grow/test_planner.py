@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,45 @@ def test_the_authors_curves_are_fitted_to_a_percent(curves):
         524_288,
     )
     assert small.law.loss(12.0 * 24 * 1536**2, 9_999) == pytest.approx(3.037, rel=0.04)
+
+
+def test_early_steps_change_the_fitted_exponent(curves, monkeypatch):
+    made = [(12.0 * layers * width**2, curves[name]) for name, (layers, width) in SHAPES.items()]
+    assert fit_law(made, 524_288).law.alpha_s == pytest.approx(0.702, abs=5e-4)
+    monkeypatch.setattr("efftrain_cli.grow.scaling_law.FITTED_FROM", 0.0)
+    assert fit_law(made, 524_288).law.alpha_s == pytest.approx(0.537, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "released", "fitted_slope", "marginal"),
+    [
+        ("width", "base", 0.182, 0.101, 0.120),
+        ("width", "large", 0.234, None, 0.125),
+        ("depth", "base", 0.132, 0.073, 0.094),
+        ("depth", "large", 0.148, 0.067, 0.082),
+    ],
+)
+def test_attention_costs_a_narrow_model_more_of_its_saving(
+    curves, kind, size, released, fitted_slope, marginal
+):
+    """With 12 n_layer n_embd 1,024 beside 6 N, as docs/methods/staged-training.md says."""
+
+    def with_attention(name: str) -> Curve:
+        layers, width = SHAPES[name]
+        flops = 6.0 * 12 * layers * width**2 + 12 * layers * width * 1024
+        return replace(curves[name], step_flops_without_logits=flops)
+
+    small, target = with_attention(f"{size}_half_{kind}"), with_attention(size)
+    found = (
+        released_projection(small, target, THRESHOLDS[kind]),
+        fitted_projection(small, target, THRESHOLDS[kind]),
+        marginal_projection(small, target),
+    )
+    for projection, saving in zip(found, (released, fitted_slope, marginal), strict=True):
+        if saving is None:
+            assert projection is None
+        else:
+            assert projection.saving == pytest.approx(saving, abs=6e-4)
 
 
 def test_fit_says_what_it_needs(tmp_path, monkeypatch):
