@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -19,10 +19,9 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from efftrain_cli.bench.pipelines import rivals, started_state
 from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.step import Batch, StepPlan
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
@@ -30,7 +29,7 @@ from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import optimizer_flops, plan_step
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import compute_dtype
+from efftrain_cli.training.build import build_state, compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward, build_objective
@@ -89,8 +88,6 @@ class BenchResult:
     """With Ouroboros: those of running late modules forward a second time included."""
     ring_speed_limit: float | None = None
     """With Ouroboros: at most so many times as fast as one device, by arithmetic."""
-    rivals: dict[str, float] = field(default_factory=dict)
-    """Of a ring: seconds per step of other ways to train the same model on the same processes."""
 
     @property
     def overhead(self) -> float:
@@ -100,6 +97,14 @@ class BenchResult:
             return 1 - next(iter(self.phases.values())) / sum(self.phases.values())
         work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
         return 1 - work / sum(self.phases.values())
+
+
+def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
+    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be
+    timed."""
+    state = build_state(recipe, vocab_size, device)
+    state.progress = Progress(step=1, schedule_step=1)
+    return state
 
 
 def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
@@ -176,9 +181,6 @@ def bench(
         if profile is not None:
             _profile(stepping, profile, device)
         section = recipe.late_gradients
-        beside: dict[str, float] = {}
-        if section is not None and 1 < ranks.world_size == section.devices:
-            beside = rivals(recipe, vocab_size, windows, ranks, steps)
     rings = ranks.world_size // (1 if section is None else section.devices)
     plan = plan_step(recipe, state.progress, max(1, rings))
     tokens = plan.batch_size * plan.seq_len
@@ -216,7 +218,6 @@ def bench(
         peak_memory_by_device=tuple(memories),
         flops_per_token_recomputed=_recomputed(section, model, per_token, ranks),
         ring_speed_limit=None if section is None else section.ring_speed(model.config),
-        rivals=beside,
     )
 
 

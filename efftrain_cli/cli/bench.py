@@ -98,10 +98,6 @@ def bench(
             f"\nOuroboros  {again:.1%} more FLOPs a token, of modules that are run forward twice\n"
             f"limit      a ring is at most {result.ring_speed_limit:.2f} times as fast as one device, by arithmetic: even rates, free messages"
         )
-    for name, seconds in result.rivals.items():
-        print(
-            f"beside it  {1000 * seconds:9.2f} ms a step, {name}: on the same processes, without late gradients"
-        )
     rest = "forward, backward or optimizer"
     if result.devices > 1:
         sent = "" if "work" in result.phases else ", nor what they send each other within it"

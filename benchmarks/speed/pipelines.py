@@ -1,32 +1,39 @@
-"""What `efftrain bench` shows beside a ring of Ouroboros: other ways to train the same model on the same processes.
+"""A ring of Ouroboros, and other ways to train the same model on the same processes: seconds per step.
+
+    python -m torch.distributed.run --nproc-per-node 3 benchmarks/speed/pipelines.py --recipe small-ouroboros-k4
 
 GPipe and 1F1B are PyTorch's (torch.distributed.pipelining), over as many stages as the ring has devices, split as
 evenly, the embedding with the first and the head with the last; each has a copy of the tied matrix, whose gradient the
 two add up. Neither has late gradients. Norms are not clipped there, which costs little. Data parallel is the recipe
-without the section.
+without the section. Give each process a core or GPU of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.bench.bench import bench, random_windows, started_state
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import head_in_blocks
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import full_plan
-from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.build import build_model, build_optimizer, build_state
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.build import build_model, build_optimizer
+from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.stopwatch import wait_for
 from efftrain_cli.training.strategy import choose_strategy
 from efftrain_cli.training.trainer import read_records, train
@@ -59,18 +66,14 @@ def chain_split(stages: int, shape: GPTConfig) -> tuple[int, ...]:
 
 
 def rivals(
-    recipe: Recipe, vocab_size: int, windows: Windows, ranks: Ranks, steps: int
+    recipe: Recipe, windows: Windows, ranks: Ranks, steps: int, device: torch.device
 ) -> dict[str, float]:
-    """Median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device multiplies
-    fp32 in.
+    """Return the median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device
+    multiplies fp32 in.
 
     1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be cut.
     """
-    device = (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
     batch_size, found = recipe.train.batch_size, {}
     if batch_size >= ranks.world_size:
         alike = replace(recipe, ouroboros=None)
@@ -85,14 +88,6 @@ def rivals(
             )
             found[f"{name}, {micro_batches} micro-batches"] = seconds
     return found
-
-
-def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be
-    timed."""
-    state = build_state(recipe, vocab_size, device)
-    state.progress = Progress(step=1, schedule_step=1)
-    return state
 
 
 def _data_parallel(
@@ -159,3 +154,34 @@ def _pipeline(
         ranks.all_reduce([torch.zeros(1)])  # a step is over when all are
         times.append(time.perf_counter() - start)
     return statistics.median(times[2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recipe", default="small-ouroboros-k4")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+    recipe = load_recipe(options.recipe, options.set)
+    section = recipe.late_gradients
+    with joined() as ranks, tempfile.TemporaryDirectory() as folder:
+        if section is None or ranks.world_size != section.devices:
+            parser.error(
+                "the recipe needs [ouroboros], and as many processes as one ring has devices"
+            )
+        device = choose_device("auto", ranks)
+        ring = bench(recipe, device, options.steps, ranks=ranks).seconds_per_step
+        recipe = replace(recipe, train=replace(recipe.train, tokens=10**15))
+        windows = random_windows(recipe, likely_vocabulary(recipe.data.tokenizer), Path(folder))
+        found = {"ring of late gradients": ring} | rivals(
+            recipe, windows, ranks, options.steps, device
+        )
+        if ranks.rank == 0:
+            for name, seconds in found.items():
+                print(f"{name:32s} {1000 * seconds:9.2f} ms a step")
+
+
+if __name__ == "__main__":
+    main()
