@@ -1,5 +1,6 @@
-"""Does `plan-cluster` predict what `bench --devices 2` measures? Run by hand, on a quiet machine: python
-benchmarks/simulations/cluster_model.py
+"""Does the model of `pretrain --plan --devices` predict what `bench --devices 2` measures? On a quiet machine:
+
+    python benchmarks/simulations/cluster_model.py
 
 Measured first, and put into the model: the rate of forward and backward passes and the bandwidth of the update, of two
 processes side by side that know nothing of each other (so that the cores' sharing of memory and clock is not taken for
@@ -105,7 +106,7 @@ def main() -> None:
     if arguments.rank:
         rank()
         return
-    from efftrain_cli.plan.cluster import UPDATE_BYTES, Cluster, step_time
+    from efftrain_cli.plan.cluster import Cluster, step_time
 
     recipe = [arguments.recipe, *(word for setting in arguments.set for word in ("--set", setting))]
     alone, together, sums = [], [], []
@@ -124,10 +125,10 @@ def main() -> None:
         devices=2,
         flops_per_second=flops / compute,
         bandwidth=4 * (SIZES[1] - SIZES[0]) / (large - small),
-        memory_bandwidth=UPDATE_BYTES * parameters / update,
         latency=small / 2,
     )
-    predicted = step_time("replicate", cluster, flops=flops / 2, parameters=parameters)
+    summed = step_time(cluster, flops=flops / 2, parameters=parameters)
+    predicted = summed.total + update  # each replica makes the whole update
     measured = statistics.median(f["seconds_per_step"] for f in together)
     low, high = (pick(f["seconds_per_step"] for f in together) for pick in (min, max))
     print(
@@ -137,9 +138,9 @@ def main() -> None:
         f"one process, beside another: {1000 * (compute + update):.0f} ms a step, {1000 * update:.0f} of them the update"
     )
     print(
-        f"two devices: predicted {1000 * predicted.total:.0f} ms ({1000 * predicted.communication:.0f} the sum), measured "
+        f"two devices: predicted {1000 * predicted:.0f} ms ({1000 * summed.network:.0f} the sum), measured "
         f"{1000 * measured:.0f} ms ({1000 * low:.0f} to {1000 * high:.0f}; "
-        f"{1000 * statistics.median(f['phases']['sum'] for f in together):.0f} the sum): {predicted.total / measured - 1:+.0%}"
+        f"{1000 * statistics.median(f['phases']['sum'] for f in together):.0f} the sum): {predicted / measured - 1:+.0%}"
     )
 
 

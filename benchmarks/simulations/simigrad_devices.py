@@ -4,8 +4,8 @@ hours.
     python benchmarks/simulations/simigrad_devices.py STUDY ARM ... --seed 10
 
 Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times` as many sequences
-of 1,024 tokens; its time is that of `efftrain plan-cluster`'s model for replicas (docs/scaling.md), with two sums of
-gradients where SimiGrad measured. That a large model's schedule would look alike is an assumption: only the steps were
+of 1,024 tokens; its time is that of docs/scaling.md's model for replicas and their update, with two sums of gradients
+where SimiGrad measured. That a large model's schedule would look alike is an assumption: only the steps were
 trained, and at a small size.
 """
 
@@ -21,22 +21,14 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.metrics import latest_rows
 
+# 300 TFLOP/s a device, 300 GB/s within a node of 8, 50 GB/s out of it.
 CLUSTERS = {
-    1: Cluster(devices=1, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12),
-    8: Cluster(
-        devices=8, flops_per_second=3e14, bandwidth=3e11, memory_bandwidth=2e12, latency=1e-5
-    ),
-    64: Cluster(
-        devices=64,
-        nodes=8,
-        flops_per_second=3e14,
-        bandwidth=3e11,
-        between=5e10,
-        memory_bandwidth=2e12,
-        latency=1e-5,
-    ),
+    1: Cluster(devices=1, flops_per_second=3e14, bandwidth=3e11),
+    8: Cluster(devices=8, flops_per_second=3e14, bandwidth=3e11),
+    64: Cluster(devices=64, flops_per_second=3e14, bandwidth=5e10),
 }
-"""docs/scaling.md's assumptions: 300 TFLOP/s, 300 GB/s within a node of 8, 50 GB/s out of it."""
+UPDATE = 28 / 2e12
+"""Seconds of the update a parameter, which every replica makes whole: 28 bytes at 2 TB/s."""
 
 
 def seconds(row: Mapping[str, object], recipe: Recipe, cluster: Cluster, times: int) -> float:
@@ -49,13 +41,11 @@ def seconds(row: Mapping[str, object], recipe: Recipe, cluster: Cluster, times: 
         * token_flops(recipe, vocabulary, recipe.model.seq_len, recipe.model.n_layer).with_logits
     )
     sums = 2 if row.get("simigrad_similarity") is not None else 1
-    return step_time(
-        "replicate",
-        cluster,
-        flops=flops,
-        parameters=model_parameters(recipe, vocabulary),
-        sums=sums,
-    ).total
+    parameters = model_parameters(recipe, vocabulary)
+    return (
+        step_time(cluster, flops=flops, parameters=parameters, sums=sums).total
+        + UPDATE * parameters
+    )
 
 
 def main() -> None:

@@ -15,6 +15,8 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.plan.cluster import Cluster, plan_cluster
 from efftrain_cli.plan.cost import plan_cost, vocabulary_of
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
@@ -82,3 +84,44 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
         f"{sequences:,} x {seq_len:,} tokens"
     )
     yield f"disk       {counted(checkpoint.keep, 'checkpoint')} of {human_bytes(cost.checkpoint_bytes)}"
+
+
+def cluster_lines(
+    recipe: Recipe, device: str, devices: int, nodes: int, bandwidth: float
+) -> Iterator[str]:
+    """What the recipe is expected to need on several devices, from the rate measured on one.
+
+    Args:
+        nodes: that the devices are spread over evenly.
+        bandwidth: GB/s of the slowest link.
+
+    Raises:
+        UsageError: nothing was measured, or the devices cannot share the recipe's steps.
+    """
+    if devices % nodes:
+        raise UsageError(
+            f"--devices {devices} is not a multiple of --nodes {nodes}\n  give the devices of all nodes together"
+        )
+    rate = measured_rate(device, recipe)
+    if rate is None:
+        raise UsageError(
+            "no speed of one device was measured here yet\n  run `efftrain bench` with the same recipe first"
+        )
+    cluster = Cluster(
+        devices=devices, flops_per_second=rate.flops_per_second, bandwidth=bandwidth * 1e9
+    )
+    plan = plan_cluster(recipe, cluster)
+    full = plan.full
+    across = f" on {counted(nodes, 'node')}" if nodes > 1 else ""
+    yield (
+        f"devices    {devices}{across}, {bandwidth:g} GB/s: {human_seconds(full.total)} a full step ({human_seconds(full.compute)} computing, "
+        f"{human_seconds(full.network)} network), efficiency {plan.efficiency:.0%}, {human_bytes(plan.memory_bytes)} each, "
+        f"about {human_seconds(plan.seconds)} in all: modelled, not measured"
+    )
+    if plan.bound:
+        steps = sum(count for _, _, count in plan.bound)
+        batch, seq_len, _ = max(plan.bound, key=lambda kind: kind[0] * kind[1])
+        yield (
+            f"network    holds up {counted(steps, 'step')} of {plan.steps:,}, up to {batch:,} x {seq_len:,} tokens: it takes longer there "
+            "than computing"
+        )

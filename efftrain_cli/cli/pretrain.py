@@ -20,6 +20,7 @@ from efftrain_cli.training.launch import check_devices, speaks
         "efftrain pretrain small",
         "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
         "efftrain pretrain --recipe small-slw --plan",
+        "efftrain pretrain small-slw --plan --devices 8 --bandwidth 300",
         "efftrain pretrain --resume small-seed1234",
         "efftrain pretrain --resume small-seed1234 --set train.tokens=4M",
     ),
@@ -46,7 +47,17 @@ def pretrain(
         int | None,
         Option(
             min=1,
-            help="Train on this many devices of this machine: CUDA devices, or CPU processes.",
+            help="Train on this many devices of this machine: CUDA devices, or CPU processes. With --plan: devices of all nodes.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int, Option(min=1, help="With --plan: nodes that the devices are spread over.")
+    ] = 1,
+    bandwidth: Annotated[
+        float | None,
+        Option(
+            min=1e-6,
+            help="With --plan and --devices: GB/s out of one device, or out of one node if there are several.",
         ),
     ] = None,
     steps: Annotated[
@@ -103,6 +114,14 @@ def pretrain(
     if format_ is not None and not plan:
         raise UsageError(
             f"--format {format_} only applies to a printed plan: add --plan, or leave --format out"
+        )
+    if bandwidth is None and (nodes > 1 or (plan and devices is not None and devices > 1)):
+        raise UsageError(
+            "a plan for several devices needs the speed of their slowest link\n  add --bandwidth GB/s: about 300 within a node of GPUs, 50 for a network of 400 Gb/s"
+        )
+    if bandwidth is not None and not (plan and devices is not None and format_ in (None, "table")):
+        raise UsageError(
+            "--bandwidth and --nodes plan training on several devices\n  give --plan --devices N with them, and no --format"
         )
     if recipe is not None and recipe_argument is not None:
         raise UsageError(
@@ -161,9 +180,11 @@ def pretrain(
         for warning in warnings_of(loaded):
             say(f"warning: {warning}")
     if plan:
-        from efftrain_cli.cli.plan_output import print_plan
+        from efftrain_cli.cli.plan_output import cluster_lines, print_plan
 
         print_plan(loaded, steps, format_ or "table", device)
+        if devices is not None and bandwidth is not None:
+            print("\n".join(cluster_lines(loaded, device, devices, nodes, bandwidth)))
         return
     share(device, devices or 1)
     from efftrain_cli.pretrain import start

@@ -1,22 +1,19 @@
-"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from a rate and
-bandwidths. No torch.
+"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from the rate of one
+device and the bandwidth of the slowest link. No torch.
 
     compute   FLOPs of the device with most sequences / rate
-    update    28 bytes a parameter (AdamW reads four tensors and writes three, fp32) / memory bandwidth
     ring      2 (W - 1) / W bytes / bandwidth + 2 (W - 1) latency: each byte passes the slowest link of a ring twice
 
-Replicas: compute + ring(gradient, fp32) + update, one after the other, although on CUDA a part of
-the ring hides behind the last backward pass. Shards: PyTorch gathers a block's weights
-twice and scatters its gradient once per micro-batch, each half a ring, beside the computation: max(compute, all of it)
-+ update / W. Hybrid: shards within a node and replicas between nodes, whose shares of the gradient are added up once
-per step; efftrain has not built it. Nothing else is counted: neither data, evaluation, saving, nor what a slow device
-costs the others.
+Replicas: compute + ring(gradient, fp32), one after the other, although on CUDA a part of the ring hides behind the
+last backward pass. Shards: PyTorch gathers a block's weights twice and scatters its gradient once per micro-batch, each
+half a ring, beside the computation: max(compute, all of it). Nothing else is counted: neither data, evaluation,
+saving, nor what a slow device costs the others. The update is part of the rate.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from efftrain_cli.foundation.errors import UsageError
@@ -32,10 +29,9 @@ from efftrain_cli.plan.plan import (
     plan_run,
 )
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Parallel
 
-STRATEGIES = ("replicate", "shard", "hybrid")
-UPDATE_BYTES = 28
+LATENCY = 10e-6
+"""Seconds of one message between two devices."""
 BUCKET_BYTES = 1 << 26
 """Of a flat copy in which gradients are added up; four of them are under way at once."""
 
@@ -45,50 +41,34 @@ class Cluster:
     """Devices, and what is known of them."""
 
     devices: int
-    nodes: int = 1
     flops_per_second: float
-    """Of one device, in forward and backward passes."""
+    """Of one device, over whole steps."""
     bandwidth: float
-    """Bytes per second out of one device, within a node."""
-    between: float = float("inf")
-    """Bytes per second out of one node, all its links together."""
-    memory_bandwidth: float
-    """Bytes per second of one device's memory."""
-    latency: float = 0.0
-    """Seconds of one message between two devices."""
+    """Bytes per second of the slowest link of a ring: out of a device, or out of a node if there are several."""
+    latency: float = LATENCY
 
-    @property
-    def slowest(self) -> float:
-        """Bytes per second of the slowest link; of one node that is the one between its devices."""
-        return min(self.bandwidth, self.between) if self.nodes > 1 else self.bandwidth
-
-    def ring(
-        self, size: float, devices: int | None = None, bandwidth: float | None = None
-    ) -> float:
+    def ring(self, size: float) -> float:
         """Seconds in which that many bytes of every device are added up on all: twice around a ring."""
-        count = devices or self.devices
-        return 2 * (count - 1) * (size / count / (bandwidth or self.slowest) + self.latency)
+        return 2 * (self.devices - 1) * (size / self.devices / self.bandwidth + self.latency)
 
 
 class StepTime(NamedTuple):
     """Seconds of one step."""
 
     compute: float
-    communication: float
-    update: float
+    network: float
     total: float
 
     @property
     def is_bound(self) -> bool:
-        """Whether communication takes longer than computation."""
-        return self.communication > self.compute
+        """Whether the network takes longer than computing."""
+        return self.network > self.compute
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterPlan:
-    """What one strategy is expected to need."""
+    """What a recipe is expected to need on a cluster."""
 
-    strategy: str
     full: StepTime
     """Of the usual step with most tokens."""
     seconds: float
@@ -98,61 +78,45 @@ class ClusterPlan:
     memory_bytes: int
     """Of one device."""
     bound: tuple[tuple[int, int, int], ...]
-    """(batch size, sequence length, steps) of the kinds of steps that are bound by communication."""
+    """(batch size, sequence length, steps) of the kinds of steps that are bound by the network."""
     steps: int
-
-    @property
-    def bound_steps(self) -> int:
-        """Steps that are bound by communication."""
-        return sum(count for _, _, count in self.bound)
 
 
 def step_time(
-    strategy: str,
     cluster: Cluster,
     *,
     flops: float,
     parameters: int,
-    micro_batches: int = 1,
+    sharded_micro_batches: int = 0,
     sums: int = 1,
     lanes: bool = False,
 ) -> StepTime:
-    """The time of a step.
+    """Return the time of a step.
 
     Args:
         flops: of the device that computes most.
         parameters: of the model.
-        micro_batches: of one device.
-        sums: gradients that are added up, 2 where those of a batch's halves are compared.
+        sharded_micro_batches: of one device, if the model is sharded; 0: replicas.
+        sums: gradients that are added up, 2 if those of a batch's halves are compared.
         lanes: whether whole gradients are exchanged in pairs.
     """
     compute = flops / cluster.flops_per_second
-    update = UPDATE_BYTES * parameters / cluster.memory_bandwidth
     gradient = 4.0 * parameters
-    if strategy == "replicate":
-        communication = sums * cluster.ring(gradient)
-        if lanes:
-            rounds = (cluster.devices - 1).bit_length()
-            communication = sums * rounds * (gradient / cluster.slowest + cluster.latency)
-        return StepTime(compute, communication, update, compute + communication + update)
-    if strategy == "shard":
-        share = cluster.devices
-        communication = 1.5 * micro_batches * cluster.ring(gradient)
-    else:
-        share = cluster.devices // cluster.nodes
-        communication = 1.5 * micro_batches * cluster.ring(gradient, share, cluster.bandwidth)
-        communication += cluster.ring(gradient, cluster.nodes, cluster.between)
-    return StepTime(
-        compute, communication, update / share, max(compute, communication) + update / share
-    )
+    if sharded_micro_batches:
+        network = 1.5 * sharded_micro_batches * cluster.ring(gradient)
+        return StepTime(compute, network, max(compute, network))
+    network = sums * cluster.ring(gradient)
+    if lanes:
+        rounds = (cluster.devices - 1).bit_length()
+        network = sums * rounds * (gradient / cluster.bandwidth + cluster.latency)
+    return StepTime(compute, network, compute + network)
 
 
-def memory_per_device(
-    recipe: Recipe, strategy: str, cluster: Cluster, sequences: int, seq_len: int, dtype: str
-) -> int:
+def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int) -> int:
     """Bytes of one device, by `training_bytes`: activations, and the state or its share and two gathered blocks."""
+    dtype = "fp32" if recipe.train.dtype in ("fp32", "tf32") else "bf16"
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
-    copies = gradient_copies(recipe, cluster.devices)
+    copies = gradient_copies(recipe, devices)
     recompute = recipe.train.activation_checkpointing is True
 
     state, whole = (
@@ -167,35 +131,25 @@ def memory_per_device(
         )
         for count in (0, sequences)
     )
-    if strategy == "replicate":
-        return whole + (4 * BUCKET_BYTES if cluster.devices > 1 else 0)
-    share = cluster.devices if strategy == "shard" else cluster.devices // cluster.nodes
+    if not _is_sharded(recipe):
+        return whole + (4 * BUCKET_BYTES if devices > 1 else 0)
     tables = parameter_count(config) - inner_parameters(config)
-    return state // share + (whole - state) + 4 * (2 * block_parameters(config) + tables)
+    return state // devices + (whole - state) + 4 * (2 * block_parameters(config) + tables)
 
 
-def _can_be_sharded(recipe: Recipe) -> bool:
-    try:
-        replace(recipe, parallel=Parallel(strategy="shard"))
-    except ValueError:  # a rule of the recipe
-        return False
-    return True
+def _is_sharded(recipe: Recipe) -> bool:
+    return recipe.parallel is not None and recipe.parallel.strategy == "shard"
 
 
-def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[ClusterPlan]:
-    """What each strategy that the recipe's methods allow needs for the whole of it.
+def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
+    """Return what the whole of a recipe needs, sharded if it says so.
 
     Raises:
-        UsageError: the devices cannot be dealt to the nodes, a step has fewer sequences than there are devices, or the
-            recipe has a ring.
+        UsageError: a step has fewer sequences than there are devices, or the recipe has a ring.
     """
-    if cluster.devices % cluster.nodes:
-        raise UsageError(
-            f"--devices {cluster.devices} is not a multiple of --nodes {cluster.nodes}\ngive the devices of all nodes together"
-        )
     if recipe.late_gradients is not None:
         raise UsageError(
-            "a ring of Ouroboros's modules passes activations, for which this model has no term\nset ouroboros = false to plan the rest"
+            "a ring of Ouroboros's modules passes activations, for which this model has no term\n  --set ouroboros=false plans the rest"
         )
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     parameters = model_parameters(recipe, rows)
@@ -207,51 +161,36 @@ def plan_cluster(recipe: Recipe, cluster: Cluster, dtype: str = "bf16") -> list[
         kinds[kind] += 1
         flops[kind] += assumed_result(recipe, plan, rows, progress.stage).flops
         plans[kind] = plan
-    updates = kinds.total() * UPDATE_BYTES * parameters / cluster.memory_bandwidth
-    alone = sum(flops.values()) / cluster.flops_per_second + updates
     largest = max(kinds, key=lambda kind: (kind[0] * kind[1], kinds[kind]))
     smallest = min(batch for batch, _, _ in kinds)
     if smallest < cluster.devices:
         raise UsageError(
             f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each needs one\n"
-            f"use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+            f"  use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
-    found = []
-    for strategy in STRATEGIES:
-        if strategy == "hybrid" and cluster.nodes in (1, cluster.devices):
-            continue
-        if strategy != "replicate" and not _can_be_sharded(recipe):
-            continue
-        times = {}
-        for kind, count in kinds.items():
-            plan = plans[kind]
-            cut = accumulation_steps(recipe, plan.batch_size, plan.seq_len, cluster.devices)
-            here = cut // cluster.devices
-            busiest = plan._replace(accumulation_steps=cut).first_sequence(
-                here
-            )  # the larger micro-batches come first
-            times[kind] = step_time(
-                strategy,
-                cluster,
-                flops=flops[kind] / count * busiest / plan.batch_size,
-                parameters=parameters,
-                micro_batches=here,
-                sums=2 if plan.measure_similarity else 1,
-                lanes=recipe.lanes is not None,
-            )
-        seconds = sum(count * times[kind].total for kind, count in kinds.items())
-        sequences = -(-largest[0] // accumulation_steps(recipe, *largest[:2], cluster.devices))
-        found.append(
-            ClusterPlan(
-                strategy=strategy,
-                full=times[largest],
-                seconds=seconds,
-                efficiency=alone / (seconds * cluster.devices),
-                memory_bytes=memory_per_device(
-                    recipe, strategy, cluster, sequences, largest[1], dtype
-                ),
-                bound=tuple((*kind[:2], kinds[kind]) for kind in kinds if times[kind].is_bound),
-                steps=kinds.total(),
-            )
+    times = {}
+    for kind, count in kinds.items():
+        plan = plans[kind]
+        cut = accumulation_steps(recipe, plan.batch_size, plan.seq_len, cluster.devices)
+        here = cut // cluster.devices
+        # The larger micro-batches come first.
+        busiest = plan._replace(accumulation_steps=cut).first_sequence(here)
+        times[kind] = step_time(
+            cluster,
+            flops=flops[kind] / count * busiest / plan.batch_size,
+            parameters=parameters,
+            sharded_micro_batches=here if _is_sharded(recipe) else 0,
+            sums=2 if plan.measure_similarity else 1,
+            lanes=recipe.lanes is not None,
         )
-    return found
+    seconds = sum(count * times[kind].total for kind, count in kinds.items())
+    alone = sum(flops.values()) / cluster.flops_per_second
+    sequences = -(-largest[0] // accumulation_steps(recipe, *largest[:2], cluster.devices))
+    return ClusterPlan(
+        full=times[largest],
+        seconds=seconds,
+        efficiency=alone / (seconds * cluster.devices),
+        memory_bytes=memory_per_device(recipe, cluster.devices, sequences, largest[1]),
+        bound=tuple((*kind[:2], kinds[kind]) for kind in kinds if times[kind].is_bound),
+        steps=kinds.total(),
+    )
