@@ -133,7 +133,8 @@ def verdict(
         baseline: runs in the order in which the looks take their seeds.
         withheld: why nothing may be judged; None where it may.
     """
-    shared = tuple(seed for seed in baseline.seeds if seed in method.seeds)
+    theirs = set(method.seeds)
+    shared = tuple(seed for seed in baseline.seeds if seed in theirs)
     found = Verdict(question, method.label, shared, Estimate(math.nan))
     if question.tested == "score":
         return _judge_scores(found, baseline, method, looks, withheld)

@@ -239,39 +239,36 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
         width: characters.
         colour: with colours, for a terminal.
     """
+    import pandas as pd
     import plotext
     from matplotlib.ticker import MaxNLocator
 
-    scale_x, scale_y = (np.log10 if axis in plot.log else np.array for axis in "xy")
+    scale_x, scale_y = (np.log10 if axis in plot.log else np.asarray for axis in "xy")
     shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
     if not len(shown):
         return ""
     across = np.array([max(plot.start, shown.x.min()), shown.x.max()])
     left, right = scale_x(across)
     low, high = scale_y(plot.low_high)
-    cells: dict[tuple[int, int], tuple[str, float, float]] = {}
+    drawn = []
     for (group, _), points in shown.groupby(["group", "line"], sort=False):
         x, y = scale_x(points.x.to_numpy()), scale_y(points.y.to_numpy())
         # Several points a column, so that a steep line leaves no gaps.
         at = np.linspace(x[0], x[-1], 8 * width)
-        for here, value in zip(at.tolist(), np.interp(at, x, y).tolist(), strict=True):
-            if low <= value <= high:
-                row = round((value - low) / ((high - low) or 1) * HEIGHT)
-                cell = (round((here - left) / ((right - left) or 1) * width), row)
-                before = cells.get(cell, (letter(group),))[0]
-                mark = letter(group) if before == letter(group) else SHARED
-                cells[cell] = mark, here, value
+        drawn.append(curve(group, letter(group), at, np.interp(at, x, y)))
+    cells = pd.concat(drawn, ignore_index=True)
+    cells = cells[cells.y.between(low, high)]
+    column = ((cells.x - left) / ((right - left) or 1) * width).round()
+    row = ((cells.y - low) / ((high - low) or 1) * HEIGHT).round()
+    shared = cells.groupby([column, row]).group.transform("nunique") > 1
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
     plotext.plot_size(width, HEIGHT)
-    groups = {letter(group): group for group in shown.group.unique()}
-    for mark in [*groups, SHARED]:
-        points = [(x, y) for each, x, y in cells.values() if each == mark]
-        number = groups.get(mark)
-        shade = None if number is None else _TERMINAL_COLOURS[number % len(_TERMINAL_COLOURS)]
-        if points:
-            plotext.scatter(*zip(*points, strict=True), marker=mark, color=shade)
+    for mark, own in cells.assign(label=cells.label.mask(shared, SHARED)).groupby("label"):
+        shade = _TERMINAL_COLOURS[own.group.iloc[0] % len(_TERMINAL_COLOURS)]
+        colour_of = None if mark == SHARED else shade
+        plotext.scatter(own.x.tolist(), own.y.tolist(), marker=mark, color=colour_of)
     plotext.xlim(left, right)
     plotext.ylim(low, high)
     ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(*across)}
@@ -282,11 +279,11 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     plotext.yticks(heights.tolist(), [f"{value:.4g}" for value in values])
     plotext.title(plot.y)
     plotext.xlabel(plot.x)
-    drawn = plotext.build()
+    text = plotext.build()
     key = list(dict.fromkeys(shown.label))
-    if any(mark == SHARED for mark, _, _ in cells.values()):
+    if shared.any():
         key.append(f"{SHARED} several")
-    return (drawn if colour else plotext.uncolorize(drawn)).rstrip() + f"\n{', '.join(key)}"
+    return (text if colour else plotext.uncolorize(text)).rstrip() + f"\n{', '.join(key)}"
 
 
 def letter(group: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,9 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     last = {
         name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")
     }
-    last_save = _last_save(run, int(last["step"]))
+    # No row holds the seconds of the save after the last step: a row counts what was saved before it.
+    saves = [event for event in _events(run, "checkpoint") if event.get("step") == last["step"]]
+    last_save = (_numbers(saves, "seconds") or [0.0])[-1]
     sums = {
         name: float(np.nansum(columns[name])) + (last_save if name == "checkpoint_seconds" else 0.0)
         for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_seconds")
@@ -200,13 +203,17 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         over_1_5=stability.above_severe,
         max_ratio=stability.max_loss_ratio,
         nonfinite_stops=rows.nonfinite_segments,
-        rewinds=_count(run, "rewind"),
+        rewinds=len(_events(run, "rewind")),
         tokens_per_second=last["tokens"] / last["train_seconds"]
         if last["train_seconds"] > 0
         else None,
         mfu=_mean_mfu(columns),
         other_seconds={name: seconds for name, seconds in sums.items() if name != "cpu_seconds"},
-        speeds=_speeds(run),
+        speeds=tuple(
+            rate
+            for rate in _numbers(_events(run, "start", "resume", "end"), "calibrated_gflops")
+            if rate > 0
+        ),
         cpu_seconds=sums.get("cpu_seconds"),
         wall_seconds=None if (wall := _wall(columns)) is None else wall + last_save,
         series=_series(columns),
@@ -214,24 +221,22 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     )
 
 
+def _events(run: RunDirectory, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in run.events if event.get("event") in kinds]
+
+
+def _numbers(events: Sequence[dict[str, Any]], key: str) -> list[float]:
+    values = [event.get(key) for event in events]
+    return [float(value) for value in values if isinstance(value, int | float)]
+
+
 def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
     """Tokens of steps that rewinds gave up before each step: trained on, and no part of the rows' own count."""
     tokens = np.zeros(len(step))
-    for event in run.events:
-        if event.get("event") == "rewind":
-            tokens += float(event.get("tokens_abandoned", 0)) * (
-                step > float(event.get("to_step", math.inf))
-            )
+    for event in _events(run, "rewind"):
+        after = step > float(event.get("to_step", math.inf))
+        tokens += float(event.get("tokens_abandoned", 0)) * after
     return tokens
-
-
-def _speeds(run: RunDirectory) -> tuple[float, ...]:
-    found = [
-        event.get("calibrated_gflops")
-        for event in run.events
-        if event.get("event") in ("start", "resume", "end")
-    ]
-    return tuple(float(value) for value in found if isinstance(value, int | float) and value > 0)
 
 
 def status_of(run: RunDirectory, rows: Metrics) -> str:
@@ -281,11 +286,11 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Wh
             "crashed": f"unfinished: crashed{why}",
         }
         marks.append(Why("unfinished", f"{words.get(status, status)} at step {step}{share}"))
-    if rewinds := _count(run, "rewind"):
+    if rewinds := len(_events(run, "rewind")):
         marks.append(Why("rewound", f"rewound {_times(rewinds)}"))
-    if (resumes := max(rows.segments - 1 - rewinds, _count(run, "resume"))) > 0:
+    if (resumes := max(rows.segments - 1 - rewinds, len(_events(run, "resume")))) > 0:
         marks.append(Why("resumed", f"resumed {_times(resumes)}"))
-    starts = [event for event in run.events if event.get("event") in ("start", "resume")]
+    starts = _events(run, "start", "resume")
     # A run that was started by an older version says all but its devices in its origin alone.
     said = [run.origin, *starts]
     for key, before, after, sources in (
@@ -299,15 +304,12 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Wh
         values = dict.fromkeys(str(source[key]) for source in sources if key in source)
         if len(values) > 1:
             marks.append(Why("moved", f"ran {before} {' and '.join(values)}{after}"))
-    for event in run.events:
-        if event.get("event") == "override":
-            changed = event.get("differences")
-            entries = changed if isinstance(changed, list) else []
-            changes = ", ".join(
-                str(entry[0]) for entry in entries if isinstance(entry, list) and entry
-            )
-            text = f"continued although what decides it had changed ({changes or 'unknown'})"
-            marks.append(Why("changed", text))
+    for event in _events(run, "override"):
+        changed = event.get("differences")
+        entries = changed if isinstance(changed, list) else []
+        keys = [str(entry[0]) for entry in entries if isinstance(entry, list) and entry]
+        changes = ", ".join(keys) or "unknown"
+        marks.append(Why("changed", f"continued although what decides it had changed ({changes})"))
     steps = rows.columns["step"]
     if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
         text = f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl"
@@ -322,10 +324,6 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Wh
 
 def _times(n: int) -> str:
     return {1: "once", 2: "twice"}.get(n, f"{n} times")
-
-
-def _count(run: RunDirectory, kind: str) -> int:
-    return sum(event.get("event") == kind for event in run.events)
 
 
 def _last(values: np.ndarray) -> float:
@@ -344,25 +342,10 @@ def _evaluated(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
     """Model FLOPs utilization over the whole run: the rows' MFU weighted by their seconds."""
-    there = np.isfinite(columns["mfu"]) & np.isfinite(columns["seconds"])
-    seconds = columns["seconds"][there]
-    return (
-        float((columns["mfu"][there] * seconds).sum() / seconds.sum())
-        if seconds.sum() > 0
-        else None
-    )
-
-
-def _last_save(run: RunDirectory, step: int) -> float:
-    """Seconds of the save after the last step, which no row holds: a row counts what was saved before it."""
-    seconds = [
-        event.get("seconds")
-        for event in run.events
-        if event.get("event") == "checkpoint" and event.get("step") == step
-    ]
-    return next(
-        (float(value) for value in reversed(seconds) if isinstance(value, int | float)), 0.0
-    )
+    weighted = columns["mfu"] * columns["seconds"]
+    there = np.isfinite(weighted)
+    seconds = columns["seconds"][there].sum()
+    return float(weighted[there].sum() / seconds) if seconds > 0 else None
 
 
 def _wall(columns: dict[str, np.ndarray]) -> float | None:
@@ -388,33 +371,21 @@ def _site_columns(recipe: dict[str, Any]) -> tuple[str, ...]:
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     series = {}
     sites = [name for name in columns if name == "standardization_loss" or name.startswith(SITE)]
-    for name in (
-        "seq_len",
-        "batch_size",
-        "lr",
-        "loss",
-        "grad_norm",
-        "loss_ratio",
-        "adam_sqrt_v_max",
-        *sites,
-    ):
+    extremes = ("grad_norm", "loss_ratio", "adam_sqrt_v_max")
+    for name in ("seq_len", "batch_size", "lr", "loss", *extremes, *sites):
         there = np.isfinite(columns[name])
-        if there.any():
-            extreme = name in ("grad_norm", "loss_ratio", "adam_sqrt_v_max")
-            series[name] = _thin(
-                np.nan_to_num(columns["tokens"][there]), columns[name][there], extreme
-            )
+        tokens, values = np.nan_to_num(columns["tokens"][there]), columns[name][there]
+        if len(values) > POINTS:
+            edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
+            if name in extremes:  # a spike of one step must stay visible
+                values = np.maximum.reduceat(values, edges)
+            else:
+                edges = np.unique(np.append(edges, len(values) - 1))
+                values = values[edges]
+            tokens = tokens[edges]
+        if len(values):
+            series[name] = Series(tokens, values)
     return series
-
-
-def _thin(tokens: np.ndarray, values: np.ndarray, extreme: bool) -> Series:
-    if len(values) <= POINTS:
-        return Series(tokens, values)
-    edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
-    if extreme:  # a spike of one step must stay visible
-        return Series(tokens[edges], np.maximum.reduceat(values, edges))
-    keep = np.unique(np.append(edges, len(values) - 1))
-    return Series(tokens[keep], values[keep])
 
 
 def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ...]:
@@ -422,42 +393,35 @@ def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ..
     try:
         for row in read_items(path):
             scores = items.setdefault(key_of(row), {})
+            item = f"{row['doc_id']} {row.get('doc_hash')}"
             for name, score in row.items():
                 # Only accuracies: an item of a perplexity is a log-probability, whose mean is not the task's score.
                 if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
-                    scores.setdefault(name, {})[f"{row['doc_id']} {row.get('doc_hash')}"] = float(
-                        score
-                    )
+                    scores.setdefault(name, {})[item] = float(score)
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
-    return tuple(
-        ZeroShot(
-            key=(
-                str(entry["task"]),
-                str(entry["protocol"]),
-                "" if entry["limit"] is None else str(entry["limit"]),
-            ),
-            metrics={
-                name: float(metric["value"])
-                for name, metric in entry.get("metrics", {}).items()
-                if metric.get("value") is not None
-            },
-            checkpoint=str(entry.get("checkpoint", "")),
-            tokens=_tokens_at(str(entry.get("checkpoint", "")), columns),
-            items=items.get(key_of(entry), {}),
+    tokens = dict(zip(columns["step"].tolist(), columns["tokens"].tolist(), strict=True))
+    found = []
+    for entry in read_results(path):
+        checkpoint, limit = str(entry.get("checkpoint", "")), entry["limit"]
+        digits = checkpoint.removeprefix("step-")
+        spent = tokens.get(int(digits), math.nan) if digits.isdigit() else math.nan
+        metrics = {
+            name: float(metric["value"])
+            for name, metric in entry.get("metrics", {}).items()
+            if metric.get("value") is not None
+        }
+        found.append(
+            ZeroShot(
+                key=(
+                    str(entry["task"]),
+                    str(entry["protocol"]),
+                    "" if limit is None else str(limit),
+                ),
+                metrics=metrics,
+                checkpoint=checkpoint,
+                tokens=spent if math.isfinite(spent) else None,
+                items=items.get(key_of(entry), {}),
+            )
         )
-        for entry in read_results(path)
-    )
-
-
-def _tokens_at(checkpoint: str, columns: dict[str, np.ndarray]) -> float | None:
-    """Tokens spent at the step that a checkpoint is named after."""
-    digits = checkpoint.removeprefix("step-")
-    if not digits.isdigit():
-        return None
-    at = np.flatnonzero(columns["step"] == int(digits))
-    return (
-        float(columns["tokens"][at[0]])
-        if len(at) and np.isfinite(columns["tokens"][at[0]])
-        else None
-    )
+    return tuple(found)

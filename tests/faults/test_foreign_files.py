@@ -294,7 +294,8 @@ def test_runs_verify_names_file_line_and_reason(
     assert code == 3
     assert f"{metrics}, line 41: it does not match its check value" in message
     numbers = read_numbers(path)
-    assert "1 damaged line of metrics.jsonl left out" in numbers.marks
+    marks = [mark.text for mark in numbers.marks]
+    assert "1 damaged line of metrics.jsonl left out" in marks
     other = read_numbers(write_run(tmp_path, "other", 0))
     assert any(
         "damaged line" in label.text for label in compare([numbers, other], allow=True).labels

@@ -344,7 +344,7 @@ def test_another_place_is_recorded_and_said(lab: Laboratory) -> None:
     first, second = lab.events("r", "resume")
     assert "changed" not in first
     assert second["changed"] == ["efftrain 0.1.0 -> 9.9.9", "threads 1 -> 2"]
-    marks = read_numbers(lab.run("r")).marks
+    marks = [mark.text for mark in read_numbers(lab.run("r")).marks]
     assert "ran with threads 1 and 2" in marks
     assert "ran with efftrain 0.1.0 and 9.9.9" in marks
 
