@@ -199,7 +199,6 @@ def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> 
     """The trained model, ready to be asked as the question says; a `UsageError` names a setting that is impossible."""
     import torch
 
-    from efftrain_cli.training.watch import FIRST
     from efftrain_cli.zeroshot.score import Evaluator
     from efftrain_cli.zeroshot.sharing import Sharing
 
@@ -225,9 +224,7 @@ def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> 
         batch_tokens=question.batch_tokens or (65_536 if on_cuda else 4_096),
         bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
         compiled_hidden=torch.compile(model.hidden, dynamic=True) if question.compile else None,
-        sharing=Sharing()
-        if ranks.is_single_process
-        else Sharing(ranks, FIRST, FIRST if question.compile else "scoring"),
+        sharing=Sharing() if ranks.is_single_process else Sharing(ranks),
     )
 
 

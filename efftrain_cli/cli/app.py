@@ -15,7 +15,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.environment import check_environment
-from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import (
+    EfftrainError,
+    HungError,
+    LostProcessError,
+    StoppedError,
+    UsageError,
+)
 from efftrain_cli.foundation.files import disk_error
 from efftrain_cli.training.launch import LOST, PARENT, process_rank, refuse_several
 
@@ -174,7 +180,7 @@ def run_app() -> None:
         if type(error) is LostProcessError and PARENT in os.environ:
             raise SystemExit(LOST) from None  # the launcher names the process that was lost
         # Of several processes the first one speaks; what only another one knows it has said itself.
-        if first:
+        if first or isinstance(error, HungError):
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:

@@ -81,11 +81,19 @@ class Devices:
         self.ranks, self.lanes = ranks, lanes
         self.sharing = ranks
         """The processes that share a batch, and this one among them."""
+        self.patient = False
+        """Whether the step is a declared phase: the first one, or one that compiles."""
 
     # --- a step ---
 
     def begin_step(self, state: TrainState) -> None:
-        """Wait until all ranks begin the next step."""
+        """Wait until all ranks begin the next step, after whatever rank 0 does between two steps.
+
+        Raises:
+            Stop, Rewinding: as `sync_stop_flag`.
+        """
+        self.patient = True
+        self.sync_stop_flag(state.progress.step + 1)
 
     def together(self) -> AbstractContextManager[None]:
         """Return the context of work that needs the other ranks' weights."""
@@ -163,6 +171,7 @@ class Devices:
         Raises:
             Rewinding: rank 0 has gone back to an earlier state.
         """
+        self.patient = True
         self.exchange_flags(state.progress.step)
 
     def after_stop(self, state: TrainState) -> None:
@@ -174,6 +183,7 @@ class Devices:
         Raises:
             Stop: a rank was asked to stop.
         """
+        self.patient = True
         if self.exchange_flags(0, rewinding=True):
             raise Stop("a signal to another process")
 
@@ -181,10 +191,9 @@ class Devices:
         """Return whether a rank was asked to stop; raise `Rewinding` if none was and rank 0 rewinds."""
         if self.ranks.is_single_process:
             return False
-        self.ranks.enter("exchange")
         began = time.perf_counter()
         flags = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
-        self.ranks.all_reduce_max(flags)
+        self.ranks.all_reduce_max(flags, self.patient)
         self.ranks.add_wait(time.perf_counter() - began)
         asked, back, latest, earliest = flags.tolist()
         if back and not rewinding and not asked:

@@ -32,7 +32,6 @@ from efftrain_cli.training.devices import BeforeLast, Devices, GradientStep, Los
 from efftrain_cli.training.memory import checkpoints_activations
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.strategy import single_device
-from efftrain_cli.training.watch import FIRST
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
@@ -145,12 +144,10 @@ def build_forward_backward(
         scales, gates = branch_scales(plan, device), draw_gates(recipe, plan)
         if accumulation is not None:
             clear_seen(model)
-        phase = ranks.phase if ranks.phase in (FIRST, "compile") else "forward and backward"
 
         def run(micro_batches: Sequence[MicroBatch], before_last: BeforeLast) -> Losses:
             losses = passes.no_losses()
             for number, tokens, targets, weight in micro_batches:
-                ranks.enter(phase)
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from efftrain_cli.foundation.environment import environment_number
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.training.launch import by_srun, end_with_parent
-from efftrain_cli.training.ranks import ALONE, FOREVER, Ranks
-from efftrain_cli.training.watch import Watch
+from efftrain_cli.training.ranks import ALONE, LONG, Ranks, limit_seconds
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -84,6 +88,68 @@ def _open_store(address: str, port: int, world_size: int, rank: int, client: boo
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
+def _in_time(work: Callable[[], Store]) -> Store:
+    """Return what `work` gives within `JOINING`; another service at the address may never answer.
+
+    Raises:
+        RuntimeError: it took longer, or failed.
+    """
+    found: list[Store] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(JOINING.total_seconds())
+    if errors:
+        raise errors[0]
+    if not found:
+        raise RuntimeError("no answer")
+    return found[0]
+
+
+def _check_commands(store: Store, rank: int, world_size: int) -> None:
+    """Wait for all ranks, and compare what they were started as.
+
+    Raises:
+        UsageError: rank 0 finds another command or another source of this package.
+        LostProcessError: the same, on the other ranks.
+        RuntimeError: a rank did not come within `JOINING`.
+    """
+    store.set(f"started/{rank}", json.dumps({"command": sys.argv[1:], "source": source_hash()}))
+    if rank:
+        store.wait(["go"], JOINING + timedelta(seconds=5))
+        if store.get("go") != b"yes":
+            raise LostProcessError(f"rank {rank}: the processes differ; rank 0 says how")
+        return
+    keys = [f"started/{other}" for other in range(world_size)]
+    store.wait(keys, JOINING)
+    first, *others = map(json.loads, store.multi_get(keys))
+    for other, theirs in enumerate(others, 1):
+        for name, value in first.items():
+            if theirs[name] != value:
+                store.set("go", "no")
+                raise UsageError(
+                    f"the processes of this run differ: {name} {theirs[name]!r} on rank {other}, {value!r} on rank 0\n"
+                    "start all of them with one command, from one installation"
+                )
+    store.set("go", "yes")
+
+
+def source_hash() -> str:
+    """Return a hash of this package's Python files: their version does not change with every edit."""
+    package = Path(__file__).resolve().parent.parent
+    sha = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        sha.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return sha.hexdigest()[:16]
+
+
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """The ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
@@ -100,25 +166,25 @@ def joined() -> Iterator[Ranks]:
     end_with_parent()
     rank, world_size, local_rank, address, port = wanted
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    limit = limit_seconds()
     try:
-        store = _open_store(address, port, world_size, rank)
+        store = _in_time(lambda: _open_store(address, port, world_size, rank))
+        _check_commands(store, rank, world_size)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=world_size, timeout=JOINING
+            backend,
+            store=store,
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=limit),
         )
-        watch = Watch(
-            rank, world_size, lambda: _open_store(address, port, world_size, rank, client=True)
-        )
-        dist.all_reduce(torch.zeros(1))  # all have come as far as here
-        dist.distributed_c10d._set_pg_timeout(FOREVER)
+        patient = dist.new_group(backend="gloo", timeout=timedelta(seconds=LONG * limit))
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"rank {rank} of {world_size} cannot reach the others at {address}:{port}: {str(error).splitlines()[0]}\n"
             "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free;\n"
             "on nodes with several networks set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the shared one (ip addr)"
         ) from None
-    watch.start()
     try:
-        yield Ranks(rank, world_size, local_rank, store, watch)
+        yield Ranks(rank, world_size, local_rank, store, patient)
     finally:
-        watch.stop()
         dist.destroy_process_group()

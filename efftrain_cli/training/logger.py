@@ -96,9 +96,7 @@ class Logbook:
             DivergedError: a loss or gradient was not finite. The state is then that before the step.
         """
         records, self._pending = self._pending, []
-        self._session.ranks.enter("read")
         rows = read_records(self._state, self._session.recipe, records)
-        self._session.ranks.enter("save")  # rows, plots and texts: as long as the disk takes
         self._last_read = time.monotonic()
         for record, row in zip(records, rows, strict=True):
             self._complete(record, row)
@@ -177,7 +175,6 @@ class Logbook:
             DivergedError: the state holds a value that is not finite, and is not saved.
             DiskError: the disk refused.
         """
-        self._session.ranks.enter("save")
         try:
             return save(self._run, self._state, self._session.recipe, self._devices)
         except UnsoundError as error:
@@ -250,7 +247,6 @@ def train_and_log(
                 screen.say(f"warning: {warning}")
     book.save()
     devices.end(state)
-    session.ranks.enter("end")
     return book.val_loss
 
 

@@ -7,6 +7,8 @@ what the hosts tell each other. Values between hosts are JSON: torch's object co
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,18 +18,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import HungError, LostProcessError, UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.training.buckets import buckets, flattened, scatter
+from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
-from efftrain_cli.training.watch import UNLIMITED, WAITING, Watch
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
 FOREVER = timedelta(days=7)
-"""How long a rank waits for another that prepares data, compiles or saves. In a sum, a rank that has died is noticed at
-once."""
+"""How long a rank waits for rank 0 to prepare a run."""
+LIMIT = "EFFTRAIN_HANG_SECONDS"
+"""Environment variable: seconds that a rank waits for the others within a step."""
+ANSWER = timedelta(seconds=5)
+"""How long the ranks that notice a hang wait for each other to say so."""
+LONG = 20
+"""Times that limit are the limit of declared phases: first step, compilation, evaluation, saving."""
+CONNECTION = ("onnection", "Timed out", "gloo", "remote process exited", "ncclRemoteError")
+"""Words in the errors of a lost connection."""
+
+
+def limit_seconds() -> int:
+    """Return the seconds that a rank waits for the others within a step."""
+    return environment_number(LIMIT, 300)
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,8 @@ class Ranks:
     local_rank: int = 0
     """Among those on this machine: the index of its CUDA device."""
     store: Store | None = None
-    watch: Watch | None = None
+    patient: Any = None
+    """The process group of declared phases, between hosts."""
     _comm: CommStats = field(default_factory=CommStats)
     """Since it was asked for last."""
 
@@ -48,16 +64,6 @@ class Ranks:
     def is_single_process(self) -> bool:
         """Whether this process is the whole run."""
         return self.world_size == 1
-
-    @property
-    def phase(self) -> str:
-        """What this rank is at, as it has said; "" where it is alone."""
-        return "" if self.watch is None else self.watch.phase
-
-    def enter(self, phase: str, step: int | None = None) -> None:
-        """Tells the others' watchers what this rank begins, and of which step: that it gets on."""
-        if self.watch is not None:
-            self.watch.enter(phase, step)
 
     def interruptible(self, rescuable: bool = False) -> AbstractContextManager[None]:
         """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step."""
@@ -93,12 +99,9 @@ class Ranks:
     @contextmanager
     def timing_sum(self, device: torch.device) -> Iterator[None]:
         """Count the seconds inside, by the device's own time line, as those of adding up."""
-        phase = self.phase
-        self.enter("sum")
         watch = Stopwatch(device)
         yield
         self._comm.sums.append(watch.stop())
-        self.enter(phase)
 
     def add_wait(self, seconds: float) -> None:
         """Count seconds that the host has waited for the slowest rank."""
@@ -133,9 +136,18 @@ class Ranks:
                 self._by_buckets(tensors, exchange)
             distance *= 2
 
-    def all_reduce_max(self, tensor: Tensor) -> None:
-        """Replaces the tensor by its elementwise maximum over the ranks, in place."""
-        self._carry(lambda dist: dist.all_reduce(tensor, op=dist.ReduceOp.MAX))
+    def all_reduce_max(self, tensor: Tensor, patient: bool = False) -> None:
+        """Replace the tensor by its elementwise maximum over the ranks, in place.
+
+        With `patient`, wait as long as a declared phase may last; the tensor is then on the host.
+        """
+        group = self.patient if patient else None
+        self._carry(lambda dist: dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group))
+
+    def barrier(self) -> None:
+        """Wait for all ranks, as long as a declared phase may last."""
+        if not self.is_single_process:
+            self.all_reduce_max(torch.zeros(1), patient=True)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Every rank's tensor, all of one shape, on rank 0; nothing on the others."""
@@ -147,9 +159,8 @@ class Ranks:
 
     def broadcast_int(self, number: int = 0) -> int:
         """What rank 0 says comes next; it gives the `number`."""
-        self.enter("exchange" if self.rank else self.phase)
         said = torch.tensor([number])
-        self._carry(lambda dist: dist.broadcast(said, src=0))
+        self._carry(lambda dist: dist.broadcast(said, src=0, group=self.patient))
         return int(said)
 
     def broadcast(self, tensors: Mapping[str, Tensor]) -> None:
@@ -171,9 +182,7 @@ class Ranks:
         groups: list[Any] = []
         if len(members[0]) > 1:
             self._carry(
-                lambda dist: groups.extend(
-                    dist.new_group(list(ranks), timeout=FOREVER) for ranks in members
-                )
+                lambda dist: groups.extend(dist.new_group(list(ranks)) for ranks in members)
             )
         return next(
             (group for group, ranks in zip(groups, members, strict=False) if self.rank in ranks),
@@ -212,11 +221,11 @@ class Ranks:
         said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
         sizes[self.rank] = len(said)
-        self._carry(lambda dist: dist.all_reduce(sizes))
+        self._carry(lambda dist: dist.all_reduce(sizes, group=self.patient))
         parts = [torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()]
         parts[self.rank] = said
         everything = torch.cat(parts)
-        self._carry(lambda dist: dist.all_reduce(everything))
+        self._carry(lambda dist: dist.all_reduce(everything, group=self.patient))
         return [json.loads(part.numpy().tobytes()) for part in everything.split(sizes.tolist())]
 
     def check_alike(self, facts: Mapping[str, str]) -> None:
@@ -228,9 +237,8 @@ class Ranks:
         """
         if self.is_single_process:
             return
-        first, *others = self.all_gather_json(
-            facts
-        )  # a collective rather than the store: it notices a rank that has ended
+        # A collective rather than the store: it notices a rank that has ended.
+        first, *others = self.all_gather_json(facts)
         different = [
             f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
             for rank, theirs in enumerate(others, 1)
@@ -249,30 +257,48 @@ class Ranks:
         """Does `work(torch.distributed)`, as `carrying`."""
         import torch.distributed as dist
 
-        phase = self.phase
-        if phase and phase not in UNLIMITED | WAITING:
-            self.enter("sum")  # whoever waits here does not hang
         with self.carrying():
             work(dist)
-        if phase:
-            self.enter(phase)
 
     @contextmanager
-    def carrying(self, words: tuple[str, ...] = ("",)) -> Iterator[None]:
-        """Work that needs the other ranks. `words` tell the errors of a lost connection from others."""
+    def carrying(self) -> Iterator[None]:
+        """Work that needs the other ranks: a lost connection is a LostProcessError, other errors stay what they are."""
         try:
             yield
         except RuntimeError as error:
-            out_of_memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(
-                error
-            )
-            if out_of_memory or not any(word in str(error) for word in words):
+            if not any(word in str(error) for word in CONNECTION):
                 raise
-            if self.watch is not None and self.watch.verdict is not None:
-                raise HungError(self.watch.verdict) from error
-            raise _lost(
-                self.rank, f"see its message, or the system's log ({str(error).splitlines()[0]})"
-            ) from error
+            line = str(error).splitlines()[0]
+            if (hang := self._find_hang("Timed out" in line)) is not None:
+                raise hang from error
+            raise _lost(self.rank, f"see its message, or the system's log ({line})") from error
+
+    def _find_hang(self, timed_out: bool) -> LostProcessError | None:
+        """Return the error of a hang that this rank has noticed by a time-out, or heard of; None if there is none.
+
+        Ranks that notice a loss say so in the store: those that do not, hang. The first that does names them.
+        """
+        if self.store is None:
+            return None
+        keys = [f"noticed/{rank}" for rank in range(self.world_size)]
+        try:
+            self.store.set_timeout(ANSWER)
+            self.store.set(keys[self.rank], "hang" if timed_out else "end")
+            deadline = time.monotonic() + (ANSWER.total_seconds() if timed_out else 1.0)
+            noticed: dict[int, bytes] = {}
+            while len(noticed) < self.world_size and time.monotonic() < deadline:
+                time.sleep(0.1)
+                noticed = {
+                    rank: self.store.get(key)
+                    for rank, key in enumerate(keys)
+                    if self.store.check([key])
+                }
+        except RuntimeError:  # rank 0, which keeps the store, has ended or was halted
+            return _hung([0], self.world_size) if timed_out and self.rank == 1 else None
+        hung = [rank for rank in range(self.world_size) if rank not in noticed]
+        if b"hang" not in noticed.values() or not hung or self.rank != min(noticed):
+            return None
+        return _hung(hung, self.world_size)
 
 
 def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
@@ -292,8 +318,18 @@ def as_described(described: Mapping[str, Any], device: torch.device) -> dict[str
 
 
 ALONE = Ranks()
-CONNECTION = ("onnection", "gloo", "NCCL")
-"""Words in the errors of a lost connection, where other things may fail too."""
+
+
+def _hung(ranks: Sequence[int], world_size: int) -> HungError:
+    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}"
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    error = HungError(
+        f"{names}{more} did not answer in time; all {world_size} processes end\n"
+        f"resume the run from its last checkpoint; where a machine is that slow, raise {LIMIT} (now {limit_seconds()})"
+    )
+    if PARENT in os.environ:
+        error.exit_code = HUNG_FIRST if 0 in ranks else HUNG
+    return error
 
 
 def _lost(rank: int, why: str = "see its message, or the system's log") -> LostProcessError:

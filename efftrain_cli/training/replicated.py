@@ -34,6 +34,7 @@ class Replicated(Devices):
 
     def begin_step(self, state: TrainState) -> None:
         self._agreed = False
+        super().begin_step(state)
 
     def _agree(self, step: int) -> None:
         """Agree once a step, which may have several sums."""

@@ -134,13 +134,8 @@ class Rings(Devices):
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
             LostProcessError: another rank has ended.
         """
-        try:
-            self.sync_stop_flag(plan.step)
-        except Stop:
-            self._gather(everything=True)
-            raise
+        self.sync_stop_flag(plan.step)
         self.is_whole = False
-        self.ranks.enter("forward and backward")
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
         late, losses = (
@@ -168,6 +163,13 @@ class Rings(Devices):
         return GradientStep(
             {"ce": loss}, grad_norm, columns=self._late.columns(staleness, cosines={})
         )
+
+    def sync_stop_flag(self, step: int) -> None:
+        try:
+            super().sync_stop_flag(step)
+        except Stop:
+            self._gather(everything=True)
+            raise
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         return {}  # a rank has the moments of its own modules only
@@ -356,7 +358,6 @@ class Rings(Devices):
         """
         if self.is_whole:
             return
-        self.ranks.enter("exchange")
         optimizer = self._state.optimizer.tensors() if everything else {}
         for position, names in enumerate(self._late.of_devices):
             tensors = [

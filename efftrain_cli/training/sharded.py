@@ -19,7 +19,7 @@ from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.devices import Devices, Losses, Passes, Rewinding, split_micro_batches
-from efftrain_cli.training.ranks import CONNECTION, Ranks
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import CommStats
 
@@ -78,10 +78,10 @@ class Sharded(Devices):
         return tensor[each * self.ranks.rank : each * (self.ranks.rank + 1)]
 
     def begin_step(self, state: TrainState) -> None:
-        self._serve(state, GO)
+        self._serve(state, GO)  # which waits as long as rank 0 saves
 
     def together(self) -> AbstractContextManager[None]:
-        return self.ranks.carrying(CONNECTION)
+        return self.ranks.carrying()
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
         """As `Devices.cut`, with one of weight 0 for each that is empty: the others need this rank in their passes."""

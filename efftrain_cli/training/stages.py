@@ -134,7 +134,6 @@ def train_stages(
     ranks = devices.ranks
 
     def measure() -> float:
-        ranks.enter("evaluate")
         with ranks.interruptible():
             return float(
                 evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
@@ -148,8 +147,8 @@ def train_stages(
         )
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
             return
+        devices.patient = True
         devices.sync_stop_flag(progress.step)
-        ranks.enter("prepare")
         record = grow_stage(state, recipe, measure())
         try:
             record = replace(record, val_loss_after=measure())

@@ -48,7 +48,6 @@ from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 from efftrain_cli.training.strategy import single_device
-from efftrain_cli.training.watch import FIRST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +91,7 @@ def evaluate(
             loss = model.loss_sum(chunk[:, :-1], chunk[:, 1:])
             if number < len(chunks):
                 sums[number] = loss
+    ranks.barrier()
     ranks.all_reduce([sums])
     total = torch.zeros((), device=device)
     for chunk_sum in sums:  # one after the other: the order decides the last bits
@@ -162,15 +162,13 @@ def train(
         devices.begin_step(state)
         plan = plan_step(recipe, state.progress, sharing.world_size)
         devices.pop_comm_stats()  # of an evaluation, which is not this step's
-        ranks.enter(clock.start(plan), plan.step)
+        devices.patient = clock.start(plan)
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with ranks.interruptible(rescuable=True), devices.together():
             result = forward_backward(ahead.batch(plan), plan)
-            ranks.enter("data")
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
                 ahead.fetch(plan_step(recipe, progress, sharing.world_size))
-        ranks.enter("update")
         result = apply_step(state, recipe, plan, result, devices)
         state.progress = progress
         training, compiling = clock.stop()
@@ -238,16 +236,16 @@ class StepClock:
         self._may_compile, self._device = compiles(recipe, device), device
         self._shapes = set[tuple[int, int]]()
 
-    def start(self, plan: StepPlan) -> str:
-        """Begin a step; return the phase that it begins with."""
-        phase = "data" if self._shapes else FIRST
+    def start(self, plan: StepPlan) -> bool:
+        """Begin a step; return whether it may take long: the first one does, and one that compiles."""
+        first = not self._shapes
         new_shapes = micro_batch_shapes(plan) - self._shapes
         self._shapes |= new_shapes
         compiling = self._may_compile and bool(new_shapes)
         # A new shape may have to be compiled, while the device is still busy with earlier steps.
         self._training = Stopwatch(self._device, idle=compiling)
         self._compiled = compile_seconds()
-        return "compile" if compiling else phase
+        return first or compiling
 
     def stop(self) -> tuple[Stopwatch, float]:
         """End the step; return its stopwatch and the seconds spent compiling."""
@@ -259,7 +257,6 @@ def evaluate_state(
 ) -> StepRecord:
     """Return `record` with the validation loss of `state`."""
     ranks = devices.ranks
-    ranks.enter("evaluate", state.progress.step)
     watch = Stopwatch(state.model.device)
     dtype = compute_dtype(recipe.train.dtype, state.model.device)
     size, positions = recipe.train.micro_batch_tokens, None

@@ -45,7 +45,6 @@ def start_workers(
     """
     ranks = session.ranks
     if not ranks.is_single_process:
-        ranks.enter("prepare")
         ranks.store_set(
             f"start/{attempt}",
             {
@@ -68,7 +67,6 @@ def release(devices: Devices) -> None:
         Stop: a rank was asked to stop.
     """
     devices.rewind()
-    devices.ranks.enter("prepare")
 
 
 def dismiss(ranks: Ranks, attempt: int) -> None:
@@ -116,7 +114,7 @@ def _run_worker(device: str, ranks: Ranks) -> None:
             except Stop:
                 raise StoppedError(f"rank {ranks.rank} has stopped") from None
             except Rewinding:
-                ranks.enter("prepare")
+                continue
 
 
 def _train_along(start: Mapping[str, Any], session: Session) -> None:
@@ -156,6 +154,7 @@ def fix_sums(recipe: Recipe) -> None:
 
 def _broadcast(ranks: Ranks, state: TrainState, recipe: Recipe) -> None:
     fix_sums(recipe)
+    ranks.barrier()
     ranks.broadcast(model_tensors(state))
     ranks.broadcast(state.optimizer.tensors())
     ranks.broadcast(state.method_tensors)

@@ -81,7 +81,6 @@ def run_probe(
             and probe.horizon < search.grid.horizon(probe.start, probe.steps)
         )
         if goes_on:
-            session.ranks.enter("save")
             save(run, state, recipe, devices)
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
         rows = run.rows(state.progress.step)

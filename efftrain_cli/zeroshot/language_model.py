@@ -151,7 +151,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             ]
         batches = sharing.deal(batches)
         with meter(self.task, "answers", sum(len(members) for members, _, _ in batches)) as advance:
-            for members, until, limit in sharing.announced(batches):
+            for members, until, limit in batches:
                 texts = self._write([context for _, context in members], until, limit)
                 answers += zip((i for i, _ in members), texts, strict=True)
                 advance(len(members))
@@ -170,7 +170,6 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             written: list[list[int]] = [[] for _ in contexts]
             open_rows = set(range(len(contexts)))
             for column in islice(columns, limit):
-                evaluator.sharing.gets_on()
                 for row in list(open_rows):
                     token = int(column[row])
                     if token == self.eot_token_id:

@@ -89,7 +89,7 @@ class Evaluator:
         batches = self.sharing.deal(self._batches(requests))
         scores: list[tuple[int, Score]] = []
         with meter(task, "requests", sum(map(len, batches))) as advance, torch.inference_mode():
-            for batch in self.sharing.announced(batches):
+            for batch in batches:
                 if batch.alone:
                     scores += self._score_alone(requests, batch.alone)
                 else:

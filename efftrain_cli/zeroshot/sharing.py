@@ -25,9 +25,6 @@ class Ranks(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def enter(self, phase: str) -> None:
-        """Tells the others' watchers what this process begins."""
-
     def all_gather_json(self, value: object) -> list[Any]:
         """What each process gives, as JSON values, on all of them."""
 
@@ -41,10 +38,6 @@ class Sharing:
     """How this process shares an evaluation. Without `ranks` it is alone."""
 
     ranks: Ranks | None = None
-    first_phase: str = ""
-    """What the others see while this process learns how long a batch takes, and while they need not watch it."""
-    phase: str = ""
-    """What they see during every later batch."""
 
     def deal(self, batches: Sequence[T]) -> list[T]:
         """This process's batches."""
@@ -53,18 +46,6 @@ class Sharing:
             if self.ranks is None
             else list(batches[self.ranks.rank :: self.ranks.world_size])
         )
-
-    def announced(self, batches: Sequence[T]) -> Iterator[T]:
-        """The batches, one by one, while the others' watchers can see them pass."""
-        for number, batch in enumerate(batches):
-            if self.ranks is not None:
-                self.ranks.enter(self.phase if number else self.first_phase)
-            yield batch
-
-    def gets_on(self) -> None:
-        """Tells the others' watchers that a long batch makes progress."""
-        if self.ranks is not None:
-            self.ranks.enter(self.phase)
 
     def gather(self, what: str, answers: list[Any]) -> list[Any]:
         """The answers of all processes, JSON values, to their shares of `what`.
@@ -76,7 +57,6 @@ class Sharing:
         if self.ranks is None:
             return answers
         everyone = self.ranks.all_gather_json({"what": what, "answers": answers})
-        self.ranks.enter(self.first_phase)
         _check(everyone)
         return [answer for said in everyone for answer in said["answers"]]
 
@@ -86,7 +66,6 @@ class Sharing:
         if self.ranks is None:
             yield
             return
-        self.ranks.enter(self.first_phase)
         try:
             yield
         except (FailedElsewhereError, LostProcessError):

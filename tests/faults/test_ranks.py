@@ -28,9 +28,15 @@ class Launched:
     """`efftrain pretrain --devices 2` in a folder of its own."""
 
     def __init__(
-        self, folder: Path, *args: str, probe: bool = False, inject: str = "", **env: str
+        self,
+        folder: Path,
+        *args: str,
+        probe: bool = False,
+        inject: str = "",
+        sleeper: int = 1,
+        **env: str,
     ) -> None:
-        """`inject` is run first in rank 1."""
+        """`inject` is run first in rank `sleeper`."""
         self.folder = folder
         (folder / "text.txt").write_text(made_text())
         (folder / "r.toml").write_text(RECIPE.replace("TEXT", str(folder / "text.txt")))
@@ -43,7 +49,7 @@ class Launched:
         (folder / "inject").mkdir()
         indented = "".join(f"    {line}\n" for line in inject.splitlines())
         (folder / "inject" / "sitecustomize.py").write_text(
-            f"import os\nif os.environ.get('RANK') == '1':\n    pass\n{indented}"
+            f"import os\nif os.environ.get('RANK') == '{sleeper}':\n    pass\n{indented}"
         )
         args = (*args, "--devices", "2") if probe else (*args, "--devices", "2", "--no-probe")
         self.process = self.start("pretrain", "--recipe", "r.toml", "--name", "r", *args)
@@ -185,7 +191,7 @@ GPT.embed = faulty
         (
             "time.sleep(1000)",
             1,
-            "the run hangs: no progress of rank 1 (step 5, forward and backward, for ",
+            "rank 1 did not answer in time; all 2 processes end",
             "replicate",
         ),
         ("x = x * float('nan')", 4, "step 5: the loss or a gradient is not finite", "replicate"),
@@ -215,13 +221,76 @@ def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path: Path) -> 
     run = Launched(tmp_path, EFFTRAIN_HANG_SECONDS="3")
     run.wait_for_step(7)
     os.kill(run.rank(0), signal.SIGSTOP)
-    _, errors = run.process.communicate(timeout=60)
+    _, errors = run.process.communicate(timeout=120)
     assert run.process.returncode == 1
-    assert (
-        errors.count("rank 0, which keeps what the ranks tell each other, has not answered for ")
-        == 1
-    )
+    assert errors.count("rank 0 did not answer in time; all 2 processes end") == 1
     assert run.saved() == 5 and run.is_sound()
+
+
+BORDERS = {
+    "after the first step": ("trainer.apply_step", 1),
+    "before an evaluation": ("trainer.evaluate", 2),
+    "after an evaluation": ("trainer.decide_by_evaluation", 1),
+    "before the sum": ("devices.Devices.exchange_flags", 4),
+}
+
+
+@pytest.mark.parametrize("sleeper", [0, 1])
+@pytest.mark.parametrize("border", BORDERS)
+def test_a_rank_that_stops_at_a_border_of_phases_is_found(
+    tmp_path: Path, border: str, sleeper: int
+) -> None:
+    """F92: with a limit of 2 s, 40 s in declared phases."""
+    name, call = BORDERS[border]
+    module, _, attribute = name.partition(".")
+    inject = f"""
+import os, sys, time
+def stopping():
+    import efftrain_cli.training.{module} as module
+    where, _, name = "{attribute}".rpartition(".")
+    where = getattr(module, where) if where else module
+    work, calls = getattr(where, name), []
+    def stop(*args, **keywords):
+        calls.append(1)
+        if len(calls) == {call}:
+            time.sleep(1000)
+        return work(*args, **keywords)
+    setattr(where, name, stop)
+stopping()
+"""
+    run = Launched(
+        tmp_path,
+        "--set",
+        "eval.every=5",
+        inject=inject,
+        sleeper=sleeper,
+        EFFTRAIN_HANG_SECONDS="2",
+    )
+    _, errors = run.process.communicate(timeout=120)
+    assert run.process.returncode == 1, errors
+    assert errors.count(f"rank {sleeper} did not answer in time; all 2 processes end") == 1
+    assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("inject", "message"),
+    [
+        ("import sys\nsys.argv += ['--steps', '7']", "command ["),
+        (
+            "import efftrain_cli.training.joining as j\nj.source_hash = lambda: 'another'",
+            "source 'another' on rank 1",
+        ),
+    ],
+)
+def test_another_command_or_source_on_one_rank_is_refused_by_all(
+    tmp_path: Path, inject: str, message: str
+) -> None:
+    """F90."""
+    run = Launched(tmp_path, inject=inject)
+    _, errors = run.process.communicate(timeout=60)
+    assert run.process.returncode == 2, errors
+    assert errors.count(message) == 1 and "Traceback" not in errors
+    assert not (tmp_path / "runs" / "r").exists()
 
 
 def test_another_version_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:

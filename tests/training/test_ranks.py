@@ -22,6 +22,7 @@ from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.devices import Passes, add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import _wait, launch, refuse_several
+from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.worker import fix_sums
 
 ZEROS = {"ce": torch.zeros(())}
@@ -311,3 +312,52 @@ def test_the_full_shape_is_that_of_the_ranks_cut(
     recipe = replace(RECIPE, parallel=Parallel(lanes=lanes))
     assert full_micro_batch(recipe, ranks) == want
     assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}
+
+
+def test_a_silent_service_at_the_address_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F93: it takes connections and never answers."""
+    with socket.socket() as service:
+        service.bind(("127.0.0.1", 0))
+        service.listen()
+        port = service.getsockname()[1]
+        set_all(
+            monkeypatch,
+            RANK="1",
+            WORLD_SIZE="2",
+            LOCAL_RANK="1",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+        monkeypatch.setattr("efftrain_cli.training.joining.JOINING", timedelta(seconds=2))
+        with pytest.raises(UsageError, match=f"cannot reach the others at 127.0.0.1:{port}"):
+            joined().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("noticed", "timed_out", "message"),
+    [
+        ({0: b"hang", 3: b"end"}, True, "ranks 1, 2 did not answer in time; all 4 processes end"),
+        ({0: b"end", 1: b"hang", 2: b"end"}, False, "rank 3 did not answer in time"),
+        ({0: b"end", 1: b"end"}, False, None),  # lost, and nobody has waited in vain
+        ({}, True, "ranks 1, 2, 3 did not answer"),
+    ],
+)
+def test_ranks_that_do_not_notice_a_hang_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+    noticed: dict[int, bytes],
+    timed_out: bool,
+    message: str | None,
+) -> None:
+    from torch.distributed import HashStore
+
+    monkeypatch.setattr("efftrain_cli.training.ranks.ANSWER", timedelta(seconds=0.5))
+    store = HashStore()
+    for rank, what in noticed.items():
+        store.set(f"noticed/{rank}", what)
+    found = Ranks(rank=0, world_size=4, store=store)._find_hang(timed_out)
+    assert (found is None) == (message is None)
+    assert message is None or message in str(found)
+    if 0 not in noticed:
+        assert (
+            Ranks(rank=2, world_size=4, store=store)._find_hang(timed_out) is None
+        )  # rank 0 says it
