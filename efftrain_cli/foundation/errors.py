@@ -108,6 +108,10 @@ class HungError(LostProcessError):
     """A process of a run on several devices made no progress, and all were ended."""
 
 
+class ReplicaError(EfftrainError):
+    """Copies of the model that must be equal differ."""
+
+
 class StoppedError(EfftrainError):
     """Stopped by a signal after saving; the run can be resumed."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,10 +19,15 @@ def fill_gradients(parameters: Sequence[Tensor]) -> None:
             parameter.grad = torch.zeros_like(parameter)
 
 
+def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the gradients that there are."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
 def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     """The parameters' gradients, zeros where there is none; `.grad` is None afterwards, so that a new sum can begin."""
     fill_gradients(parameters)
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = gradients_of(parameters)
     for parameter in parameters:
         parameter.grad = None
     return gradients

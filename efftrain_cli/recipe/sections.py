@@ -215,6 +215,8 @@ class Parallel:
     number of devices that divides it: a power of two. Without it, results on another number of devices differ by
     rounding; methods that draw blocks or compare gradients micro-batch by micro-batch differ by more than that, where
     the number of micro-batches does."""
+    check_every: int | None = Field(default=None, ge=1)
+    """Steps between two comparisons of the copies' weights, which every save makes too; default: only then."""
 
     @model_validator(mode="after")
     def _lanes_make_a_tree(self) -> Parallel:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
-from efftrain_cli.optim.gradients import fill_gradients, take_gradients
+from efftrain_cli.optim.gradients import fill_gradients, gradients_of, take_gradients
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 from efftrain_cli.training.stopwatch import CommStats
@@ -81,6 +81,10 @@ class Devices:
         self.ranks, self.lanes = ranks, lanes
         self.sharing = ranks
         """The processes that share a batch, and this one among them."""
+        self.wanted = False
+        """Whether this rank, the first, wants to save after the next step."""
+        self.asked = False
+        """Whether rank 0 wants to save after this step."""
         self.patient = False
         """Whether the step is a declared phase: the first one, or one that compiles."""
 
@@ -121,7 +125,7 @@ class Devices:
         self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
     ) -> Losses:
         """Leave the gradient of this rank's micro-batches in `.grad`; return their losses."""
-        if self.lanes is None:
+        if not self.lanes:
             return passes(micro_batches)
         here = range(
             self.lanes * self.ranks.rank // self.ranks.world_size,
@@ -135,16 +139,13 @@ class Devices:
 
     def gradient_norms(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Tensor]:
         """Return the l2 norm of each group's gradient over all that the ranks hold, 0-d fp32."""
-        return [
-            torch.nn.utils.get_total_norm([p.grad for p in group if p.grad is not None])
-            for group in groups
-        ]
+        return [torch.nn.utils.get_total_norm(gradients_of(group)) for group in groups]
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         """Return the optimizer's measures of the whole model, by column of metrics.jsonl."""
         return state.optimizer.measures()
 
-    def end_step(self, evaluates: bool, saves: bool) -> None:
+    def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
         """Bring together what an evaluation or a checkpoint after this step needs."""
 
     def pop_comm_stats(self) -> CommStats | None:
@@ -192,10 +193,11 @@ class Devices:
         if self.ranks.is_single_process:
             return False
         began = time.perf_counter()
-        flags = torch.tensor([int(stop_asked()), int(rewinding), step, -step])
+        flags = torch.tensor([int(stop_asked()), int(rewinding), step, -step, int(self.wanted)])
         self.ranks.all_reduce_max(flags, self.patient)
         self.ranks.add_wait(time.perf_counter() - began)
-        asked, back, latest, earliest = flags.tolist()
+        asked, back, latest, earliest, wanted = flags.tolist()
+        self.asked = bool(wanted)
         if back and not rewinding and not asked:
             raise Rewinding
         if latest != -earliest and not back:

@@ -45,7 +45,7 @@ def raise_diverged(
         raise_unsound(run, state, session, what)
     alone = devices.computes_alone
     loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
-    bad = [layer for layer, norm in norms.items() if finite_or_none(norm) is None]
+    bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
     overflow = narrow_overflow(state, session, plan) if alone else None
     run.event(
         "diverged",
@@ -60,20 +60,20 @@ def raise_diverged(
             "next_window": plan.window_start + plan.windows,
             "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
             "nonfinite_layers": bad,
-            **({"overflow": overflow} if overflow is not None else {}),
+            **({"overflow": overflow} if overflow else {}),
         },
     )
     try:
         save(run, state, session.recipe, devices)
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
-    if overflow is not None:
+    if overflow:
         where = f"the {overflow['role']} sums of {overflow['layer']} overflow: finite operands, infinite result"
     elif bad:
         where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
     elif not alone:
         where = "each device has a part of the model: no layer is named"
-    elif finite_or_none(loss) is None:
+    elif not math.isfinite(loss):
         where = "the loss"
     else:
         where = "computed once more, the same step is finite: memory or hardware may be faulty"
@@ -142,7 +142,7 @@ def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict
     recipe = replace(session.recipe, train=replace(session.recipe.train, compile="off"))
     found = first_overflow(state.model, lambda: _step_again(recipe, state, session, plan))
     state.model.zero_grad(set_to_none=True)
-    return None if found is None else {"layer": found[0], "role": found[1]}
+    return {"layer": found[0], "role": found[1]} if found else None
 
 
 def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -114,7 +115,7 @@ def build_forward_backward(
     recipe: Recipe,
     model: GPT,
     device: torch.device,
-    method_tensors: Mapping[str, Tensor] | None = None,
+    method_tensors: Mapping[str, Tensor] = MappingProxyType({}),
     devices: Devices | None = None,
 ) -> ForwardBackward:
     """Build the function that computes a step's gradient by accumulation over micro-batches.
@@ -129,8 +130,7 @@ def build_forward_backward(
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
-    if devices is None:
-        devices = single_device(recipe, model, {} if method_tensors is None else method_tensors)
+    devices = devices or single_device(recipe, model, method_tensors)
     ranks = devices.ranks
     objective, terms = (
         build_objective(recipe, model, device, ranks),
@@ -142,8 +142,7 @@ def build_forward_backward(
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
         scales, gates = branch_scales(plan, device), draw_gates(recipe, plan)
-        if accumulation is not None:
-            clear_seen(model)
+        clear_seen(model)
 
         def run(micro_batches: Sequence[MicroBatch], before_last: BeforeLast) -> Losses:
             losses = passes.no_losses()

@@ -107,7 +107,7 @@ class Logbook:
             if row["val_loss"] is not None:
                 self.val_loss = row["val_loss"]
             for kind, detector in (("warning", self._warnings), ("spike", self._spikes)):
-                if (jump := detector.read(row)) is not None:
+                if jump := detector.read(row):
                     self._run.event(kind, jump.event)
                     self._screen.say(str(jump))
             if self._rewinding and self._spikes.lasting >= LASTING:
@@ -153,7 +153,7 @@ class Logbook:
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
         """Adds to a row what the session knows: seconds that were not training, and the rest of a row whose evaluation
         had been abandoned by a stop."""
-        if record.plan is None and record.progress.step > 0:
+        if not record.plan and record.progress.step > 0:
             written = self._run.last_row(record.progress.step) or {}
             row |= {
                 key: value
@@ -163,7 +163,7 @@ class Logbook:
         wall = self._last_read - self._started
         row["checkpoint_seconds"], self._checkpoint_seconds = self._checkpoint_seconds, 0.0
         row["wall_seconds"] = wall
-        trained = record.training.seconds() if record.training is not None else 0.0
+        trained = record.training.seconds() if record.training else 0.0
         self._named_seconds += trained + row["eval_seconds"] + row["checkpoint_seconds"]  # type: ignore
         row["other_seconds"] = max(0.0, wall - self._named_seconds)
         self._named_seconds += row["other_seconds"]  # type: ignore
@@ -242,7 +242,7 @@ def train_and_log(
                 book.add_growth(record)
                 continue
             book.add(record)
-            if (warning := symmetry_warning(recipe, state)) is not None:
+            if warning := symmetry_warning(recipe, state):
                 run.event("symmetry", {"step": state.progress.step, "warning": warning})
                 screen.say(f"warning: {warning}")
     book.save()

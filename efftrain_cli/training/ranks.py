@@ -269,7 +269,7 @@ class Ranks:
             if not any(word in str(error) for word in CONNECTION):
                 raise
             line = str(error).splitlines()[0]
-            if (hang := self._find_hang("Timed out" in line)) is not None:
+            if hang := self._find_hang("Timed out" in line):
                 raise hang from error
             raise _lost(self.rank, f"see its message, or the system's log ({line})") from error
 

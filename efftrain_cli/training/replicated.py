@@ -8,13 +8,15 @@ decides nothing about it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.errors import LostProcessError, ReplicaError
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
-from efftrain_cli.optim.gradients import fill_gradients
+from efftrain_cli.optim.gradients import fill_gradients, gradients_of
 from efftrain_cli.training.buckets import buckets, flattened, scatter
 from efftrain_cli.training.devices import Devices, Losses, Passes
 from efftrain_cli.training.ranks import Ranks
@@ -29,12 +31,49 @@ IN_FLIGHT = 4
 class Replicated(Devices):
     """Copies of the model that share each batch."""
 
-    _agreed = False
-    """Whether the ranks have agreed to finish the step."""
+    def __init__(self, ranks: Ranks, lanes: int | None, check_every: int | None) -> None:
+        super().__init__(ranks, lanes)
+        self._check_every = check_every
+        self._agreed = False
+        """Whether the ranks have agreed to finish the step."""
+        self._compared = False
+        """Whether the ranks have equal weights after the last step."""
 
     def begin_step(self, state: TrainState) -> None:
-        self._agreed = False
+        self._agreed = self._compared = False
         super().begin_step(state)
+
+    def ready_to_save(self) -> bool:
+        self.wanted = not self._compared
+        return self._compared
+
+    def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
+        checks = self._check_every and state.progress.step % self._check_every == 0
+        if saves or checks or self.asked:
+            self._compare_weights(state)
+
+    def _compare_weights(self, state: TrainState) -> None:
+        """Compare a checksum of all weights, which one flipped bit changes.
+
+        Raises:
+            ReplicaError: a rank has other weights.
+            LostProcessError: the same, on the other ranks.
+        """
+        self.wanted = False
+        sums = [p.detach().view(torch.int32).sum() for p in state.model.parameters()]
+        found = self.ranks.all_gather_json(int(torch.stack(sums).sum()))
+        usual, count = Counter(found).most_common(1)[0]
+        self._compared = count == len(found)
+        if self._compared:
+            return
+        if self.ranks.rank:
+            raise LostProcessError(f"rank {self.ranks.rank}: the weights differ; rank 0 says how")
+        others = [rank for rank, value in enumerate(found) if value != usual]
+        names = ", ".join(map(str, others if 2 * count > len(found) else range(len(found))))
+        raise ReplicaError(
+            f"step {state.progress.step}: the weights of rank {names} differ from the others': its memory or device may "
+            "be faulty\nresume the run from its last checkpoint, on other hardware"
+        )
 
     def _agree(self, step: int) -> None:
         """Agree once a step, which may have several sums."""
@@ -46,17 +85,14 @@ class Replicated(Devices):
         self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
     ) -> Losses:
         # A step that sums more than once, or in another order, does so after its passes.
-        overlaps = self.lanes is None and not plan.measure_similarity
+        overlaps = not self.lanes and not plan.measure_similarity
         if overlaps and passes.parameters[0].device.type in OVERLAPPING:
             return self._overlapped(passes, micro_batches, plan)
         losses = self.local_gradient(passes, micro_batches, plan)
         self._agree(plan.step)
         fill_gradients(passes.parameters)
-        gradients = [p.grad for p in passes.parameters if p.grad is not None]
-        if self.lanes is None:
-            self.ranks.all_reduce([*gradients, *losses.values()])
-        else:
-            self.ranks.all_reduce_in_pairs([*gradients, *losses.values()])
+        all_reduce = self.ranks.all_reduce_in_pairs if self.lanes else self.ranks.all_reduce
+        all_reduce([*gradients_of(passes.parameters), *losses.values()])
         return losses
 
     def _overlapped(

@@ -97,10 +97,6 @@ class Rings(Devices):
         self._in_flight = self._own(state.method_tensors)
         self._stopped = False
         """Whether a step was not finite: nothing has changed since."""
-        self._wanted = False
-        """Whether this rank, the first, wants to save after the next step."""
-        self._asked = False
-        """Whether rank 0 wants to save after this step."""
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of `tensors` that belong to this rank's modules and, of several rings, to this ring's share of their
@@ -174,13 +170,13 @@ class Rings(Devices):
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         return {}  # a rank has the moments of its own modules only
 
-    def end_step(self, evaluates: bool, saves: bool) -> None:
-        saves |= self._asked or self._stopped
+    def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
+        saves |= self.asked or self._stopped
         if evaluates or saves:
             self._gather(everything=saves)
 
     def ready_to_save(self) -> bool:
-        self._wanted = not self.is_whole
+        self.wanted = not self.is_whole
         return self.is_whole
 
     def _delayed(
@@ -283,14 +279,12 @@ class Rings(Devices):
                 tied = head + lookup if tied is None else tied + (head + lookup)
                 for leaf in uses:
                     leaf.grad = None
-        fresh: list[dict[str, Tensor] | None] = [
-            modules.take(k) if k in self._mine else None for k in range(1, last + 1)
-        ]
-        if tied is not None and fresh[0] is not None and fresh[-1] is not None:
-            fresh[-1]["wte.weight"] = tied
-            del fresh[0]["wte.weight"]
+        fresh = {k: modules.take(k) for k in self._mine}
+        if tied is not None:
+            fresh[last]["wte.weight"] = tied
+            del fresh[1]["wte.weight"]
         return [
-            None if gradients is None else self._added_up(gradients) for gradients in fresh
+            self._added_up(fresh[k]) if k in fresh else None for k in range(1, last + 1)
         ], losses
 
     def _exchange_norms(
@@ -301,7 +295,7 @@ class Rings(Devices):
         wrong: Tensor,
     ) -> tuple[dict[str, Tensor], list[bool], Tensor, Tensor]:
         """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, the
-        loss, and `wrong`, the `fault`; and whether rank 0 wants to save. One sum of numbers of which all but one are
+        loss, and `wrong`, the `fault`. One sum of numbers of which all but one are
         zero, so exact; of the loss, a share of each ring."""
         device, leading = self._state.model.device, self.sharing.rank == 0
         norms = norms_of(gradients)
@@ -310,16 +304,11 @@ class Rings(Devices):
         values += [
             torch.full_like(zero, float(leading and gradient is not None)) for gradient in late
         ]
-        values += [
-            sum(losses, zero),
-            wrong.to(device),
-            torch.full_like(zero, float(self._wanted)),
-        ]
+        values += [sum(losses, zero), wrong.to(device)]
         everywhere = torch.stack([value.float() for value in values]).cpu()
         self.ranks.all_reduce([everywhere])
-        self._asked = bool(everywhere[-1])
-        *shared, loss, wrong, _ = everywhere.to(device).unbind()
-        due = [bool(value) for value in everywhere[len(self._parameters) : -3]]
+        *shared, loss, wrong = everywhere.to(device).unbind()
+        due = [bool(value) for value in everywhere[len(self._parameters) : -2]]
         return dict(zip(self._parameters, shared, strict=False)), due, loss, wrong
 
     def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -372,7 +361,7 @@ class Rings(Devices):
         if self._section.variant == "stash":
             self._run_out(self._state.progress.step)
         self._collect()
-        self.is_whole, self._wanted, self._asked = True, False, False
+        self.is_whole, self.wanted = True, False
 
     def _run_out(self, step: int) -> None:
         """Runs backward what is in flight after `step`, in the order of the steps to come, so that only gradients

@@ -29,7 +29,7 @@ from efftrain_cli.training.build import build_state, compute_dtype
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
 from efftrain_cli.training.strategy import single_device
-from efftrain_cli.training.trainer import StepRecord, evaluate, train
+from efftrain_cli.training.trainer import StepRecord, evaluate, is_spent, train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +142,7 @@ def train_stages(
     while True:
         yield from train(state, recipe, train_data, val_windows, until, devices)
         progress = state.progress
-        over = progress.tokens >= recipe.train.tokens or (
-            until is not None and progress.step >= until
-        )
+        over = is_spent(progress, recipe, until)
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
             return
         devices.patient = True

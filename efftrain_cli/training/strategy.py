@@ -32,24 +32,25 @@ def choose_strategy(
     """
     if ranks.is_single_process:
         return single_device(recipe, state.model, state.method_tensors)
-    if recipe.late_gradients is not None:
+    if recipe.late_gradients:
         return Rings(recipe, state, ranks)
     if is_sharded(recipe, ranks):
         return Sharded(recipe, state, ranks, device)
-    return Replicated(ranks, recipe.lanes)
+    check_every = recipe.parallel.check_every if recipe.parallel else None
+    return Replicated(ranks, recipe.lanes, check_every)
 
 
 def single_device(recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor]) -> Devices:
     """Return what carries a run of `recipe` in this process alone."""
-    if recipe.late_gradients is None:
-        return Devices(lanes=recipe.lanes)
-    return RingOnOneDevice(delayed_gradients(recipe, model), method_tensors)
+    if recipe.late_gradients:
+        return RingOnOneDevice(delayed_gradients(recipe, model), method_tensors)
+    return Devices(lanes=recipe.lanes)
 
 
 def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
     """Whether each of these ranks keeps a share of the state."""
-    several = not ranks.is_single_process
-    return several and recipe.parallel is not None and recipe.parallel.strategy == "shard"
+    parallel = None if ranks.is_single_process else recipe.parallel
+    return bool(parallel and parallel.strategy == "shard")
 
 
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
@@ -74,7 +75,7 @@ def sharing_facts(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
 
 def note_on_change(recipe: Recipe, changed: list[str]) -> str:
     """Return what a change of these facts means for a run that is continued."""
-    if changed == ["devices"] and recipe.lanes is not None:
+    if changed == ["devices"] and recipe.lanes:
         return f"by parallel.lanes = {recipe.lanes} the same bits"
     return "the last bits of the results may differ"
 
@@ -88,9 +89,10 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     if ranks.is_single_process:
         return
     ring = recipe.late_gradients
-    if ring is not None:
+    sharing, what = ranks.world_size, "devices"
+    if ring:
         _check_ring(ring, recipe, ranks)
-    sharing = ranks.world_size // (1 if ring is None else ring.devices)
+        sharing, what = ranks.world_size // ring.devices, "rings"
     smallest = min(
         (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()),
         default=summary.smallest_batch,
@@ -98,17 +100,17 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     smallest = min(smallest, summary.smallest_batch)
     if smallest < sharing:
         raise UsageError(
-            f"a step of {smallest} sequences cannot be shared by {sharing} {'devices' if ring is None else 'rings'}: each needs one\n"
+            f"a step of {smallest} sequences cannot be shared by {sharing} {what}: each needs one\n"
             f"use at most --devices {smallest * ranks.world_size // sharing}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
     lanes = recipe.lanes
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
-    if lanes is None and cut:
+    if not lanes and cut:
         raise UsageError(
             f"[{cut[0]}] depends on how a step is cut into micro-batches, which {ranks.world_size} devices cut differently from one\n"
             f"set parallel.lanes = {max(ranks.world_size, 4)}, so that any number of devices cuts it the same way"
         )
-    if lanes is not None and lanes % ranks.world_size:
+    if lanes and lanes % ranks.world_size:
         raise UsageError(
             f"parallel.lanes = {lanes} is not a multiple of the {ranks.world_size} devices\n"
             "use 2, 4, ... devices up to that number, or set parallel = false"
@@ -127,7 +129,7 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
             "ouroboros.cosine_every needs the whole model at once, and in a ring each device computes only its own modules\n"
             "set it to 0, or train on one device"
         )
-    if recipe.standardization_loss is not None:
+    if recipe.standardization_loss:
         raise UsageError(
             "[standardization_loss] adds terms within the modules, which a ring does not carry between its devices\n"
             "train on one device, or set standardization_loss = false"

@@ -148,8 +148,7 @@ def train(
         val_windows: the fixed validation set, token ids, (n, seq_len + 1).
         devices: this process alone if None.
     """
-    if devices is None:
-        devices = single_device(recipe, state.model, state.method_tensors)
+    devices = devices or single_device(recipe, state.model, state.method_tensors)
     device, ranks, sharing = state.model.device, devices.ranks, devices.sharing
     forward_backward = build_forward_backward(
         recipe, state.model, device, state.method_tensors, devices
@@ -183,7 +182,7 @@ def train(
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
         last = plan.step == until or state.progress.tokens >= recipe.train.tokens
-        devices.end_step(due, last or saves_at(recipe.checkpoint, plan.step))
+        devices.end_step(state, due, last or saves_at(recipe.checkpoint, plan.step))
         if due or plan.step == until:
             try:
                 record = evaluate_state(record, state, recipe, val_windows, devices)
@@ -203,9 +202,13 @@ def train(
 
 def is_over(state: TrainState, recipe: Recipe, until: int | None) -> bool:
     """Whether the token budget, step `until` or the end of the stage is reached."""
-    progress = state.progress
+    return is_spent(state.progress, recipe, until) or stage_ended(recipe, state.progress)
+
+
+def is_spent(progress: Progress, recipe: Recipe, until: int | None) -> bool:
+    """Whether the token budget or step `until` is reached."""
     spent = progress.tokens >= recipe.train.tokens
-    return spent or (until is not None and progress.step >= until) or stage_ended(recipe, progress)
+    return spent or (until is not None and progress.step >= until)
 
 
 class Ahead:
@@ -213,20 +216,20 @@ class Ahead:
 
     def __init__(self, windows: Windows, sharing: Ranks, device: torch.device) -> None:
         self._windows, self._sharing, self._device = windows, sharing, device
-        self._fetched: tuple[StepPlan, Batch] | None = None
+        self._plan: StepPlan | None = None
 
-    def fetch(self, plan: StepPlan) -> Batch:
+    def fetch(self, plan: StepPlan) -> None:
         """Read this rank's share of the batch of `plan` and send it to the device."""
         sharing = self._sharing
-        batch = self._windows.batch(plan, sharing.rank, sharing.world_size).to(self._device)
-        self._fetched = plan, batch
-        return batch
+        batch = self._windows.batch(plan, sharing.rank, sharing.world_size)
+        self._batch = batch.to(self._device)
+        self._plan = plan
 
     def batch(self, plan: StepPlan) -> Batch:
         """Return the batch of `plan`, which may have been fetched before."""
-        if self._fetched is not None and self._fetched[0] == plan:
-            return self._fetched[1]
-        return self.fetch(plan)
+        if self._plan != plan:
+            self.fetch(plan)
+        return self._batch
 
 
 class StepClock:
@@ -381,7 +384,7 @@ def read_records(
             **{name: finite_or_none(measured.pop(name)) for name in record.position_losses or {}},
             "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
         }
-        if plan is not None and result is not None and record.training is not None:
+        if plan and result and record.training:
             loss, nonfinite = measured["loss"], bool(measured["nonfinite"])
             seconds = record.training.seconds() - record.compile_seconds
             train_seconds += seconds
@@ -417,7 +420,7 @@ def read_records(
 
 def _scalars(record: StepRecord) -> dict[str, Tensor]:
     """Everything of a record that is on the device, by column."""
-    scalars = {} if record.result is None else dict(record.result.scalars)
+    scalars = dict(record.result.scalars) if record.result else {}
     if record.val_loss is not None:
         scalars |= {**(record.position_losses or {}), "val_loss": record.val_loss}
     return scalars

@@ -339,3 +339,33 @@ def test_all_ranks_rewind(tmp_path: Path) -> None:
     ]
     assert (start, end, skipped) == (5, 4, [16, 20])  # four windows a step
     assert run.last_step() == run.saved() == 8
+
+
+FLIP = """
+import efftrain_cli.training.trainer as trainer
+apply_step, calls = trainer.apply_step, []
+def flipping(state, *args):
+    result = apply_step(state, *args)
+    calls.append(1)
+    if len(calls) == 3:
+        state.model.wpe.weight.data.view(trainer.torch.int32)[0, 0] ^= 1
+    return result
+trainer.apply_step = flipping
+"""
+"""The last bit of one weight of rank 1 flips after step 3."""
+
+
+@pytest.mark.parametrize(
+    ("check_every", "found", "saved"), [("4", 4, None), ("1000", 5, None), ("2", 4, 2)]
+)
+def test_weights_that_differ_are_found_before_they_are_saved(
+    tmp_path: Path, check_every: str, found: int, saved: int | None
+) -> None:
+    """F91: at the save after step 5, or before."""
+    every = ("--set", "checkpoint.every=2") if saved else ()
+    run = Launched(tmp_path, "--set", f"parallel.check_every={check_every}", *every, inject=FLIP)
+    _, errors = run.process.communicate(timeout=90)
+    assert run.process.returncode == 1, errors
+    assert errors.count(f"step {found}: the weights of rank 0, 1 differ") == 1
+    checkpoints = sorted((tmp_path / "runs" / "r" / "checkpoints").glob("step-????????"))
+    assert [path.name for path in checkpoints] == ([f"step-{saved:08d}"] if saved else [])
