@@ -18,7 +18,7 @@ import torch
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.training.launch import by_srun, end_with_parent
-from efftrain_cli.training.ranks import ALONE, LONG, Ranks, limit_seconds
+from efftrain_cli.training.ranks import ALONE, LONG, Ranks, differences, limit_seconds
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -129,16 +129,10 @@ def _check_commands(store: Store, rank: int, world_size: int) -> None:
         return
     keys = [f"started/{other}" for other in range(world_size)]
     store.wait(keys, JOINING)
-    first, *others = map(json.loads, store.multi_get(keys))
-    for other, theirs in enumerate(others, 1):
-        for name, value in first.items():
-            if theirs[name] != value:
-                store.set("go", "no")
-                raise UsageError(
-                    f"the processes of this run differ: {name} {theirs[name]!r} on rank {other}, {value!r} on rank 0\n"
-                    "start all of them with one command, from one installation"
-                )
-    store.set("go", "yes")
+    different = differences([json.loads(value) for value in store.multi_get(keys)])
+    store.set("go", "no" if different else "yes")
+    if different:
+        raise UsageError(different)
 
 
 def source_hash() -> str:

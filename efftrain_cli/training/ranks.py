@@ -238,20 +238,11 @@ class Ranks:
         if self.is_single_process:
             return
         # A collective rather than the store: it notices a rank that has ended.
-        first, *others = self.all_gather_json(facts)
-        different = [
-            f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
-            for rank, theirs in enumerate(others, 1)
-            for name in first
-            if theirs.get(name) != first[name]
-        ]
+        different = differences(self.all_gather_json(facts))
         if different and self.rank:
             raise _lost(self.rank, "it says why")
         if different:
-            raise UsageError(
-                f"the processes of this run differ, so they would not train one model: {'; '.join(different)}\n"
-                "start all of them from the same installation, recipe and data"
-            )
+            raise UsageError(different)
 
     def _carry(self, work: Any) -> None:
         """Does `work(torch.distributed)`, as `carrying`."""
@@ -299,6 +290,23 @@ class Ranks:
         if b"hang" not in noticed.values() or not hung or self.rank != min(noticed):
             return None
         return _hung(hung, self.world_size)
+
+
+def differences(facts: Sequence[Mapping[str, Any]]) -> str:
+    """Return what to tell the user about ranks whose facts differ from rank 0's; "" if none do."""
+    first, *others = facts
+    found = [
+        f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
+        for rank, theirs in enumerate(others, 1)
+        for name in first
+        if theirs.get(name) != first[name]
+    ]
+    if not found:
+        return ""
+    return (
+        f"the processes of this run differ, so they would not train one model: {'; '.join(found)}\n"
+        "start all of them by one command, from the same installation, recipe and data"
+    )
 
 
 def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:

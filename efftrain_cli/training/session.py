@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.step import Batch
+from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
@@ -40,11 +41,9 @@ from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
 from efftrain_cli.training.strategy import (
-    as_single_device,
     loading_device,
     note_on_change,
     sharing_facts,
-    waiting_gradients,
 )
 
 _SLOW_TO_VERIFY = 10**9
@@ -148,13 +147,14 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
     per token of a second, warm run. Leaves the state as it was."""
     sequences, seq_len = summary.largest_micro_batch
+    alone = replace(session.recipe, parallel=None)  # one micro-batch is not shared
     forward_backward = build_forward_backward(
-        as_single_device(session.recipe), state.model, session.device, dict(state.method_tensors)
+        alone, state.model, session.device, dict(state.method_tensors)
     )
     # A step that measures needs memory for the gradient of one half while it computes the other's.
     micro_batches = 2 if "steps" in session.recipe.varies else 1
     sequences *= micro_batches
-    waiting = waiting_gradients(session.recipe, session.ranks)
+    waiting = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
     # Memory that is really used.
     held = [
         torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.devices import Devices
@@ -56,16 +54,6 @@ def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
     """Return where the whole model is built: it may not fit a device that is to hold a share."""
     return torch.device("cpu") if is_sharded(recipe, ranks) else device
-
-
-def as_single_device(recipe: Recipe) -> Recipe:
-    """Return the recipe without its ways of sharing a step, for a probe of one micro-batch."""
-    return replace(recipe, parallel=None)
-
-
-def waiting_gradients(recipe: Recipe, ranks: Ranks) -> int:
-    """Return how many sums of gradients wait for others at most, in gradients of the whole model."""
-    return gradient_copies(recipe, ranks.world_size) - gradient_copies(as_single_device(recipe))
 
 
 def sharing_facts(recipe: Recipe, ranks: Ranks) -> dict[str, object]:

@@ -275,10 +275,10 @@ stopping()
 @pytest.mark.parametrize(
     ("inject", "message"),
     [
-        ("import sys\nsys.argv += ['--steps', '7']", "command ["),
+        ("import sys\nsys.argv += ['--steps', '7']", "command: ["),
         (
             "import efftrain_cli.training.joining as j\nj.source_hash = lambda: 'another'",
-            "source 'another' on rank 1",
+            "source: 'another' on rank 1",
         ),
     ],
 )
