@@ -6,8 +6,7 @@ import hashlib
 import json
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +17,14 @@ import torch
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.training.launch import by_srun, end_with_parent
-from efftrain_cli.training.ranks import ALONE, LONG, Ranks, differences, limit_seconds
+from efftrain_cli.training.ranks import (
+    ALONE,
+    LONG,
+    Ranks,
+    answer_within,
+    differences,
+    limit_seconds,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -88,31 +94,6 @@ def _open_store(address: str, port: int, world_size: int, rank: int, client: boo
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _in_time(work: Callable[[], Store]) -> Store:
-    """Return what `work` gives within `JOINING`; another service at the address may never answer.
-
-    Raises:
-        RuntimeError: it took longer, or failed.
-    """
-    found: list[Store] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(JOINING.total_seconds())
-    if errors:
-        raise errors[0]
-    if not found:
-        raise RuntimeError("no answer")
-    return found[0]
-
-
 def _check_commands(store: Store, rank: int, world_size: int) -> None:
     """Wait for all ranks, and compare what they were started as.
 
@@ -162,7 +143,9 @@ def joined() -> Iterator[Ranks]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     limit = limit_seconds()
     try:
-        store = _in_time(lambda: _open_store(address, port, world_size, rank))
+        store = answer_within(
+            JOINING.total_seconds(), lambda: _open_store(address, port, world_size, rank)
+        )
         _check_commands(store, rank, world_size)
         dist.init_process_group(
             backend,

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,12 +29,13 @@ from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+T = TypeVar("T")
 FOREVER = timedelta(days=7)
 """How long a rank waits for rank 0 to prepare a run."""
 LIMIT = "EFFTRAIN_HANG_SECONDS"
 """Environment variable: seconds that a rank waits for the others within a step."""
-ANSWER = timedelta(seconds=5)
-"""How long the ranks that notice a hang wait for each other to say so."""
+ANSWER = 5.0
+"""Seconds in which the ranks that notice a hang say so."""
 LONG = 20
 """Times that limit are the limit of declared phases: first step, compilation, evaluation, saving."""
 CONNECTION = ("onnection", "Timed out", "gloo", "remote process exited", "ncclRemoteError")
@@ -264,6 +266,19 @@ class Ranks:
                 raise hang from error
             raise _lost(self.rank, f"see its message, or the system's log ({line})") from error
 
+    def _notice(self, timed_out: bool) -> dict[int, bytes]:
+        """Say in the store how this rank noticed a loss; return what the ranks have said by then."""
+        assert self.store is not None
+        keys = [f"noticed/{rank}" for rank in range(self.world_size)]
+        self.store.set(keys[self.rank], "hang" if timed_out else "end")
+        deadline = time.monotonic() + (ANSWER if timed_out else 1.0)
+        noticed: dict[int, bytes] = {}
+        while len(noticed) < self.world_size and time.monotonic() < deadline:
+            time.sleep(0.1)
+            said = [rank for rank, key in enumerate(keys) if self.store.check([key])]
+            noticed = {rank: self.store.get(keys[rank]) for rank in said}
+        return noticed
+
     def _find_hang(self, timed_out: bool) -> LostProcessError | None:
         """Return the error of a hang that this rank has noticed by a time-out, or heard of; None if there is none.
 
@@ -271,25 +286,40 @@ class Ranks:
         """
         if self.store is None:
             return None
-        keys = [f"noticed/{rank}" for rank in range(self.world_size)]
         try:
-            self.store.set_timeout(ANSWER)
-            self.store.set(keys[self.rank], "hang" if timed_out else "end")
-            deadline = time.monotonic() + (ANSWER.total_seconds() if timed_out else 1.0)
-            noticed: dict[int, bytes] = {}
-            while len(noticed) < self.world_size and time.monotonic() < deadline:
-                time.sleep(0.1)
-                noticed = {
-                    rank: self.store.get(key)
-                    for rank, key in enumerate(keys)
-                    if self.store.check([key])
-                }
-        except RuntimeError:  # rank 0, which keeps the store, has ended or was halted
+            # A halted rank 0, which keeps the store, takes connections and never answers.
+            noticed = answer_within(3 * ANSWER, lambda: self._notice(timed_out))
+        except RuntimeError:
             return _hung([0], self.world_size) if timed_out and self.rank == 1 else None
         hung = [rank for rank in range(self.world_size) if rank not in noticed]
         if b"hang" not in noticed.values() or not hung or self.rank != min(noticed):
             return None
         return _hung(hung, self.world_size)
+
+
+def answer_within(seconds: float, work: Callable[[], T]) -> T:
+    """Return what `work` gives, in a thread that is left behind if it never ends.
+
+    Raises:
+        RuntimeError: it took longer, or failed.
+    """
+    found: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not found:
+        raise RuntimeError("no answer")
+    return found[0]
 
 
 def differences(facts: Sequence[Mapping[str, Any]]) -> str:

@@ -350,7 +350,7 @@ def test_ranks_that_do_not_notice_a_hang_are_named(
 ) -> None:
     from torch.distributed import HashStore
 
-    monkeypatch.setattr("efftrain_cli.training.ranks.ANSWER", timedelta(seconds=0.5))
+    monkeypatch.setattr("efftrain_cli.training.ranks.ANSWER", 0.5)
     store = HashStore()
     for rank, what in noticed.items():
         store.set(f"noticed/{rank}", what)
