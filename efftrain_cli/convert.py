@@ -1,4 +1,4 @@
-"""`efftrain import`: a GPT-2 directory of transformers' form becomes a run, to evaluate, sample, grow or continue."""
+"""`efftrain import`: a GPT-2, Llama or Qwen3 of transformers becomes a run, to evaluate, sample, grow or continue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import read_hf
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import model_overrides, padded_vocab_size
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_path, new_run, run_path, taken
 from efftrain_cli.training.build import build_optimizer
@@ -45,7 +45,7 @@ def import_hf(
 
     Raises:
         UsageError: the run exists already, or an override would change the model's shape or tokenizer.
-        CheckpointError: the directory holds no GPT-2 that efftrain can compute.
+        CheckpointError: the directory holds no model that efftrain can compute.
         DataError: its tokenizer is missing, or has no end-of-text token.
     """
     if run_path(name).exists():
@@ -67,12 +67,10 @@ def import_hf(
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
         )
-    keys = ("n_layer", "n_head", "n_embd", "seq_len", "norm", "init")
-    shape = {key: getattr(model.config, key) for key in keys}
-    shape["vocab_multiple"] = 64
+    multiple = 64
     if tokenizer.vocab_size < rows:
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
-        shape["vocab_multiple"] = rows
+        multiple = rows
         print(
             f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens of the tokenizer; they are "
             "kept as padding and get no probability",
@@ -80,7 +78,7 @@ def import_hf(
         )
         model, _ = read_hf(directory, vocab_multiple=rows)
     target = (run_path(name) / "tokenizer.json").absolute()
-    shape_overrides = [f"model.{key}={value}" for key, value in shape.items()]
+    shape_overrides = [*model_overrides(model.config), f"model.vocab_multiple={multiple}"]
     recipe = load_recipe(
         recipe_name, [*overrides, *shape_overrides, f"data.tokenizer={json.dumps(str(target))}"]
     )

@@ -9,7 +9,7 @@ import torch
 
 from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.model.hf import write_hf
+from efftrain_cli.model.hf import to_hf_config, write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import read_origin
@@ -66,6 +66,7 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     )
     return environment.get_template("model_card.md").render(
         trained=trained,
+        family=to_hf_config(trained.model.config, 0)["model_type"],
         efftrain=origin.get("efftrain") or __version__,
         recipe_name=origin.get("recipe") or "unknown",
         losses=[

@@ -24,7 +24,7 @@ def import_(
     directory: Annotated[
         str,
         Argument(
-            help="GPT-2 in transformers' form: a folder with config.json, model.safetensors and tokenizer, or a model of the "
+            help="GPT-2, Llama or Qwen3 in transformers' form: a folder with config.json, model.safetensors and tokenizer, or a model of the "
             "Hugging Face Hub, such as openai-community/gpt2.",
             metavar="DIRECTORY|OWNER/NAME",
         ),
@@ -40,7 +40,7 @@ def import_(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Make a run from a GPT-2 saved by transformers, to evaluate, sample, grow or continue it."""
+    """Make a run from a GPT-2, Llama or Qwen3 saved by transformers, to evaluate, sample, grow or continue it."""
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.recipe.file import find_recipe
 

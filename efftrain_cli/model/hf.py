@@ -1,9 +1,10 @@
-"""GPT-2 as `transformers` stores it: weights, configuration and tokenizer, both ways and without loss.
+"""GPT-2, Llama and Qwen3 as `transformers` stores them: weights, configuration and tokenizer, both ways and without
+loss.
 
-Parameter names are the same on both sides. What differs: transformers' linear layers are `Conv1D` with weights (in,
-out) where ours are (out, in); its embedding has no padding rows; its names begin with "transformer." in files that it
-writes itself and without it in the files OpenAI's weights were released in. Nothing here imports transformers: the
-formats are safetensors and JSON.
+GPT-2's parameter names are ours. Its linear layers are `Conv1D` with weights (in, out) where ours are (out, in), and
+its names begin with "transformer." in files that transformers writes and without it in those that OpenAI's weights were
+released in. Llama has q, k and v apart. No table there has padding rows. Nothing here imports transformers: the formats
+are safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -39,13 +40,41 @@ CONV1D_WEIGHTS = (
 READABLE = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """Types of tensors that are read as weights: others hold codes that need a scale."""
 
-NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias")
-"""Ends of the names of causal masks that older files carry beside the weights."""
+NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Ends of the names of causal masks and wavelengths that older files carry beside the weights."""
+
+LLAMA_NAMES = {
+    "wte": ("model.embed_tokens",),
+    "ln_1": ("input_layernorm",),
+    "attn.c_attn": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn.q_norm": ("self_attn.q_norm",),
+    "attn.k_norm": ("self_attn.k_norm",),
+    "attn.c_proj": ("self_attn.o_proj",),
+    "ln_2": ("post_attention_layernorm",),
+    "mlp.c_fc": ("mlp.gate_proj",),
+    "mlp.c_up": ("mlp.up_proj",),
+    "mlp.c_proj": ("mlp.down_proj",),
+    "ln_f": ("model.norm",),
+    "lm_head": ("lm_head",),
+}
+"""Our modules -> those of LlamaForCausalLM and Qwen3ForCausalLM; of a block without "model.layers.N."."""
+
+SAYS: dict[str, dict[str, Any]] = {
+    "GPT-2": {
+        **{"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True},
+        **{"tied": True, "qk_norm": False, "softcap": None},
+    },
+    "Llama": {
+        **{"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False},
+        **{"softcap": None},
+    },
+}
+"""What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is Llama with norms of q
+and k."""
 
 ARCHITECTURE: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "reorder_and_upcast_attn": (False,),
@@ -54,6 +83,16 @@ ARCHITECTURE: dict[str, tuple[Any, ...]] = {
 }
 """config.json's keys that must have one of these values, or be absent, for our GPT to compute the same function."""
 
+
+LLAMA_ARCHITECTURE: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "use_sliding_window": (False,),
+    "rope_scaling": (None,),
+    "pretraining_tp": (1,),
+}
+"""The same for Llama and Qwen3."""
 
 LARGEST = {
     "n_layer": bounds.LAYERS,
@@ -64,29 +103,89 @@ LARGEST = {
 }
 """config.json's sizes and the largest that are believed."""
 
+LLAMA_LARGEST = {
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "head_dim": 1 << 12,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "max_position_embeddings": 1 << 20,
+    "vocab_size": 1 << 24,
+}
+"""The same for Llama and Qwen3."""
+
+
+def is_llama(config: GPTConfig) -> bool:
+    """Return whether the model is stored as Llama or Qwen3; else as GPT-2."""
+    return config.positions == "rope"
+
+
+def refuse_unsayable(config: GPTConfig) -> None:
+    """Raise a UsageError, naming every field, if no class of transformers computes what this model computes."""
+    name = "Llama" if is_llama(config) else "GPT-2"
+    wrong = [
+        f"model.{field} = {json.dumps(found)} (must be {json.dumps(value)})"
+        for field, value in SAYS[name].items()
+        if (found := vars(config)[field]) != value
+    ]
+    if name == "GPT-2":
+        if config.kv_heads != config.n_head:
+            wrong.append(f"model.n_kv_head = {config.kv_heads} (must be n_head)")
+        if config.attention_size != config.n_embd:
+            wrong.append(f"model.head_dim = {config.head_size} (must be n_embd / n_head)")
+    elif config.n_embd % config.n_head and not config.qk_norm:
+        wrong.append(f"model.n_head = {config.n_head} (must divide n_embd without qk_norm)")
+    if wrong:
+        model = "a model with no layer norms" if config.norm == "none" else "this model"
+        raise UsageError(
+            f"the {name} of transformers cannot compute {model}: {'; '.join(wrong)}\n"
+            "use the run itself: efftrain sample, efftrain eval-zeroshot"
+        )
+
+
+def hf_names(name: str, config: GPTConfig) -> tuple[str, ...]:
+    """The names of one of our parameters there, in the order of its rows: three of a matrix of q, k and v in Llama."""
+    if not is_llama(config):
+        return (name,)
+    module, _, end = name.rpartition(".")
+    prefix = ""
+    if module.startswith("h."):
+        _, number, module = module.split(".", 2)
+        prefix = f"model.layers.{number}."
+    return tuple(f"{prefix}{theirs}.{end}" for theirs in LLAMA_NAMES[module])
+
+
+def hf_rows(name: str, parameter: Tensor, config: GPTConfig) -> list[int]:
+    """Rows of a parameter that are stored, for each of its `hf_names`."""
+    if name in ("wte.weight", "lm_head.weight"):
+        return [config.vocab_size]
+    fused = is_llama(config) and "attn.c_attn." in name
+    return list(config.qkv_rows) if fused else [len(parameter)]
+
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
-    """The weights under transformers' names, fp32 on the CPU; the embedding is (vocab_size, n_embd), padding cut off. A
-    scale of the logits becomes the last layer norm's.
+    """The weights under transformers' names, fp32 on the CPU; tables are (vocab_size, n_embd), padding cut off. A scale
+    of the logits becomes the last norm's.
 
     Raises:
-        UsageError: transformers' GPT-2 cannot compute what this model computes.
+        UsageError: no class of transformers computes what this model computes.
     """
-    if model.config.norm == "none":
-        raise UsageError(
-            'the model has no layer norms (model.norm = "none"), and the GPT-2 of transformers always normalizes before attention, MLP '
-            "and head: no weights make it compute the same\nuse the run itself: efftrain sample, efftrain eval-zeroshot"
-        )
+    config = model.config
+    refuse_unsayable(config)
     tensors = {}
     for name, parameter in model.named_parameters():
         tensor = parameter.detach().to("cpu", torch.float32)
-        if name == "wte.weight":
-            tensor = tensor[: model.config.vocab_size]
-        elif name.endswith(CONV1D_WEIGHTS):
-            tensor = tensor.t()
-        elif name.startswith("ln_f."):
-            tensor = tensor * model.config.logit_scale
-        tensors[f"transformer.{name}"] = tensor.contiguous()
+        if name.startswith("ln_f."):
+            tensor = tensor * config.logit_scale
+        rows = hf_rows(name, parameter, config)
+        parts = tensor[: sum(rows)].split(rows)
+        for theirs, part in zip(hf_names(name, config), parts, strict=True):
+            if is_llama(config):
+                tensors[theirs] = part.clone()
+            else:
+                part = part.t() if name.endswith(CONV1D_WEIGHTS) else part
+                tensors[f"transformer.{theirs}"] = part.contiguous()
     return tensors
 
 
@@ -98,46 +197,56 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
             the embedding.
     """
     given = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    head = given.pop("lm_head.weight", None)
-    if head is not None and "wte.weight" in given and not torch.equal(head, given["wte.weight"]):
-        tied = "this GPT-2 ties them, so it cannot hold these weights"
-        raise CheckpointError(f"lm_head.weight differs from wte.weight: {tied}")
+    if config.tied:
+        table = hf_names("wte.weight", config)[0]
+        head = given.pop("lm_head.weight", None)
+        if head is not None and table in given and not torch.equal(head, given[table]):
+            tied = "this model ties them, so it cannot hold these weights"
+            raise CheckpointError(f"lm_head.weight differs from {table}: {tied}")
     with torch.device("meta"):
         expected = dict(GPT(config).named_parameters())
     problems = []
     converted = {}
     for name, parameter in expected.items():
-        tensor = given.pop(name, None)
-        if tensor is None:
-            problems.append(f"{name} is missing")
+        transposed = not is_llama(config) and name.endswith(CONV1D_WEIGHTS)
+        parts = []
+        rows = hf_rows(name, parameter, config)
+        for theirs, count in zip(hf_names(name, config), rows, strict=True):
+            shape: tuple[int, ...] = (count, *parameter.shape[1:])
+            if transposed:
+                shape = (shape[1], shape[0])
+            tensor = given.pop(theirs, None)
+            if tensor is None:
+                problems.append(f"{theirs} is missing")
+            elif tuple(tensor.shape) != shape:
+                found = tuple(tensor.shape)
+                problems.append(f"{theirs} is {found}, not {shape} as config.json says")
+            else:
+                parts.append(tensor.t() if transposed else tensor)
+        if len(parts) < len(rows):
             continue
-        shape = tuple(parameter.shape)
-        if name == "wte.weight":
-            shape = (config.vocab_size, config.n_embd)
-        elif name.endswith(CONV1D_WEIGHTS):
-            shape = (shape[1], shape[0])
-        if tuple(tensor.shape) != shape:
-            problems.append(f"{name} is {tuple(tensor.shape)}, not {shape} as config.json says")
-            continue
-        if name == "wte.weight":
-            padding = tensor.new_zeros(config.padded_vocab_size - config.vocab_size, config.n_embd)
-            tensor = torch.cat([tensor, padding])
-        elif name.endswith(CONV1D_WEIGHTS):
-            tensor = tensor.t()
-        converted[name] = tensor.contiguous()
+        if sum(rows) < len(parameter):
+            padding = len(parameter) - sum(rows)
+            parts.append(parts[0].new_zeros(padding, *parameter.shape[1:]))
+        converted[name] = torch.cat(parts).contiguous()
     problems += [
-        f"{name} has no place in GPT-2" for name in sorted(given) if not name.endswith(NOT_WEIGHTS)
+        f"{name} has no place in this model"
+        for name in sorted(given)
+        if not name.endswith(NOT_WEIGHTS)
     ]
     if problems:
         raise CheckpointError(
-            "the weights are not those of a GPT-2 of this configuration: " + "; ".join(problems)
+            "the weights are not those of a model of this configuration: " + "; ".join(problems)
         )
     return converted
 
 
 def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
-    """config.json of a GPT2LMHeadModel that computes what this GPT computes. Dropout is 0: there is none in
+    """config.json of a class of transformers that computes what this model computes. Dropout is 0: there is none in
     training."""
+    tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
+    if is_llama(config):
+        return _to_llama_config(config) | tokens
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -147,59 +256,176 @@ def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
         "n_embd": config.n_embd,
         "n_layer": config.n_layer,
         "n_head": config.n_head,
-        "n_inner": None,
+        "n_inner": None if config.ff_size == 4 * config.n_embd else config.ff_size,
         "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
+        "layer_norm_epsilon": config.norm_eps,
         "initializer_range": 0.02,
         "scale_attn_weights": True,
         "resid_pdrop": 0.0,
         "embd_pdrop": 0.0,
         "attn_pdrop": 0.0,
         "tie_word_embeddings": True,
-        "bos_token_id": eot_id,
-        "eos_token_id": eot_id,
+        **tokens,
         "torch_dtype": "float32",
         "use_cache": True,
     }
 
 
+def _to_llama_config(config: GPTConfig) -> dict[str, Any]:
+    """Every key that has a default there, as the classes' defaults differ."""
+    own: dict[str, Any] = {"mlp_bias": False}
+    if config.qk_norm:
+        layers = ["full_attention"] * config.n_layer
+        own = {"use_sliding_window": False, "layer_types": layers}
+    return {
+        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.n_embd,
+        "intermediate_size": config.ff_size,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.seq_len,
+        "initializer_range": 0.02,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": config.tied,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "pad_token_id": None,
+        "torch_dtype": "float32",
+        "use_cache": True,
+        **own,
+    }
+
+
+class _ConfigReader:
+    """Values of a config.json, and what is wrong with them."""
+
+    def __init__(
+        self, hf_config: Mapping[str, Any], architecture: Mapping[str, tuple[Any, ...]]
+    ) -> None:
+        self._config = hf_config
+        self.problems = [
+            f"{key} = {json.dumps(hf_config[key])} (must be {' or '.join(json.dumps(value) for value in allowed)})"
+            for key, allowed in architecture.items()
+            if key in hf_config and not any(hf_config[key] == value for value in allowed)
+        ]
+
+    def require(self, holds: bool, key: str, rule: str) -> None:
+        """Note `rule` as broken by `key` unless it holds."""
+        if not holds:
+            value = json.dumps(self._config.get(key), default=str)[:100]
+            self.problems.append(f"{key} = {value} (must be {rule})")
+
+    def size(self, key: str, largest: int, default: int | None = None) -> int:
+        """The whole number of `key`; `default` if it is absent, and 1 if it is wrong."""
+        value = self._config.get(key)
+        if value is None and default is not None:
+            return default
+        if type(value) is int and 0 < value <= largest:
+            return value
+        self.require(False, key, f"a whole number from 1 to {largest:,}")
+        return 1
+
+    def number(self, key: str, default: float, table: Mapping[str, Any] | None = None) -> float:
+        """The positive number of `key`, in `table` or the file; `default` if it is absent or wrong."""
+        value = (self._config if table is None else table).get(key, default)
+        right = type(value) in (int, float) and 0 < value < float("inf")
+        self.require(right, key, "a positive number")
+        return float(value) if right else default
+
+    def finish(self) -> None:
+        """Raise a CheckpointError that names all problems, if there are any."""
+        if self.problems:
+            raise CheckpointError(
+                "config.json does not describe a model that efftrain can compute: "
+                + "; ".join(self.problems)
+            )
+
+
 def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
-    """The GPT's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
+    """The model's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
 
     Raises:
         CheckpointError: it describes another function than this GPT computes; every such key is named.
     """
-    problems = [
-        f"{key} = {json.dumps(hf_config[key])} (must be {' or '.join(json.dumps(value) for value in allowed)})"
-        for key, allowed in ARCHITECTURE.items()
-        if key in hf_config and not any(hf_config[key] == value for value in allowed)
-    ]
-    sizes: dict[str, int] = {}
-    for key, largest in LARGEST.items():
-        value = hf_config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= largest:
-            sizes[key] = value
-        else:
-            problems.append(
-                f"{key} = {json.dumps(value)[:100]} (must be a whole number from 1 to {largest:,})"
-            )
-    if hf_config.get("n_inner") not in (None, 4 * sizes.get("n_embd", 0)):
-        problems.append(f"n_inner = {hf_config['n_inner']} (must be 4 x n_embd or null)")
-    if "n_embd" in sizes and "n_head" in sizes and sizes["n_embd"] % sizes["n_head"]:
-        problems.append(f"n_head = {sizes['n_head']} (must divide n_embd = {sizes['n_embd']})")
-    if problems:
-        raise CheckpointError(
-            "config.json does not describe a GPT-2 that efftrain can compute: "
-            + "; ".join(problems)
-        )
+    if hf_config.get("model_type") in ("llama", "qwen3"):
+        return _from_llama_config(hf_config, vocab_multiple)
+    read = _ConfigReader(hf_config, ARCHITECTURE)
+    sizes = {key: read.size(key, largest) for key, largest in LARGEST.items()}
+    heads, width = sizes["n_head"], sizes["n_embd"]
+    units = read.size("n_inner", 1 << 20, 4 * width)
+    read.require(width % heads == 0, "n_head", f"a divisor of n_embd = {width}")
+    eps = read.number("layer_norm_epsilon", 1e-5)
+    read.finish()
     return GPTConfig(
         n_layer=sizes["n_layer"],
-        n_head=sizes["n_head"],
-        n_embd=sizes["n_embd"],
+        n_head=heads,
+        n_embd=width,
         seq_len=sizes["n_positions"],
         vocab_size=sizes["vocab_size"],
         padded_vocab_size=-(-sizes["vocab_size"] // vocab_multiple) * vocab_multiple,
+        d_ff=None if units == 4 * width else units,
+        norm_eps=eps,
     )
+
+
+def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPTConfig:
+    qwen = hf_config["model_type"] == "qwen3"
+    read = _ConfigReader(hf_config, LLAMA_ARCHITECTURE)
+    heads = read.size("num_attention_heads", 1024)
+    width = read.size("hidden_size", 1 << 17)
+    optional = {
+        "num_key_value_heads": 32 if qwen else heads,
+        "head_dim": 128 if qwen else max(1, width // heads),
+        "max_position_embeddings": 32768 if qwen else 2048,
+    }
+    sizes = {key: read.size(key, most, optional.get(key)) for key, most in LLAMA_LARGEST.items()}
+    rope = hf_config.get("rope_parameters") or {}
+    plain = isinstance(rope, dict) and rope.get("rope_type", "default") == "default"
+    plain = plain and rope.get("partial_rotary_factor", 1.0) == 1.0
+    read.require(plain, "rope_parameters", "of rope_type default")
+    theta = read.number("rope_theta", 10_000.0, rope if plain and "rope_theta" in rope else None)
+    eps = read.number("rms_norm_eps", 1e-6)
+    layers = hf_config.get("layer_types") or []
+    read.require(set(layers) <= {"full_attention"}, "layer_types", "full_attention throughout")
+    tied = hf_config.get("tie_word_embeddings", False)
+    read.require(isinstance(tied, bool), "tie_word_embeddings", "true or false")
+    keys, size, units = (
+        sizes[key] for key in ("num_key_value_heads", "head_dim", "intermediate_size")
+    )
+    plain_shape = GPTConfig(
+        n_layer=sizes["num_hidden_layers"],
+        n_head=heads,
+        n_embd=width,
+        seq_len=sizes["max_position_embeddings"],
+        vocab_size=sizes["vocab_size"],
+        padded_vocab_size=-(-sizes["vocab_size"] // vocab_multiple) * vocab_multiple,
+        norm="rmsnorm",
+        mlp="swiglu",
+        positions="rope",
+        bias=False,
+        tied=bool(tied),
+        norm_eps=eps,
+        rope_theta=theta,
+        qk_norm=qwen,
+    )
+    # What follows from other sizes is not given, as in the recipe that was exported.
+    config = replace(
+        plain_shape,
+        n_kv_head=None if keys == heads else keys,
+        head_dim=None if (size, width % heads) == (width // heads, 0) else size,
+        d_ff=None if units == plain_shape.ff_size else units,
+    )
+    for field, rule in config.misfits():
+        read.problems.append(f"{field} {rule}")
+    read.finish()
+    return config
 
 
 EXPORTED_FROM = "efftrain.json"
@@ -283,7 +509,7 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     """The GPT in a directory with config.json and model.safetensors (whole or in shards), and its config.json.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or holds another model than this GPT-2.
+        CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot compute.
     """
     path = directory / "config.json"
     way = "name a directory as transformers' save_pretrained writes it"
@@ -330,7 +556,9 @@ def _as_fp32(tensor: Tensor, name: str) -> Tensor:
 
 def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Refuses a shape that the weights do not have before anything of that size is made."""
-    layers = {found[1] for name in tensors if (found := re.search(r"(?:^|\.)h\.(\d+)\.", name))}
+    layers = {
+        found[1] for name in tensors if (found := re.search(r"(?:^|\.)(?:h|layers)\.(\d+)\.", name))
+    }
     if len(layers) != config.n_layer:
         raise CheckpointError(
             f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers"

@@ -6,6 +6,7 @@ can be printed before anything is spent (`efftrain pretrain --plan`), tested wit
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -60,6 +61,16 @@ def config_of(
     """Shape of a [model] with that vocabulary."""
     shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
     return GPTConfig(vocab_size=vocab_size, padded_vocab_size=vocab_rows, affine=affine, **shared)
+
+
+def model_overrides(config: GPTConfig) -> list[str]:
+    """Overrides that give any recipe's [model] this shape, the vocabulary apart."""
+    values = [f"model.arch={'llama' if config.positions == 'rope' else 'gpt2'}"]
+    for name in Model.__dataclass_fields__:
+        if name in _SHARED_FIELDS:
+            value = vars(config)[name]
+            values.append(f"model.{name}={json.dumps(False if value is None else value)}")
+    return values
 
 
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:

@@ -13,6 +13,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageErro
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import folded
+from efftrain_cli.plan.plan import model_overrides
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
@@ -77,7 +78,7 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     here holds the model's shape and nothing that was trained with.
 
     Raises:
-        CheckpointError: the directory holds no GPT-2 that efftrain can compute.
+        CheckpointError: the directory holds no model that efftrain can compute.
         DataError: its tokenizer is missing, or has no end-of-text token.
     """
     from efftrain_cli.foundation.files import sha256_of
@@ -85,9 +86,7 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
 
     model, _ = read_hf(directory)
     model.to(device).eval()
-    shape = model.config
-    sizes = ("n_layer", "n_head", "n_embd", "seq_len")
-    recipe = load_recipe("small", [f"model.{name}={getattr(shape, name)}" for name in sizes])
+    recipe = load_recipe("small", model_overrides(model.config))
     weights = directory / "model.safetensors"
     try:
         source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))

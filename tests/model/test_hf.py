@@ -132,7 +132,7 @@ def test_shards_are_read(tmp_path: Path) -> None:
 def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
     config = to_hf_config(CONFIG, eot_id=100) | {
         "activation_function": "relu",
-        "n_inner": 7,
+        "n_inner": 7.5,
         "n_head": 5,
     }
     with pytest.raises(CheckpointError) as error:

@@ -1,0 +1,158 @@
+"""Llama and Qwen3 of transformers: the same logits in fp32, both ways, bit for bit in the files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
+from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.hf import from_hf, from_hf_config, read_hf, to_hf, to_hf_config
+
+LLAMA = GPTConfig(
+    n_layer=2,
+    n_head=4,
+    n_embd=32,
+    seq_len=48,
+    vocab_size=101,
+    padded_vocab_size=128,
+    norm="rmsnorm",
+    mlp="swiglu",
+    positions="rope",
+    bias=False,
+)
+SHAPES = {
+    "tied": LLAMA,
+    "untied": replace(LLAMA, tied=False, rope_theta=5e5, norm_eps=1e-6),
+    "groups": replace(LLAMA, n_kv_head=2, d_ff=40),
+    "wide heads": replace(LLAMA, n_kv_head=1, head_dim=12),
+    "qwen3": replace(LLAMA, qk_norm=True, n_kv_head=2, head_dim=16, n_head=6, tied=False),
+    "qwen3 tied": replace(LLAMA, qk_norm=True, norm_eps=1e-6),
+}
+by_shape = pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
+
+
+def random_model(config: GPTConfig) -> GPT:
+    """Weights of trained size, gains around 1, and rubbish in the padding rows."""
+    model = GPT(config)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.15 * drawn if parameter.dim() > 1 else 1 + 0.2 * drawn)
+        model.wte.weight[config.vocab_size :] = 9.0
+        model.head_weight[config.vocab_size :] = 9.0
+    return model
+
+
+@by_shape
+def test_logits_are_transformers_own(config: GPTConfig) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = random_model(config)
+    written = to_hf_config(config, eot_id=100)
+    name = "Qwen3" if config.qk_norm else "Llama"
+    assert written["architectures"] == [f"{name}ForCausalLM"]
+    settings = transformers.AutoConfig.for_model(**written)
+    theirs = transformers.AutoModelForCausalLM.from_config(settings).eval()
+    missing = theirs.load_state_dict(to_hf(ours), strict=False)
+    assert set(missing.missing_keys) <= ({"lm_head.weight"} if config.tied else set())
+    assert not missing.unexpected_keys
+    theirs.tie_weights()
+    tokens = torch.randint(101, (2, 48), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        found, expected = ours(tokens), theirs(tokens).logits
+    assert found.shape == expected.shape == (2, 48, 101)
+    assert (found - expected).abs().max() <= 1e-5
+
+
+@by_shape
+def test_weights_and_shape_survive_both_ways(config: GPTConfig) -> None:
+    ours = random_model(config)
+    assert from_hf_config(to_hf_config(config, eot_id=100)) == config
+    back = from_hf(to_hf(ours), config)
+    for name, parameter in ours.named_parameters():
+        table = name in ("wte.weight", "lm_head.weight")
+        rows = config.vocab_size if table else len(parameter)
+        assert torch.equal(back[name][:rows], parameter[:rows]), name
+        assert not back[name][rows:].any()
+
+
+def test_what_transformers_saved_is_read(tmp_path: Path) -> None:
+    """By transformers' own class and names of keys, and of keys of before version 5."""
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.LlamaConfig(
+        vocab_size=101,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=48,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+    )
+    theirs = transformers.LlamaForCausalLM(settings).eval()
+    theirs.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    old = {k: v for k, v in written.items() if k != "rope_parameters"} | {"rope_theta": 5e5}
+    tokens = torch.arange(40)[None]
+    for config in (written, old):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        ours, _ = read_hf(tmp_path)
+        assert (ours.config.rope_theta, ours.config.tied) == (5e5, False)
+        assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mlp": "relu2"}, ['model.mlp = "relu2"', "Llama"]),
+        ({"softcap": 15.0, "bias": True}, ["model.softcap = 15.0", "model.bias = true"]),
+        ({"norm": "layernorm"}, ['model.norm = "layernorm"']),
+        ({"n_head": 5, "head_dim": 6}, ["model.n_head = 5 (must divide n_embd without qk_norm)"]),
+        ({"positions": "learned"}, ["GPT-2", 'model.norm = "rmsnorm"', 'model.mlp = "swiglu"']),
+    ],
+)
+def test_what_transformers_cannot_say_is_refused_by_name(
+    changes: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(UsageError) as error:
+        to_hf(random_model(replace(LLAMA, **changes)))  # type: ignore[arg-type]
+    assert all(word in str(error.value) for word in words)
+
+
+def test_a_gpt2_of_other_sizes_is_said() -> None:
+    plain = GPTConfig(n_layer=1, n_head=2, n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=64)
+    config = replace(plain, norm_eps=1e-6, d_ff=20)
+    assert from_hf_config(to_hf_config(config, eot_id=1)) == config
+    with pytest.raises(UsageError, match=r"model\.n_kv_head = 1"):
+        to_hf(GPT(replace(plain, n_kv_head=1)))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32}},
+        {"rope_parameters": 3},
+        {"rope_scaling": {"rope_type": "yarn"}},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"head_dim": 10**9},
+        {"num_hidden_layers": True},
+        {"intermediate_size": None},
+        {"rms_norm_eps": "x"},
+        {"tie_word_embeddings": "yes"},
+        {"layer_types": ["sliding_attention"]},
+    ],
+    ids=str,
+)
+def test_what_this_model_cannot_compute_is_refused(changed: dict[str, object]) -> None:
+    config = to_hf_config(LLAMA, eot_id=100) | changed
+    with pytest.raises(CheckpointError, match="describe"):
+        from_hf_config(config)
