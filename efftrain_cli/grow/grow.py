@@ -29,6 +29,7 @@ from efftrain_cli.methods.staged_growth import (
     Switch,
     parse_operator,
     shapes_of_stages,
+    sizes_of,
 )
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
@@ -188,9 +189,7 @@ def grown_recipe(
             "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
         )
     first = source.model_at(0)
-    shape = StageModel(n_layer=first.n_layer, n_head=first.n_head, n_embd=first.n_embd)
     earlier = list(source.stages[: stage + 1]) or [Stage()]
-    earlier[0] = dataclasses.replace(earlier[0], model=shape)
     earlier[-1] = dataclasses.replace(earlier[-1], switch=Switch(rule="steps", value=float(step)))
     try:
         last = Stage(
@@ -205,9 +204,17 @@ def grown_recipe(
         )
         raise UsageError(found) from None
     stages = (*earlier, last)
-    grown = shapes_of_stages((first.n_layer, first.n_head, first.n_embd), stages)[-1]
+    unchanged = dataclasses.replace(stages[0], model=StageModel())
+    model = shapes_of_stages(first, [unchanged, *stages[1:]])[-1]
+    # Stage 0 says what [model] would not make of it.
+    sizes = {
+        key: size
+        for key, size in sizes_of(first).items()
+        if key in ("n_layer", "n_head", "n_embd") or vars(first)[key] != vars(model)[key]
+    }
+    named = dataclasses.replace(stages[0], model=StageModel(**sizes))  # type: ignore[arg-type]
+    stages = (named, *stages[1:])
     try:
-        model = dataclasses.replace(source.model, **grown._asdict())
         recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
     except ValidationError as error:
         wrong = []

@@ -18,7 +18,10 @@ then differ. The released operator (`moments = "paper"`) leaves the zero blocks'
 
 Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases 0, matrices eye;
 `zero_out_proj`: a copy of the layer before, whose two projections into the residual stream are 0), or layers are
-copied (`copy_interleave`, `copy_append`), which keeps no loss.
+copied (`copy_interleave`, `copy_append` or `copies`) or drawn (`random`), which keeps no loss.
+
+`pad`, `d_ff` and `n_kv_head` set a size instead: any width (RMS norms only), any number of hidden units, whole groups
+of heads. New entries are 0 where they would change the function, and random where they would not.
 
 It attaches between two stages: `growth_operators.grow` takes (config, tensors by name) and gives larger ones. Here are
 the stages of a recipe and their switching rules; when to switch is planned in `efftrain_cli/grow/planner.py`.
@@ -30,7 +33,18 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from functools import reduce
+from operator import attrgetter
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    get_args,
+)
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -38,13 +52,15 @@ from pydantic.dataclasses import dataclass
 from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
 from efftrain_cli.foundation.section import SECTION, Count, parse_count
 from efftrain_cli.methods.method import Method, Sections
+from efftrain_cli.model.config import Dimensions
 
 if TYPE_CHECKING:
     from efftrain_cli.foundation.step import Progress
 
 Moments = Literal["paper", "ema", "reset"]
 Symmetry = Literal["none", "offdiag", "noise"]
-Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append"]
+Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append", "copies", "random"]
+Kind = Literal["width", "depth", "pad", "d_ff", "n_kv_head"]
 Curve = tuple[tuple[int, float], ...]
 """(schedule_tokens, validation loss) of evaluations, newest last."""
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
@@ -57,39 +73,65 @@ SYMMETRY_TOLERANCE = 1e-3
 """Relative difference of the copies below which they count as equal: fp32 rounding reaches 1e-4 in 1,500 steps."""
 
 
-class Shape(NamedTuple):
-    """What growth changes of a model."""
-
-    n_layer: int
-    n_head: int
-    n_embd: int
-
-
 class Operator(NamedTuple):
-    """One growth operator: what is multiplied, and by how much."""
+    """One growth operator: what is multiplied, and by how much; of pad (n_embd), d_ff and n_kv_head the new size."""
 
-    kind: Literal["width", "depth"]
+    kind: Kind
     factor: int
 
 
 def parse_operator(text: str) -> Operator:
-    """Reads "width", "depth" (both x 2), "width:3".
+    """Reads "width", "depth" (both x 2), "width:3", and the sizes of "pad:192", "d_ff:512", "n_kv_head:4".
 
     Raises:
         ValueError: another kind, or a factor that is not an integer of at least 2.
     """
     kind, _, factor = text.partition(":")
-    if kind not in ("width", "depth"):
+    if kind not in get_args(Kind):
         raise ValueError(
-            f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3'"
+            f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3', and with a size "
+            "pad:192, d_ff:512 and n_kv_head:4"
         )
-    if factor and re.fullmatch(r"[0-9]{1,9}", factor) is None:
+    multiplies = kind in ("width", "depth")
+    if (factor or not multiplies) and re.fullmatch(r"[0-9]{1,9}", factor) is None:
         raise ValueError(
             f"{text!r}: the factor must be a whole number: the operators repeat whole copies; write '{kind}' or '{kind}:3'"
+            if multiplies
+            else f"{text!r}: write the new size, as in '{kind}:192'"
         )
     if factor and int(factor) < 2:
         raise ValueError(f"{text!r}: the factor must be 2 or more; growth makes no model smaller")
     return Operator(kind, int(factor or 2))  # type: ignore[arg-type]
+
+
+S = TypeVar("S", bound=Dimensions)
+
+
+def grown_shape(shape: S, operator: Operator) -> S:
+    """The shape of a model after one operator: a [model] or a `GPTConfig`."""
+    kind, value = operator
+    if kind == "depth":
+        return replace(shape, n_layer=shape.n_layer * value)  # type: ignore[type-var]
+    heads, keys, width, units = shape.n_head, shape.kv_heads, shape.n_embd, shape.ff_size
+    eps = shape.norm_eps
+    if kind == "width":
+        heads, keys, width, units = value * heads, value * keys, value * width, value * units
+    elif kind == "pad":
+        width, eps = value, eps * width / value
+    elif kind == "d_ff":
+        units = value
+    else:
+        heads, keys = heads // keys * value, value
+    # What follows from other sizes is not given.
+    plain = replace(  # type: ignore[type-var]
+        shape, n_head=heads, n_embd=width, n_kv_head=None, head_dim=None, d_ff=None, norm_eps=eps
+    )
+    return replace(  # type: ignore[type-var]
+        plain,
+        n_kv_head=None if keys == heads else keys,
+        head_dim=None if width == heads * shape.head_size else shape.head_size,
+        d_ff=None if units == plain.ff_size else units,
+    )
 
 
 def _check_operator(text: str) -> str:
@@ -107,6 +149,19 @@ class StageModel:
     """Attention heads per block."""
     n_embd: int | None = Field(default=None, ge=1, le=WIDTH)
     """Width of the residual stream."""
+    n_kv_head: int | None = Field(default=None, ge=1, le=WIDTH)
+    """Heads of keys and values."""
+    head_dim: int | None = Field(default=None, ge=1, le=WIDTH)
+    """Channels of a head."""
+    d_ff: int | None = Field(default=None, ge=1, le=WIDTH)
+    """Hidden units of the MLP."""
+    norm_eps: float | None = Field(default=None, gt=0)
+    """Added inside each norm; `pad` from width d to e makes d / e of it."""
+
+    def applied(self, model: S) -> S:
+        """`model` with what differs."""
+        given = {key: value for key, value in vars(self).items() if value is not None}
+        return replace(model, **given)  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -164,7 +219,8 @@ class Stage:
     model: StageModel = Field(default_factory=StageModel)
     """What differs from `[model]`; in the stages after the first the operators already say it."""
     operators: tuple[Annotated[str, AfterValidator(_check_operator)], ...] = ()
-    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), or as "width:3"."""
+    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), as "width:3", or to a size:
+    "pad:192" (n_embd), "d_ff:512", "n_kv_head:4"."""
     switch: Switch | None = None
     """When this stage ends; not for the last."""
     lr: float | None = Field(default=None, gt=0)
@@ -201,7 +257,8 @@ class StagedGrowth(Method):
     symmetry: Symmetry = "offdiag"
     """What makes a wider model's copies differ: nothing, blocks that cancel (the loss stays), noise (it does not)."""
     depth: Depth = "zero_out_proj"
-    """What a deeper model's new layers compute: the identity in two ways (the loss stays), or a copy (it does not)."""
+    """What a deeper model's new layers compute: the identity in two ways (the loss stays), a copy of each layer after
+    it or of all after all ("copies" too), or random weights (it does not)."""
     dynamics: Literal["target", "small"] = "target"
     """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small":
     matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
@@ -213,17 +270,23 @@ class StagedGrowth(Method):
         if not recipe.stages:
             return
         model = recipe.model
-        for rule in stage_problems((model.n_layer, model.n_head, model.n_embd), recipe.stages):
+        for rule in stage_problems(model, recipe.stages):
             yield "stages", rule
         kinds = {
             kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)
         }
-        if "width" in kinds and (model.norm == "none" or model.init == "unit"):
+        if kinds & {"width", "pad"} and (model.norm == "none" or model.init == "unit"):
             key = 'norm = "none"' if model.norm == "none" else 'init = "unit"'
             rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
         if "depth" in kinds and model.norm == "none" and self.depth == "identity":
             rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
+            yield "staged_growth.depth", rule
+        if "pad" in kinds and model.norm == "layernorm":
+            rule = 'operator pad needs model.norm = "rmsnorm": zeros beside the channels move a layer norm\'s mean; take width'
+            yield "stages", rule
+        if "depth" in kinds and model.mlp != "gelu" and self.depth == "identity":
+            rule = f'must not be "identity" with model.mlp = "{model.mlp}", whose new layers would never learn; take "zero_out_proj"'
             yield "staged_growth.depth", rule
         for index, stage in enumerate(recipe.stages):
             if stage.lr is not None and stage.lr < recipe.optim.min_lr:
@@ -288,28 +351,38 @@ class StagedGrowth(Method):
 
     def preserves_loss(self, operators: Iterable[Operator]) -> bool:
         """Whether these operators, in this section's variants, claim to leave loss and logits as they are."""
-        keeps = {"width": self.symmetry != "noise", "depth": not self.depth.startswith("copy")}
-        return all(keeps[kind] for kind, _ in operators)
+        exact_depth = self.depth in ("identity", "zero_out_proj")
+        keeps = {"width": self.symmetry != "noise", "depth": exact_depth}
+        return all(keeps.get(kind, True) for kind, _ in operators)
 
 
-def shapes_of_stages(target: tuple[int, int, int], stages: Sequence[Stage]) -> list[Shape]:
+def shapes_of_stages(target: S, stages: Sequence[Stage]) -> list[S]:
     """The model of each stage: first `target` with the stage's changes, then what the operators make of it."""
-    first = stages[0].model
-    layers, heads, width = target
-    shapes = [Shape(first.n_layer or layers, first.n_head or heads, first.n_embd or width)]
+    shapes = [stages[0].model.applied(target)]
     for stage in stages[1:]:
-        layers, heads, width = shapes[-1]
-        for kind, factor in map(parse_operator, stage.operators):
-            if kind == "depth":
-                layers *= factor
-            else:
-                heads, width = heads * factor, width * factor
-        shapes.append(Shape(layers, heads, width))
+        shapes.append(reduce(grown_shape, map(parse_operator, stage.operators), shapes[-1]))
     return shapes
 
 
-def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Iterator[str]:
-    """Every rule that the stages of a recipe break; `target` is [model]'s (n_layer, n_head, n_embd)."""
+SIZES = {
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "n_kv_head": "kv_heads",
+    "head_dim": "head_size",
+    "d_ff": "ff_size",
+    "norm_eps": "norm_eps",
+}
+"""Keys of [model] that stages change -> the attribute with the value, given or not."""
+
+
+def sizes_of(model: Dimensions) -> dict[str, float]:
+    """What stages change of a model, given or not, by its key."""
+    return {key: attrgetter(attribute)(model) for key, attribute in SIZES.items()}
+
+
+def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]:
+    """Every rule that the stages of a recipe break; `target` is [model]."""
     if len(stages) == 1:
         yield "one stage is not staged training: add a second [[stages]] with operators, or remove this one"
     for index, stage in enumerate(stages):
@@ -328,20 +401,25 @@ def stage_problems(target: tuple[int, int, int], stages: Sequence[Stage]) -> Ite
             )
     shapes = shapes_of_stages(target, stages)
     for index, (stage, shape) in enumerate(zip(stages, shapes, strict=True)):
-        for name in Shape._fields:
-            wanted, found = getattr(stage.model, name), getattr(shape, name)
-            if wanted is not None and wanted != found:
-                yield f"stage {index}: model.{name} = {wanted}, but its operators make {found} of the stage before"
-        if shape.n_embd % shape.n_head:
-            yield f"stage {index}: n_head = {shape.n_head} must divide n_embd = {shape.n_embd}"
+        sizes = sizes_of(shape)
+        for name, wanted in vars(stage.model).items():
+            if wanted is not None and not math.isclose(wanted, sizes[name], rel_tol=1e-6):
+                yield f"stage {index}: model.{name} = {wanted}, but its operators make {sizes[name]} of the stage before"
+        for name, rule in shape.misfits():
+            yield f"stage {index}: {name} = {sizes[name]} {rule.replace('model.', '')}"
+        before = sizes_of(shapes[max(0, index - 1)])
+        for kind, value in map(parse_operator, stage.operators):
+            key = "n_embd" if kind == "pad" else kind
+            if key in before and value < before[key]:
+                yield f"stage {index}: {kind}:{value} is less than the stage before's {key} = {before[key]}; growth makes no model smaller"
     if len(stages) > 1:
-        for name, wanted, found in zip(Shape._fields, target, shapes[-1], strict=True):
-            first = getattr(shapes[0], name)
-            if wanted < first:
-                yield f"stage 0 has {name} = {first}, more than [model]'s {wanted}; growth makes no model smaller"
-            elif wanted != found:
+        start, end = sizes_of(shapes[0]), sizes_of(shapes[-1])
+        for name, wanted in sizes_of(target).items():
+            if name in ("n_layer", "n_head", "n_embd") and wanted < start[name]:
+                yield f"stage 0 has {name} = {start[name]}, more than [model]'s {wanted}; growth makes no model smaller"
+            elif not math.isclose(wanted, end[name], rel_tol=1e-6):
                 yield (
-                    f"the operators end at {name} = {found}, but [model] has {wanted}: the last stage trains [model]; "
+                    f"the operators end at {name} = {end[name]}, but [model] has {wanted}: the last stage trains [model]; "
                     "change stage 0's model or the operators"
                 )
 
@@ -370,11 +448,13 @@ def default_schedule_ratio(operators: Iterable[Operator]) -> float:
     """rho = S_target / S_small of these operators together, from the authors' constants per doubling
     (`SAME_LOSS_STEPS`).
 
-    A factor k other than 2 counts as log2(k) doublings, which is our extension.
+    A factor k other than 2 counts as log2(k) doublings, which is our extension. Operators to a size count nothing: set
+    `schedule_ratio` for them.
     """
     doublings = {"depth": 0.0, "width": 0.0}
     for kind, factor in operators:
-        doublings[kind] += math.log2(factor)
+        if kind in doublings:
+            doublings[kind] += math.log2(factor)
     both = min(doublings.values())
     return SAME_LOSS_STEPS_BOTH**-both * math.prod(
         SAME_LOSS_STEPS[k] ** -(n - both) for k, n in doublings.items()

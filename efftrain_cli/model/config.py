@@ -32,6 +32,7 @@ class Dimensions:
     d_ff: int | None
     mlp: Mlp
     positions: Positions
+    norm_eps: float
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """(field, rule) of each size that does not fit the others."""

@@ -72,10 +72,7 @@ class Recipe:
         """The model that a stage (from 0) trains: [model] where there are none, in the last, and with None."""
         if stage is None or not self.stages:
             return self.model
-        shapes = shapes_of_stages(
-            (self.model.n_layer, self.model.n_head, self.model.n_embd), self.stages
-        )
-        return replace(self.model, **shapes[stage]._asdict())
+        return shapes_of_stages(self.model, self.stages)[stage]
 
     def optim_at(self, stage: int) -> Optim:
         """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""

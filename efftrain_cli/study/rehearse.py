@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.staged_growth import Shape, StageModel, parse_operator
+from efftrain_cli.methods.staged_growth import StageModel, grown_shape, parse_operator, sizes_of
 from efftrain_cli.plan.plan import shares
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
-from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
+from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import runs_in
 from efftrain_cli.study.file import Arm, StudyFile
@@ -104,7 +104,7 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         moved |= method.shortened(recipe, STEPS // 2, batch_size)
     if stages := moved.get("stages"):
         smaller = [
-            StageModel(n_layer=shape.n_layer, n_head=shape.n_head, n_embd=shape.n_embd)
+            StageModel(**sizes_of(shape))  # type: ignore[arg-type]
             for shape in shapes[:-1]
         ]
         moved["stages"] = tuple(
@@ -132,13 +132,7 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     try:
         return replace(
             recipe,
-            model=replace(
-                recipe.model,
-                n_layer=last.n_layer,
-                n_head=last.n_head,
-                n_embd=last.n_embd,
-                seq_len=seq_len,
-            ),
+            model=replace(last, seq_len=seq_len),
             data=Data(
                 train=str((folder / "text.txt").absolute()),
                 valid=str((folder / "valid.txt").absolute()),
@@ -166,24 +160,37 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         ) from None
 
 
-def _toy_shapes(recipe: Recipe) -> list[Shape]:
+def _toy_shapes(recipe: Recipe) -> list[Model]:
     """Tiny shapes of every stage, grown by the recipe's own factors; one shape where there are no stages."""
     if not recipe.stages:
         heads = min(recipe.model.n_head, 2)
         modules = 1 if recipe.ouroboros is None else recipe.ouroboros.modules
         # Every module between the first and the last has a block.
         layers = max(min(recipe.model.n_layer, 2), modules - 2)
-        return [Shape(layers, heads, heads * EMBD_PER_HEAD)]
-    shape = Shape(1, 1, EMBD_PER_HEAD)
+        return [_toy_model(recipe.model, layers, heads)]
+    shape = _toy_model(recipe.model, 1, 1)
     shapes = []
     for stage in recipe.stages:
-        for kind, factor in map(parse_operator, stage.operators):
-            if kind == "depth":
-                shape = shape._replace(n_layer=shape.n_layer * factor)
-            else:
-                shape = shape._replace(n_head=shape.n_head * factor, n_embd=shape.n_embd * factor)
+        for operator in map(parse_operator, stage.operators):
+            if operator.kind not in ("depth", "width"):
+                raise UsageError(
+                    f"operator {operator.kind} sets a size, which no toy model has: it cannot be rehearsed"
+                )
+            shape = grown_shape(shape, operator)
         shapes.append(shape)
     return shapes
+
+
+def _toy_model(model: Model, layers: int, heads: int) -> Model:
+    return replace(
+        model,
+        n_layer=layers,
+        n_head=heads,
+        n_embd=heads * EMBD_PER_HEAD,
+        n_kv_head=None,
+        head_dim=None,
+        d_ff=None,
+    )
 
 
 def _text(size: int, seed: int) -> str:

@@ -78,7 +78,8 @@ def build_optimizer(
         and recipe.staged_growth.dynamics == "small"
     ):
         factor = model.config.n_embd // recipe.model_at(0).n_embd
-        scales = {name: small_model_scales(kind, factor) for name, kind in kinds.items()}
+        tied = model.config.tied
+        scales = {name: small_model_scales(kind, factor, tied) for name, kind in kinds.items()}
     return AdamW(
         parameters,
         kinds,

@@ -194,7 +194,7 @@ def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
     if factor == 1:
         return None
     with torch.no_grad():
-        asymmetry = width_asymmetry(model_tensors(state), factor)
+        asymmetry = width_asymmetry(model_tensors(state), factor, state.model.config)
     if asymmetry > SYMMETRY_TOLERANCE:
         return None
     return (

@@ -102,7 +102,7 @@ def test_asymmetry_tells_copies_from_parted_ways(symmetry, parts):
     wide = model_of(grown)
     optimizer = adamw(wide, grown, 0.1)
     train_steps(wide, optimizer, 20, 10)
-    asymmetry = width_asymmetry(state_after(wide, optimizer).parameters, 2)
+    asymmetry = width_asymmetry(state_after(wide, optimizer).parameters, 2, wide.config)
     assert (asymmetry > 1e-3) == parts, asymmetry
     if not parts:
         assert asymmetry < 1e-10
