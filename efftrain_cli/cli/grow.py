@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PLAN = "With --plan"
 Moments = Literal["ema", "paper", "reset"]
 Symmetry = Literal["offdiag", "noise", "none"]
-Depth = Literal["zero_out_proj", "identity", "copy_interleave", "copy_append"]
+Depth = Literal["zero_out_proj", "identity", "copy_interleave", "copy_append", "copies", "random"]
 Batch = Literal["fixed", "varying"]
 
 
@@ -41,7 +41,8 @@ def grow(
     operator: Annotated[
         list[str] | None,
         Option(
-            help="width or depth (x 2), or with a factor, width:3. Repeatable, in order.",
+            help="width or depth (x 2), with a factor, width:3, or to a size, pad:192 (n_embd), d_ff:512, n_kv_head:4. Repeatable, "
+            "in order.",
             show_default=False,
         ),
     ] = None,

@@ -33,18 +33,35 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
     return softcap * torch.tanh(wide / softcap)
 
 
+def summed_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """Summed cross-entropy, nats, and summed squares of log-sum-exp, of `capped` logits (tokens, V): (2,) fp32.
+
+    Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5, for the second.
+    """
+    squares = torch.logsumexp(logits, dim=-1).square().sum()
+    return torch.stack([F.cross_entropy(logits, targets, reduction="sum"), squares])
+
+
 def summed_cross_entropy(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None = None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    softcap: float | None = None,
+    with_squares: bool = False,
 ) -> Tensor:
-    """Summed cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against `targets`.
+    """Summed cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against `targets`; with
+    `with_squares` `summed_losses`, (2,).
 
     Args:
         x: (tokens, n_embd).
         weight: (rows, n_embd); rows from `vocab_size` on are padding, enter nothing and get a gradient of exactly 0.
         targets: int64 (tokens,).
     """
-    if torch.compiler.is_compiling():
+    if with_squares or torch.compiler.is_compiling():
         logits = capped(F.linear(x, weight)[:, :vocab_size].float(), softcap)
+        if with_squares:
+            return summed_losses(logits, targets)
         return F.cross_entropy(logits, targets, reduction="sum")
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)

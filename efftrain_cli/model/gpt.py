@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.config import GPTConfig as GPTConfig
-from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy, summed_losses
 from efftrain_cli.model.flops import FlopsPerToken, channels, flops_per_token
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.linear import NarrowHead
@@ -264,6 +264,8 @@ class GPT(nn.Module):
         )
         self.lockstep = False
         """Several ranks make each call of `loss_sum` together, because each keeps a share of the weights."""
+        self.with_squares = False
+        """Training also asks for the squares of log-sum-exp, the z-loss."""
         self.narrow_head: NarrowHead | None = None
         """Computes the product with the vocabulary in an accumulator of its choice; None: as PyTorch does."""
         self.residual_dtype = torch.float32
@@ -393,14 +395,18 @@ class GPT(nn.Module):
         return capped(logits[..., : self.config.vocab_size], self.config.softcap)
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T)."""
+        """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T). While
+        gradients are wanted of a model `with_squares`, `summed_losses`, (2,)."""
         x, config = self.before_head(x).flatten(0, -2), self.config
+        with_squares = self.with_squares and torch.is_grad_enabled()
         if self.narrow_head is not None:
             logits = self.narrow_head(x, self.head_weight)[:, : config.vocab_size].float()
             logits = capped(logits, config.softcap)
+            if with_squares:
+                return summed_losses(logits, targets.flatten())
             return F.cross_entropy(logits, targets.flatten(), reduction="sum")
         return summed_cross_entropy(
-            x, self.head_weight, targets.flatten(), config.vocab_size, config.softcap
+            x, self.head_weight, targets.flatten(), config.vocab_size, config.softcap, with_squares
         )
 
     def loss_sum(

@@ -104,14 +104,14 @@ LARGEST = {
 """config.json's sizes and the largest that are believed."""
 
 LLAMA_LARGEST = {
-    "num_hidden_layers": 1024,
-    "num_attention_heads": 1024,
-    "num_key_value_heads": 1024,
-    "head_dim": 1 << 12,
-    "hidden_size": 1 << 17,
-    "intermediate_size": 1 << 20,
-    "max_position_embeddings": 1 << 20,
-    "vocab_size": 1 << 24,
+    "num_hidden_layers": bounds.LAYERS,
+    "num_attention_heads": bounds.HEADS,
+    "num_key_value_heads": bounds.HEADS,
+    "head_dim": bounds.WIDTH,
+    "hidden_size": bounds.WIDTH,
+    "intermediate_size": bounds.WIDTH,
+    "max_position_embeddings": bounds.CONTEXT,
+    "vocab_size": bounds.VOCABULARY,
 }
 """The same for Llama and Qwen3."""
 
@@ -359,7 +359,7 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     read = _ConfigReader(hf_config, ARCHITECTURE)
     sizes = {key: read.size(key, largest) for key, largest in LARGEST.items()}
     heads, width = sizes["n_head"], sizes["n_embd"]
-    units = read.size("n_inner", 1 << 20, 4 * width)
+    units = read.size("n_inner", 4 * bounds.WIDTH, 4 * width)
     read.require(width % heads == 0, "n_head", f"a divisor of n_embd = {width}")
     eps = read.number("layer_norm_epsilon", 1e-5)
     read.finish()
@@ -378,8 +378,8 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
 def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPTConfig:
     qwen = hf_config["model_type"] == "qwen3"
     read = _ConfigReader(hf_config, LLAMA_ARCHITECTURE)
-    heads = read.size("num_attention_heads", 1024)
-    width = read.size("hidden_size", 1 << 17)
+    heads = read.size("num_attention_heads", bounds.HEADS)
+    width = read.size("hidden_size", bounds.WIDTH)
     optional = {
         "num_key_value_heads": 32 if qwen else heads,
         "head_dim": 128 if qwen else max(1, width // heads),

@@ -70,6 +70,11 @@ def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
             "optim.muon_lr",
             f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
         )
+    ouroboros = recipe.methods.get("ouroboros")
+    late = ouroboros is not None and ouroboros.modules > 1
+    if optim.z_loss and (late or (recipe.parallel and recipe.parallel.strategy == "shard")):
+        rule = 'must be 0 with ouroboros and parallel.strategy = "shard", which minimize the cross-entropy alone'
+        yield "optim.z_loss", rule
     if optim.min_lr > optim.lr:
         yield (
             "optim.min_lr",

@@ -40,13 +40,13 @@ class Model(Dimensions):
     """Initialization: GPT-2's, N(0, 0.02) with projections over sqrt(2 n_layer); "hf", N(0, 0.02) throughout; or "unit"
     variance throughout (embeddings, fan-in matrices, projections over sqrt(2 n_layer), logits over sqrt(n_embd)), for
     models without norms."""
-    n_kv_head: int | None = Field(default=None, ge=1)
+    n_kv_head: int | None = Field(default=None, ge=1, le=HEADS)
     """Heads of keys and values, each for as many query heads; divides n_head. Default: n_head."""
-    head_dim: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=1, le=WIDTH)
     """Channels of a head; default: n_embd / n_head."""
     mlp: Mlp = "gelu"
     """The MLP: GELU, SwiGLU (a gate beside the hidden units), or squared ReLU."""
-    d_ff: int | None = Field(default=None, ge=1)
+    d_ff: int | None = Field(default=None, ge=1, le=WIDTH)
     """Hidden units of the MLP; default: 4 n_embd, with SwiGLU 8/3 n_embd rounded up to a multiple of 32."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the variance, or mean square, inside each norm."""
@@ -142,6 +142,8 @@ class Optim:
     """Decoupled weight decay, on matrices except the position embeddings."""
     grad_clip: float = Field(default=1.0, ge=0)
     """Largest global l2 norm of the gradient; 0 clips nothing."""
+    z_loss: float = Field(default=0.0, ge=0)
+    """Factor of the mean square of the logits' log-sum-exp, minimized beside the cross-entropy and reported apart."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup."""
     schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"

@@ -58,6 +58,7 @@ def build_objective(
     standardization = recipe.standardization_loss
     if standardization is not None:
         standardization.attach(model)
+    model.with_squares = recipe.optim.z_loss > 0
 
     def objective(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
@@ -67,7 +68,10 @@ def build_objective(
                 return {"ce": model.loss_sum(tokens, targets, gates, scales, recompute)}
             terms: list[Tensor] = []
             x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block, terms)
-            losses = {"ce": parts.head_loss_sum(x, targets)}
+            summed = parts.head_loss_sum(x, targets)
+            losses = {"ce": summed}
+            if model.with_squares:
+                losses = {"ce": summed[0], "z_loss": summed[1]}
             if standardization is not None:
                 divergences = standardization.of_sites(terms, gates, x, len(model.h))
                 losses["standardization_loss"] = divergences * targets.numel()
@@ -84,6 +88,9 @@ class Terms:
     def __init__(self, recipe: Recipe, model: GPT, device: torch.device) -> None:
         self.zeros = {"ce": torch.zeros((), device=device)}
         """Losses of no micro-batch."""
+        self._z_loss = recipe.optim.z_loss
+        if self._z_loss:
+            self.zeros["z_loss"] = torch.zeros((), device=device)
         self._n_layer = len(model.h)
         self._standardization = recipe.standardization_loss
         if self._standardization is not None:
@@ -93,17 +100,21 @@ class Terms:
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         """Return what is minimized, 0-d."""
-        section = self._standardization
+        total, section = losses["ce"], self._standardization
+        if self._z_loss:
+            total = total + self._z_loss * losses["z_loss"]
         if section is None or not section.weight:
-            return losses["ce"]
+            return total
         divergence = (losses["standardization_loss"] * self._site_shares).sum()
-        return losses["ce"] + section.weight * divergence
+        return total + section.weight * divergence
 
     def columns(
         self, losses: Mapping[str, Tensor], plan: StepPlan, gates: Sequence[Gates]
     ) -> dict[str, Tensor]:
         """Return the columns of a whole step's losses."""
         columns = {"loss": losses["ce"]}
+        if self._z_loss:
+            columns["z_loss"] = self._z_loss * losses["z_loss"]
         if self._standardization is None:
             return columns
         return columns | self._standardization.measures(

@@ -70,6 +70,7 @@ SHARDED = {
     "length warmup": CASES["length warmup"],
     # Of one sequence each, so that some ranks have none of 5 left.
     "batch warmup": "[batch_size_warmup]\nstart = 5\nincrement = 11\nsequences = 20",
+    "llama": '[model]\narch = "llama"\nn_kv_head = 1\nqk_norm = true\ntied = false',
 }
 """Cases that are trained once with the state replicated and once with shares of it."""
 
@@ -86,10 +87,11 @@ BESIDE = {
 def recipe_of(
     folder: Path, text: str, extra: str, train: str = "micro_batch_tokens = 64"
 ) -> Recipe:
-    """The recipe of a case; `extra` may repeat [optim] to change keys of it."""
+    """The recipe of a case; `extra` may repeat [optim] or [model] to add keys to it."""
     base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", train)
-    if extra.startswith("[optim]"):
-        base, extra = base.replace("[optim]", extra), ""
+    section = extra.partition("\n")[0]
+    if section in ("[optim]", "[model]"):
+        base, extra = base.replace(section, extra), ""
     path = folder / "case.toml"
     path.write_text(f"{base}\n{extra}\n")
     return load_recipe(str(path))

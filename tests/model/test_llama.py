@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy
+from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy, summed_losses
 from efftrain_cli.model.flops import (
     flops_per_token,
     inner_parameters,
@@ -18,6 +20,11 @@ from efftrain_cli.model.flops import (
 )
 from efftrain_cli.model.gpt import GPT, MLP, RMSNorm, Rope
 from efftrain_cli.model.kernels import attention_kernels
+from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.training.build import build_model
+from efftrain_cli.training.gradient import build_forward_backward
+from tests.tiny import random_batch
 
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
 TOY_A = GPTConfig(
@@ -267,3 +274,41 @@ def test_initializations() -> None:
 def test_sizes_that_do_not_fit_are_named(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GPT(replace(TOY_A, **changes))  # type: ignore[arg-type]
+
+
+def test_squares_of_log_sum_exp_by_hand() -> None:
+    """Logits (1, 2, 3) and (0, 0, 0), targets 2 and 0: CE .75310913 and 1e-4 of the mean square 6.40936368e-4."""
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    ce, squares = (summed_losses(logits, torch.tensor([2, 0])) / 2).tolist()
+    assert ce == pytest.approx(0.75310913, rel=1e-6)
+    assert 1e-4 * squares == pytest.approx(6.40936368e-4, rel=1e-6)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_z_loss_is_minimized_and_reported_apart(softcap: float | None) -> None:
+    recipe = load_recipe(
+        "small",
+        [
+            *("model.n_layer=1", "model.n_head=1", "model.n_embd=16", "model.seq_len=8"),
+            *("train.batch_size=4", "train.micro_batch_tokens=16", "optim.z_loss=0.1"),
+            f"model.softcap={softcap or 'false'}",
+        ],
+    )
+    model, plan = build_model(recipe, 64, torch.device("cpu")), plan_step(recipe, Progress())
+    batch = random_batch(plan)
+    result = build_forward_backward(recipe, model, torch.device("cpu"))(batch, plan)
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    logits = model(batch.tokens).flatten(0, 1)
+    ce = torch.nn.functional.cross_entropy(logits, batch.targets.flatten())
+    z = 0.1 * torch.logsumexp(logits, -1).square().mean()
+    (ce + z).backward()
+    assert result.scalars["loss"].item() == pytest.approx(ce.item(), rel=1e-5)
+    assert result.scalars["z_loss"].item() == pytest.approx(z.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        assert model.loss_sum(batch.tokens, batch.targets).item() / 32 == pytest.approx(ce.item())
+    with pytest.raises(RecipeError, match=r"optim\.z_loss = 0\.1"):
+        load_recipe("small", ["optim.z_loss=0.1", "parallel.strategy=shard"])

@@ -54,8 +54,28 @@ GROWING = load_recipe(
         'stages=[{model={n_layer=1}, switch={rule="tokens", value=512}}, {operators=["depth"]}]',
     ],
 )  # fmt: skip
+LLAMA = replace(
+    BASELINE,
+    model=replace(
+        BASELINE.model,
+        norm="rmsnorm",
+        mlp="swiglu",
+        positions="rope",
+        bias=False,
+        n_kv_head=1,
+        qk_norm=True,
+        tied=False,
+        softcap=20.0,
+    ),
+)
 RUNS: dict[str, tuple[Recipe, int]] = {
     "baseline": (BASELINE, 1),
+    "llama": (LLAMA, 1),
+    "llama, length warmup": (replace(LLAMA, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
+    "llama, layer drop": (
+        replace(LLAMA, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)),
+        2,
+    ),
     # The full shape, and one for every other length; both its dimensions stay above 1.
     "length warmup": (replace(BASELINE, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
     # A block and the head.

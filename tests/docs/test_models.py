@@ -1,0 +1,40 @@
+"""docs/models.md: its commands run, and its table of defaults is the program's."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from efftrain_cli.recipe.recipe import load_recipe
+from tests.conftest import REPOSITORY, Efftrain
+
+PAGE = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(efftrain: Efftrain, command: str) -> None:
+    program, *arguments = shlex.split(command)
+    assert program == "efftrain"
+    done = efftrain(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("column", [1, 2], ids=["gpt2", "llama"])
+def test_defaults_are_the_programs(column: int) -> None:
+    arch = ("gpt2", "llama")[column - 1]
+    model = load_recipe("small", [f"model.arch={arch}"]).model
+    rows = [line.split("|")[1:] for line in PAGE.splitlines() if line.startswith("| `")]
+    told = {row[0].strip(" `"): row[column].strip() for row in rows if len(row) == 5}
+    for key in ("norm", "mlp", "positions", "init"):
+        assert told[key].split(",")[0].strip('`"') == vars(model)[key]
+    for key in ("bias", "qk_norm", "tied"):
+        assert told[key].strip("`") == str(vars(model)[key]).lower()
+    assert float(told["norm_eps"]) == model.norm_eps
