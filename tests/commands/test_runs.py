@@ -49,7 +49,7 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
     assert small.best_val_loss == expected and small.age_seconds < 60
     out = run("list")
     assert f"{expected:.4f}" in out.stdout and "51.2K of 102.4K" in out.stdout
-    assert "newer efftrain" in out.stderr
+    assert "is newer: update efftrain" in out.stderr
     value = json.loads(run("list", "small-*", "--format", "json").stdout)
     assert [entry["name"] for entry in value] == ["small-seed3"]
 
