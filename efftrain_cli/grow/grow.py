@@ -205,16 +205,16 @@ def grown_recipe(
         raise UsageError(found) from None
     stages = (*earlier, last)
     unchanged = dataclasses.replace(stages[0], model=StageModel())
-    model = shapes_of_stages(first, [unchanged, *stages[1:]])[-1]
-    # Stage 0 says what [model] would not make of it.
-    sizes = {
-        key: size
-        for key, size in sizes_of(first).items()
-        if key in ("n_layer", "n_head", "n_embd") or vars(first)[key] != vars(model)[key]
-    }
-    named = dataclasses.replace(stages[0], model=StageModel(**sizes))  # type: ignore[arg-type]
-    stages = (named, *stages[1:])
     try:
+        model = shapes_of_stages(first, [unchanged, *stages[1:]])[-1]
+        # Stage 0 says what [model] would not make of it.
+        sizes = {
+            key: size
+            for key, size in sizes_of(first).items()
+            if key in ("n_layer", "n_head", "n_embd") or vars(first)[key] != vars(model)[key]
+        }
+        named = dataclasses.replace(stages[0], model=StageModel(**sizes))  # type: ignore[arg-type]
+        stages = (named, *stages[1:])
         recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
     except ValidationError as error:
         wrong = []

@@ -46,7 +46,7 @@ from typing import (
     get_args,
 )
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
@@ -399,7 +399,17 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
             yield from (
                 f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index])
             )
-    shapes = shapes_of_stages(target, stages)
+    if not isinstance(target, Dimensions):
+        return  # [model] has mistakes of its own, so no stage's shape is known
+
+    try:
+        shapes = shapes_of_stages(target, stages)
+    except ValidationError as error:
+        for entry in error.errors():
+            name = ".".join(map(str, entry["loc"]))
+            yield f"the stages grow model.{name} to {entry['input']}: {entry['msg'].lower()}"
+        return
+
     for index, (stage, shape) in enumerate(zip(stages, shapes, strict=True)):
         sizes = sizes_of(shape)
         for name, wanted in vars(stage.model).items():

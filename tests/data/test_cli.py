@@ -85,7 +85,7 @@ def test_mistakes_in_the_data_exit_with_3_and_no_traceback(
     (tmp_path / "bad.txt").write_bytes(b"fine\nnot \xff fine\n")
     bad = efftrain("pretrain", "--recipe", recipe, "--set", "data.train=bad.txt")
     assert bad.returncode == 3 and "Traceback" not in bad.stderr
-    assert "bad.txt:2:9: not UTF-8: byte 0xff" in bad.stderr
+    assert "bad.txt:2, byte 9: not UTF-8: byte 0xff" in bad.stderr
     assert not (tmp_path / "runs").exists()
 
 

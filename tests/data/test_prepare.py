@@ -151,7 +151,8 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache: Path, storie
         corpus.manifest["skipped"] == 1 and corpus.train.documents + corpus.valid.documents == 2000
     )
     with pytest.raises(
-        DataError, match=r"1 documents cannot be read: .*stories\.jsonl:2001:.*on_bad_document"
+        DataError,
+        match=r"1 documents cannot be read: .*stories\.jsonl:2001, byte 153428: .*on_bad_document",
     ):
         prepare(data(stories))
 

@@ -12,15 +12,19 @@ import torch
 from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_width
 from efftrain_cli.methods.staged_growth import (
     Operator,
+    Stage,
     StagedGrowth,
+    Switch,
     default_schedule_ratio,
     log_log_slope,
     parse_operator,
     rewarmup_factor,
+    stage_problems,
 )
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.rules import warnings_of
+from efftrain_cli.recipe.sections import Model
 from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, state_of, tokens_of
 
 PRESERVING = [
@@ -309,4 +313,13 @@ def test_a_schedule_that_cannot_reach_min_lr_is_warned_of() -> None:
     by_loss = ["optim.decay_tokens=false", 'stages.0.switch={ rule = "loss", value = 3 }']
     assert warnings_of(load_recipe("small-staged-depth", by_loss)) == [], (
         "not known before training"
+    )
+
+
+def test_stages_that_outgrow_every_limit_are_a_mistake_of_the_recipe() -> None:
+    stages = [Stage(switch=Switch(rule="steps", value=5)), Stage(operators=("width:1000",))]
+    model = Model(n_layer=2, n_head=2, n_embd=16, seq_len=32)
+    (rule,) = stage_problems(model, stages)
+    assert (
+        rule == "the stages grow model.n_head to 2000: input should be less than or equal to 1024"
     )
