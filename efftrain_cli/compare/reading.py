@@ -240,8 +240,12 @@ def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
 
 
 def status_of(run: RunDirectory, rows: Metrics) -> str:
-    """ "running", "finished", "stopped", "diverged", "not started", or "crashed": it is not finished, nobody owns it,
-    and its last event is not an orderly end."""
+    """Return "running", "finished", "stopped", "diverged", "not started" or "crashed".
+
+    A run is finished if its budget is used up and its last step has a validation loss: one that was stopped in its
+    last evaluation has none yet, and one whose last validation loss was not finite has none either. A run that nobody
+    owns and that ended without saying so crashed.
+    """
     if run.locked:
         return "running"
     tokens = rows.columns["tokens"]
@@ -249,7 +253,8 @@ def status_of(run: RunDirectory, rows: Metrics) -> str:
         return "not started"
     budget = run.recipe.get("train", {}).get("tokens", math.inf)
     last_nonfinite = rows.columns["nonfinite"][-1] > 0
-    if _last(tokens) >= budget and not last_nonfinite:
+    is_evaluated = math.isfinite(rows.columns["val_loss"][-1])
+    if _last(tokens) >= budget and is_evaluated and not last_nonfinite:
         return "finished"
     end = _end(run)
     if last_nonfinite or end == "diverged":

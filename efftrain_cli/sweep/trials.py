@@ -257,7 +257,7 @@ def state_of(trial: Trial) -> str:
         )
     if not (path / "metrics.jsonl").exists():
         return "running" if run.locked else "unfinished"
-    status = status_of(run, read_metrics(path, ("step", "tokens", "nonfinite")))
+    status = status_of(run, read_metrics(path, ("step", "tokens", "nonfinite", "val_loss")))
     return status if status in ("running", *ENDED) else "unfinished"
 
 

@@ -45,13 +45,22 @@ def test_sigterm(lab: Laboratory, window: str) -> None:
     lab.assert_equal_runs("cut", "whole", 20)
 
 
+def status(lab: Laboratory, name: str) -> str:
+    """Return how `runs list` calls a run."""
+    (run,) = json.loads(lab.call("runs", "list", name, "--format", "json").out.read_text())
+    return run["status"]
+
+
 def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory) -> None:
+    """F102: the run counts as stopped until it is resumed."""
     process = stalled(
         lab, lab.recipe(), WINDOWS["evaluation"][0].replace("calls == 3", "calls == 5")
     )  # that of step 20
     process.kill(signal.SIGTERM)
     assert process.wait() == 75 and lab.last_step("cut") == 20
+    assert status(lab, "cut") == "stopped"
     first, second = (lab.call("pretrain", "--resume", "cut") for _ in range(2))
+    assert status(lab, "cut") == "finished"
     assert first.code == second.code == 0
     assert "result " in first.out.read_text() and "nothing to train" in second.out.read_text()
     losses = [
@@ -59,6 +68,8 @@ def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory)
         for line in (lab.run("cut") / "metrics.jsonl").read_text().splitlines()
     ]
     assert len(losses) == 22 and losses[-1] is not None and losses[-2] is None
+    lab.call("pretrain", "--recipe", lab.recipe(), "--name", "whole", "--no-probe")
+    lab.assert_equal_runs("cut", "whole", 20)
 
 
 def test_sigterm_while_data_is_prepared(lab: Laboratory) -> None:

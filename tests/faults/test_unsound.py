@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 
@@ -126,6 +127,25 @@ trainer.evaluate = broken
     assert "step 10: the validation loss is not finite" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.call(*command_in(process)).code == 0
+
+
+def test_a_run_whose_last_validation_loss_is_not_finite_diverged(lab: Laboratory) -> None:
+    """F103."""
+    inject = """
+import efftrain_cli.training.trainer as trainer
+evaluate, calls = trainer.evaluate, 0
+
+def broken(*args):
+    global calls
+    calls += 1
+    return evaluate(*args) * (float("nan") if calls == 5 else 1.0)  # steps 0, 5, 10, 15, 20
+
+trainer.evaluate = broken
+"""
+    words = ("--recipe", lab.recipe(), "--name", "r", "--no-probe")
+    assert lab.call("pretrain", *words, inject=inject).code == 4
+    (run,) = json.loads(lab.call("runs", "list", "--format", "json").out.read_text())
+    assert lab.last_step("r") == 20 and run["status"] == "diverged"
 
 
 def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
