@@ -23,6 +23,7 @@ from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.training.checkpoints import save
 from tests.faults.conftest import RECIPE, call
+from tests.launch import Laboratory
 from tests.tiny import fresh
 from tests.trained_run import make_run
 
@@ -88,8 +89,7 @@ def die_at(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["import"])  # a growth computes, which a forked child cannot
-def test_a_kill_leaves_no_run_without_its_checkpoint(home: Path, kind: str) -> None:
+def test_a_killed_import_leaves_no_run_without_its_checkpoint(home: Path) -> None:
     """F86: before every operation on the disk."""
     number, appeared = 0, 0
     while True:
@@ -99,7 +99,7 @@ def test_a_kill_leaves_no_run_without_its_checkpoint(home: Path, kind: str) -> N
             try:
                 torch.set_num_threads(1)
                 die_at(number)
-                MAKERS[kind](home)
+                make_import(home)
                 os._exit(0)
             except BaseException as error:
                 print(repr(error))
@@ -118,6 +118,31 @@ def test_a_kill_leaves_no_run_without_its_checkpoint(home: Path, kind: str) -> N
         assert code == 9
     assert number > 15 and appeared > 1
     assert temporaries(home) == []
+
+
+@pytest.mark.slow
+def test_a_killed_growth_leaves_no_run_without_its_checkpoint(lab: Laboratory) -> None:
+    """F86: before every operation on the disk; the source is untouched."""
+    steps = ("--steps", "2", "--no-probe")
+    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", *steps).code == 0
+    source = lab.checkpoints("r")
+    number = appeared = 0
+    code = 9
+    while code == 9:
+        number += 1
+        inject = f"from tests.faults.test_made_beside import die_at; die_at({number})"
+        words = ("r", "--operator", "depth", "--name", "made", "--device", "cpu")
+        process = lab.call("grow", *words, inject=inject)
+        code = process.code
+        assert code in (0, 9), process.err.read_text()
+        if lab.run("made").exists():
+            appeared += 1
+            verify_checkpoint(checkpoints_of(lab.run("made"))[-1])
+            shutil.rmtree(lab.run("made"))
+        assert len(list((lab.folder / "runs").glob(".*"))) <= 1  # the next start clears it away
+        assert lab.checkpoints("r") == source
+    assert number > 10 and appeared > 1
+    assert temporaries(lab.folder) == []
 
 
 @pytest.mark.parametrize("kind", MAKERS)
