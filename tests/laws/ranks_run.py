@@ -91,7 +91,8 @@ def recipe_of(
     base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", train)
     section = extra.partition("\n")[0]
     if section in ("[optim]", "[model]"):
-        base, extra = base.replace(section, extra), ""
+        first, bracket, rest = extra.partition("\n[")
+        base, extra = base.replace(section, first), bracket + rest
     path = folder / "case.toml"
     path.write_text(f"{base}\n{extra}\n")
     return load_recipe(str(path))
