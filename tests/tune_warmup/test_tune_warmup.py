@@ -326,6 +326,12 @@ def test_a_budget_that_is_none_is_refused(efftrain: Efftrain, budget: str) -> No
     assert "write a share of a full run, such as 10%" in result.stderr
 
 
+def test_an_empty_budget_is_refused(efftrain: Efftrain) -> None:
+    result = efftrain("tune-warmup", "--recipe", "small-slw", "--plan", "--budget", "")
+    assert result.returncode == 2
+    assert "--budget is empty\ngive it a value, or leave it out" in result.stderr
+
+
 def test_budgets_are_shares_or_tokens() -> None:
     from efftrain_cli.cli.tune_warmup import parse_budget
 
