@@ -183,7 +183,6 @@ def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
     for pid in wandb_cores(lab.run("r")):
         os.kill(pid, signal.SIGKILL)
     said = said_by_undisturbed(process, lab)
-    # Which of wandb's threads notices first decides its words.
-    assert said.count("warning: ") == 1 and (
-        "wandb-core exited" in said or "Connection lost" in said
-    )
+    # Which of wandb's threads notices first decides its words, even their number.
+    assert said.count("warning: ") == 1
+    assert said.startswith("warning: wandb")
