@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.engine import Verdict, correct, verdict
-from efftrain_cli.compare.fairness import INCOMPARABLE, check
 from efftrain_cli.compare.groups import (
     BEST_RULE,
     Group,

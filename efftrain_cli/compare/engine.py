@@ -16,7 +16,7 @@ import numpy as np
 from scipy import special
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.fairness import why_cost_not_judged
+from efftrain_cli.compare.comparability import why_cost_not_judged
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
 from efftrain_cli.compare.measures import (
@@ -95,7 +95,7 @@ class Verdict:
     outcome: Outcome = "undecided"
     opposite: bool = False
     """Undecided, and the test says the opposite of what was asked: worse, or beyond the margin."""
-    could_see: float | None = None
+    min_detectable_effect: float | None = None
     """The smallest true difference that such a study shows with power 0.8; for ratios the factor less 1."""
     why: Why | None = None
     """Why nothing is judged; None where it is."""
@@ -172,7 +172,7 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
                 p_equivalent=equal.get(i),
                 outcome=outcome,
                 opposite=each.opposite and outcome == "undecided",
-                could_see=_could_see(each, looks, len(p)),
+                min_detectable_effect=_min_detectable_effect(each, looks, len(p)),
             )
         found.append(each)
     return found
@@ -189,7 +189,7 @@ def _holm(p_values: Sequence[float | None]) -> dict[int, float]:
     return dict(zip(there, inference.holm(list(there.values())), strict=True))
 
 
-def _could_see(each: Verdict, looks: Looks, comparisons: int) -> float | None:
+def _min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> float | None:
     """The smallest true difference, planned for the strictest of Holm's steps."""
     if each.exact is not None:
         return None

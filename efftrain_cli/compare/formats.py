@@ -208,7 +208,7 @@ def _test(found: Verdict) -> dict[str, Any]:
         "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
         "exact": exact and asdict(exact) | {"wins": _number(exact.wins)},
         "p_equivalent": found.p_equivalent,
-        "could_see": found.could_see,
+        "could_see": found.min_detectable_effect,
         "items": found.items and asdict(found.items),
         "items_p": found.items_p,
         "text": found.text,

@@ -248,7 +248,7 @@ def _tests(comparison: Comparison) -> Table:
                 "-" if kind == "not_judged" else p_text(found.test.p),
                 p_text(found.p_holm),
                 found.test.method or "-",
-                _could_see(found),
+                _min_detectable_effect(found),
                 found.text,
             )
         )
@@ -268,8 +268,8 @@ def _tests(comparison: Comparison) -> Table:
     return Table("Tests against A", head, tuple(rows), note)
 
 
-def _could_see(found: Verdict) -> str:
-    seen = found.could_see
+def _min_detectable_effect(found: Verdict) -> str:
+    seen = found.min_detectable_effect
     if seen is None:
         return "-"
     return f"{1 + seen:.3g}x" if found.estimate.log else f"{seen:.2g}"

@@ -42,7 +42,7 @@ def _sentence(comparison: Comparison, group: Group) -> str:
         return f"{claim}: {how}.{_cost(comparison, group)}"
     if found.outcome == "equivalent":
         return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
-    seen = found.could_see
+    seen = found.min_detectable_effect
     could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
     return f"{claim}: {how}.{could}"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from efftrain_cli.compare.fairness import INCOMPARABLE, check
+from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge

@@ -228,7 +228,7 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
         word = "beyond the margin" if beyond else "worse"
         return f"{arm}: {question.direction} is not shown; the {test} says {word} in {words}{by}."
     seen = ""
-    if verdict.could_see is not None:
+    if verdict.min_detectable_effect is not None:
         seen = f"; such a study shows {_size(verdict)} in 80 % of cases"
     return f"{arm}: undecided in {words}{by}{seen}."
 
@@ -240,7 +240,7 @@ def note_of(verdict: Verdict) -> str:
 
 
 def _size(verdict: Verdict) -> str:
-    size, question = verdict.could_see or 0.0, verdict.question
+    size, question = verdict.min_detectable_effect or 0.0, verdict.question
     if question.direction in ("noninferior", "equivalent"):
         return (
             f"a margin of {100 * size:.2g} %" if question.axis else f"a margin of {size:.2g} nats"
@@ -311,7 +311,7 @@ def as_json(
                 "p": verdict.p,
                 "p_holm": verdict.p_holm,
                 "outcome": verdict.outcome,
-                "could_see": verdict.could_see,
+                "could_see": verdict.min_detectable_effect,
                 "note": note_of(verdict),
             }
             for verdict in judgement.verdicts

@@ -155,7 +155,9 @@ def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seed
     comparison = of("base", "method")
     final = comparison.verdict("final_loss", "method")
     sd = np.std([0.1, -0.2, -0.05], ddof=1)
-    assert final.text == "undecided" and final.could_see == pytest.approx(3.26 * sd, rel=0.01)
+    assert final.text == "undecided" and final.min_detectable_effect == pytest.approx(
+        3.26 * sd, rel=0.01
+    )
     (sentence,) = verdict_sentences(comparison)
     assert sentence == (
         "B method against A base is undecided: final loss better by 0.0500 nats/token, 95 % -0.3226 to 0.4226, p = 0.62, 3 pairs. "
@@ -200,7 +202,9 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
     raw = [d.estimate.p for d in final]
     assert final[0].p_holm == pytest.approx(2 * raw[0]) and final[1].p_holm == pytest.approx(raw[1])
     # What the study could have seen is planned at the stricter alpha / 2 of two recipes.
-    assert final[1].could_see == pytest.approx(inference.detectable(final[1].estimate, 0.025))
+    assert final[1].min_detectable_effect == pytest.approx(
+        inference.detectable(final[1].estimate, 0.025)
+    )
     beside = [
         d for d in comparison.verdicts if d.question.key != "final_loss" and d.p_holm is not None
     ]

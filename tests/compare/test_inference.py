@@ -243,8 +243,8 @@ def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
     assert shows(at(-0.39), "noninferior", margin=0.5)
     assert not shows(at(-0.42), "noninferior", margin=0.5)
     assert shows(at(0.0120), "better")
-    assert decide([at(0.0)])[0].could_see == pytest.approx(
-        np.expm1(decide([paired_t(logs)])[0].could_see)
+    assert decide([at(0.0)])[0].min_detectable_effect == pytest.approx(
+        np.expm1(decide([paired_t(logs)])[0].min_detectable_effect)
     )
 
 

@@ -87,7 +87,7 @@ def answer(found: Verdict) -> tuple[object, ...]:
         found.p,
         found.p_holm,
         found.p_equivalent,
-        found.could_see,
+        found.min_detectable_effect,
         found.opposite,
         found.estimate.low,
         found.exact and found.exact.p,
@@ -100,8 +100,8 @@ def reword(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Replace every reason's text from now on, those that modules keep included."""
 
     def replace() -> None:
+        import efftrain_cli.compare.comparability as comparability
         import efftrain_cli.compare.engine as engine
-        import efftrain_cli.compare.fairness as fairness
         import efftrain_cli.compare.inference as inference
         import efftrain_cli.compare.measures as measures
 
@@ -110,7 +110,7 @@ def reword(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
             object.__setattr__(why, "text", "x")
 
         monkeypatch.setattr(Why, "__init__", init)
-        for module in (engine, fairness, inference, measures):
+        for module in (engine, comparability, inference, measures):
             for name, value in vars(module).copy().items():
                 if isinstance(value, Why):
                     monkeypatch.setattr(module, name, Why(value.kind, value.text))

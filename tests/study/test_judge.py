@@ -110,7 +110,7 @@ def test_directions(
 def test_the_smallest_effect_that_could_be_seen() -> None:
     (verdict,) = judge(study(), runs(base=BASE, method=shifted(0.001))).verdicts
     # sd of 1, -1, 2, -2, 0 is sqrt(2.5): of five pairs a t test shows 1.6822 sd with power 0.8 (tables of Student's t)
-    assert verdict.could_see == pytest.approx(0.004 * 2.5**0.5 * 1.6822, rel=0.01)
+    assert verdict.min_detectable_effect == pytest.approx(0.004 * 2.5**0.5 * 1.6822, rel=0.01)
 
 
 def test_holm_over_primaries_and_arms() -> None:
@@ -345,7 +345,7 @@ def test_the_margin_that_equivalence_shows_in_80_percent() -> None:
     random, se = np.random.default_rng(5), 0.004 * 2.5**0.5
     drawn = random.normal(0, se, (20_000, 5))
     half = 2.1318 * drawn.std(1, ddof=1) / 5**0.5  # Student's t at 95 %, 4 degrees of freedom
-    shown = (np.abs(drawn.mean(1)) + half < verdict.could_see).mean()
+    shown = (np.abs(drawn.mean(1)) + half < verdict.min_detectable_effect).mean()
     assert shown == pytest.approx(0.8, abs=0.02)
 
 
