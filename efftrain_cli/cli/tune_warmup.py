@@ -19,10 +19,10 @@ Tuned = Literal["length", "batch", "two-stage", "lr"]
     "tune-warmup",
     rich_help_panel="Train",
     examples=(
-        "efftrain tune-warmup --recipe small-slw --plan",
-        "efftrain tune-warmup --recipe small-slw",
+        "efftrain tune-warmup --recipe unstable-slw --plan",
+        "efftrain tune-warmup --recipe unstable-slw",
         "efftrain tune-warmup --recipe gpt2-117m-slw --budget 10% --plan",
-        "efftrain tune-warmup --recipe small-large-batch --tune lr --seeds 0..2",
+        "efftrain tune-warmup --recipe unstable --tune lr --seeds 0..2",
     ),
 )
 def tune_warmup(

@@ -169,7 +169,7 @@ def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> N
         ("sweep", "--recipe", "small", "--name", ""),
         ("grow", "r", "--name="),
         ("import", "folder", "--name="),
-        ("tune-warmup", "--recipe", "small-slw", "--name="),
+        ("tune-warmup", "--recipe", "unstable-slw", "--name="),
         ("compare", "a", "b", "--baseline="),
     ],
     ids=" ".join,

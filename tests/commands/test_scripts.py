@@ -24,13 +24,13 @@ def read(*args: str) -> object:
 
 
 def test_a_recipe_as_json() -> None:
-    about = read("recipes", "show", "small-slw", "--set", "optim.lr=0.5", "--format", "json")
+    about = read("recipes", "show", "unstable-slw", "--set", "optim.lr=0.5", "--format", "json")
     assert about["values"]["optim"]["lr"] == 0.5 and about["values"]["seq_len_warmup"]
     assert (
         about["origins"]["optim.lr"] == "--set optim.lr=0.5"
         and about["origins"]["data.format"] == "default"
     )
-    assert [Path(base).stem for base in about["bases"]] == ["small-large-batch"]
+    assert [Path(base).stem for base in about["bases"]] == ["unstable"]
 
 
 def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_verified_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_warmup_search_as_json() -> None:
-    about = read("tune-warmup", "--recipe", "small-slw", "--plan", "--format", "json")
+    about = read("tune-warmup", "--recipe", "unstable-slw", "--plan", "--format", "json")
     cost = about["cost"]
     assert (
         about["searches"]

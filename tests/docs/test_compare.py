@@ -29,14 +29,18 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     for seed in range(2):
-        write_run(tmp_path / "runs", "small-large-batch", seed)
+        write_run(tmp_path / "runs", "unstable", seed)
         write_run(
-            tmp_path / "runs", "small-slw", seed, speed=1.3, more="\n[seq_len_warmup]\nsteps = 10\n"
+            tmp_path / "runs",
+            "unstable-slw",
+            seed,
+            speed=1.3,
+            more="\n[seq_len_warmup]\nsteps = 10\n",
         )
     words = shlex.split(command, comments=True)[1:]
     if words[0] == "sweep":  # its plan: training is tested elsewhere
         for seed in range(2):
-            for name in ("small-large-batch", "small-slw"):
+            for name in ("unstable", "unstable-slw"):
                 (tmp_path / "runs" / f"{name}-seed{seed}" / "recipe.toml").unlink()
         words.append("--plan")
     result = CliRunner().invoke(app, words)

@@ -25,6 +25,23 @@ COMMANDS = [
 ]
 EVIDENCE = sorted((REPOSITORY / "docs" / "evidence").glob("*.toml"))
 EXAMPLE = "docs/studies/length-warmup.toml"
+HASHES = {
+    "baselines": "ab7e274620bcb55b",
+    "chunk-based-accumulation": "f594e419cf7e5d98",
+    "layer-dropping": "08ef4a472d2dcb1c",
+    "long-contexts": "1c1a3a3e82397178",
+    "long-contexts-batch-ramp": "4a8e4308a8f8af11",
+    "long-contexts-low-rate": "f6411d9d15f90c11",
+    "ouroboros": "c9546aa20997c2f8",
+    "ouroboros-muon": "6d6102f5177aee4a",
+    "simigrad": "550f43e154e10ca0",
+    "staged-training": "c6ac0ca84c9bf5c8",
+    "standardization-loss": "93a4b9392f3784da",
+    "tuned-warmup": "5636e95c788e4980",
+    "warmup-rivals": "d7699ca250c7e8a1",
+    "warmup-stability": "d0d4b4528e51beda",
+}
+"""Beginnings of the hashes of the studies that were run: whatever is renamed, they train and judge what they did."""
 
 
 @pytest.fixture
@@ -66,6 +83,10 @@ def test_every_study_of_the_docs_can_be_read(folder: Path) -> None:
     for path in (REPOSITORY / "docs").rglob("*.toml"):
         if "[[arms]]" in path.read_text():
             read_study(path)
+
+
+def test_studies_of_the_evidence_keep_their_hashes() -> None:
+    assert {path.stem: read_study(path).sha256[:16] for path in EVIDENCE} == HASHES
 
 
 def test_the_page_names_every_key() -> None:

@@ -38,7 +38,7 @@ def test_the_costs_in_the_page_are_those_of_the_plans() -> None:
         PAGE,
         re.MULTILINE,
     )
-    assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "small-slw"} <= {
+    assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "unstable-slw"} <= {
         name for name, *_ in rows
     }
     for name, *shares in rows:

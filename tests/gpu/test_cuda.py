@@ -306,8 +306,8 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
     "recipe",
     [
         "small",
-        "small-slw",
-        "small-batch-warmup",
+        "unstable-slw",
+        "unstable-batch-warmup",
         "small-pld",
         "small-simigrad",
         "small-staged-both",

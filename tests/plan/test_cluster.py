@@ -137,14 +137,14 @@ def benched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def plan_of(*arguments: str) -> Result:
     sets = [word for key in SHAPE for word in ("--set", key)]
     return CliRunner().invoke(
-        app, ["pretrain", "--recipe", "small-slw", *sets, "--plan", *arguments]
+        app, ["pretrain", "--recipe", "unstable-slw", *sets, "--plan", *arguments]
     )
 
 
 def test_pretrain_plans_for_several_devices_from_a_benchmark(benched: None) -> None:
     result = plan_of("--devices", "8", "--nodes", "2", "--bandwidth", "0.001")
     assert result.exit_code == 0, result.output
-    recipe = load_recipe("small-slw", SHAPE)
+    recipe = load_recipe("unstable-slw", SHAPE)
     want = plan_cluster(recipe, Cluster(devices=8, flops_per_second=1e9, bandwidth=1e6))
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("devices ")]
     assert line.startswith("devices    8 on 2 nodes, 0.001 GB/s: ")

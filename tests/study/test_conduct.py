@@ -286,7 +286,7 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(
     assert warm.seq_len_warmup.start == 8 and warm.train.tokens == STEPS * 4 * 32
 
 
-@pytest.mark.parametrize("name", ["small-batch-warmup", "small-simigrad", "small-pld"])
+@pytest.mark.parametrize("name", ["unstable-batch-warmup", "small-simigrad", "small-pld"])
 def test_what_several_devices_share_is_rehearsed_and_verified_on_them(
     name: str, tmp_path: Path
 ) -> None:

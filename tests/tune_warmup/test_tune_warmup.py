@@ -321,13 +321,13 @@ def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: P
 
 @pytest.mark.parametrize("budget", ["0%", "ten", "-5%", "0", "1e400%"])
 def test_a_budget_that_is_none_is_refused(efftrain: Efftrain, budget: str) -> None:
-    result = efftrain("tune-warmup", "--recipe", "small-slw", "--plan", "--budget", budget)
+    result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", budget)
     assert result.returncode == 2
     assert "write a share of a full run, such as 10%" in result.stderr
 
 
 def test_an_empty_budget_is_refused(efftrain: Efftrain) -> None:
-    result = efftrain("tune-warmup", "--recipe", "small-slw", "--plan", "--budget", "")
+    result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", "")
     assert result.returncode == 2
     assert "--budget is empty\ngive it a value, or leave it out" in result.stderr
 
