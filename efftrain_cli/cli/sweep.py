@@ -74,9 +74,9 @@ def sweep(
     check_target_loss(target_loss)
     import sys
 
+    from efftrain_cli import sweep as command
     from efftrain_cli.foundation.errors import UsageError
-    from efftrain_cli.sweep import main
-    from efftrain_cli.sweep.trials import (
+    from efftrain_cli.trials.trial import (
         check_comparable,
         choose,
         grid,
@@ -90,10 +90,10 @@ def sweep(
     if plan:
         if format_ not in ("table", "json"):
             raise UsageError(f"--plan --format {format_}: the plan is printed as table or json")
-        main.print_plan(trials, jobs, format_ == "json")
+        command.print_plan(trials, jobs, format_ == "json")
         return
-    main.train(trials, device, jobs, name, take_over, devices)
-    lines = main.grid_lines(trials, len(recipe), baseline, plot, figures)
+    command.train(trials, device, jobs, name, take_over, devices)
+    lines = command.grid_lines(trials, len(recipe), baseline, plot, figures)
     # With a format for programs, lines for people go to standard error, away from the data.
     print(
         "\n".join(lines),

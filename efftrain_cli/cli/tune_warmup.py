@@ -108,7 +108,7 @@ def tune_warmup(
     give a larger one.
     """
     from efftrain_cli.recipe.recipe import load_recipe
-    from efftrain_cli.sweep.trials import parse_seeds
+    from efftrain_cli.trials.trial import parse_seeds
     from efftrain_cli.tune_warmup.search import Search
 
     overrides = list(set_ or [])

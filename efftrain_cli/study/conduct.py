@@ -18,13 +18,13 @@ from efftrain_cli.study.file import Arm, StudyFile
 from efftrain_cli.study.judge import StudyState, judge
 from efftrain_cli.study.phases import Tuned, all_trials, confirmation, over_rates, tuning
 from efftrain_cli.study.registration import study_folder
-from efftrain_cli.sweep.runner import Crew
-from efftrain_cli.sweep.trials import ENDED, Choice, choose, read_trial, state_of
+from efftrain_cli.trials.runner import TrialRunner
+from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial, state_of
 
 
 def conduct(
     file: StudyFile,
-    crew: Crew,
+    runner: TrialRunner,
     tell: Callable[[StudyState], None] = lambda judgement: None,
     allow: bool = False,
 ) -> StudyState:
@@ -35,11 +35,11 @@ def conduct(
         allow: go on, labelled and without a verdict, where the runs are not comparable.
 
     Raises:
-        EfftrainError: as `Crew.train` and `judge_runs`.
+        EfftrainError: as `TrialRunner.train` and `judge_runs`.
     """
     trials = tuning(file)
     if trials:
-        crew.train([trial for _, trial in trials], "tuning")
+        runner.train([trial for _, trial in trials], "tuning")
         write_receipts(file)
     judgement = judge_runs(file, allow)
     chosen = settings_of(judgement.tuned)
@@ -47,7 +47,7 @@ def conduct(
         seeds = file.seeds[: file.looks[judgement.look]]
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
         trials = [*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds)]
-        crew.train([trial for _, trial in trials], title)
+        runner.train([trial for _, trial in trials], title)
         judgement = judge_runs(file, allow, judgement.tuned)
         write_receipts(file, chosen)
         write_looks(file, judgement)

@@ -27,7 +27,7 @@ from efftrain_cli.recipe.file import (
 )
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.rows import NOT_COMPUTED
-from efftrain_cli.sweep.trials import parse_seeds
+from efftrain_cli.trials.trial import parse_seeds
 
 COSTS = ("tokens_to_target", "flops_to_target", "seconds_to_target")
 """Measures of cost: compared as ratios, so a margin is a share."""

@@ -19,7 +19,7 @@ from efftrain_cli.compare.sensitivity import sensitivity
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import COSTS, Primary, StudyFile
 from efftrain_cli.study.phases import Tuned
-from efftrain_cli.sweep.trials import ENDED
+from efftrain_cli.trials.trial import ENDED
 
 Runs = Mapping[int, RunNumbers]
 """Seed -> run, of one arm."""

@@ -25,11 +25,11 @@ from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of
 from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
-from efftrain_cli.sweep.curves import sensitivity_curves
-from efftrain_cli.sweep.pictures import terminal_plot, write_figures
-from efftrain_cli.sweep.runner import Crew, last_loss, tokens_so_far
-from efftrain_cli.sweep.screen import curve_lines
-from efftrain_cli.sweep.trials import read_trial, recipe_of, state_of
+from efftrain_cli.trials.curves import sensitivity_curves
+from efftrain_cli.trials.pictures import terminal_plot, write_figures
+from efftrain_cli.trials.runner import TrialRunner, last_loss, tokens_so_far
+from efftrain_cli.trials.screen import curve_lines
+from efftrain_cli.trials.trial import read_trial, recipe_of, state_of
 
 
 def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
@@ -103,12 +103,12 @@ def run_study(
     devices: int = 1,
 ) -> None:
     """Trains what the study still needs, and prints its verdict."""
-    crew = Crew(study_folder(file.name), device=device, jobs=jobs, devices=devices)
+    runner = TrialRunner(study_folder(file.name), device=device, jobs=jobs, devices=devices)
     registration = register(file, allow)
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
-        taken = crew.claims.take_over(take_over)
+        taken = runner.claims.take_over(take_over)
         say(
             f"{len(taken)} runs of {take_over} taken over"
             + (f": {', '.join(taken)}" if taken else "")
@@ -120,7 +120,7 @@ def run_study(
         if not silent():
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {found}")
 
-    judgement = conduct(file, crew, tell, allow)
+    judgement = conduct(file, runner, tell, allow)
     curves, folder = learning_rates(file, judgement), study_folder(file.name)
     figures = write_figures(curves, folder) if curves else []
     if as_json:
@@ -143,9 +143,9 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
     started = time.monotonic()
     folder = study_folder(file.name) / "rehearsal"
     with rehearsal(file, folder, devices) as small:
-        crew = Crew(study_folder(small.name), device=device, jobs=jobs, devices=devices)
+        runner = TrialRunner(study_folder(small.name), device=device, jobs=jobs, devices=devices)
         registration = register(small, allow=False)
-        judgement = conduct(small, crew)
+        judgement = conduct(small, runner)
         found = verdict_json(small, judgement, registration) | {"rehearsal": True}
         text = verdict_text(small, judgement, registration)
     if as_json:

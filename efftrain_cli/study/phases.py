@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.sweep.needs import disk_bytes, seconds_left
-from efftrain_cli.sweep.runner import tokens_so_far
-from efftrain_cli.sweep.trials import (
+from efftrain_cli.trials.resources import disk_bytes, seconds_left
+from efftrain_cli.trials.runner import tokens_so_far
+from efftrain_cli.trials.trial import (
     ENDED,
     Choice,
     Trial,

@@ -27,7 +27,7 @@ from efftrain_cli.study.file import (
     StudyFile,
 )
 from efftrain_cli.study.phases import confirmation, over_rates, tuning
-from efftrain_cli.sweep.trials import check_comparable, parse_seeds, recipe_of
+from efftrain_cli.trials.trial import check_comparable, parse_seeds, recipe_of
 
 
 def read_study(path: Path) -> StudyFile:

@@ -21,8 +21,8 @@ from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import StudyState, question_of
 from efftrain_cli.study.phases import Phase, Tuned, left_of
 from efftrain_cli.study.registration import Registration
-from efftrain_cli.sweep.screen import settings_table
-from efftrain_cli.sweep.trials import RULE
+from efftrain_cli.trials.screen import settings_table
+from efftrain_cli.trials.trial import RULE
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 

@@ -179,7 +179,7 @@ time.sleep(60)
 """
     parent = f"""
 import os, pathlib, signal, sys, time
-from efftrain_cli.sweep.runner import launch
+from efftrain_cli.trials.runner import launch
 launch([sys.executable, "-c", {child!r}], {{}}, pathlib.Path("log"))
 while not pathlib.Path("ready").exists():
     time.sleep(0.01)

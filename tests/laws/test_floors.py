@@ -175,6 +175,7 @@ FLOORS = [
     ["data", "run"],
     ["training", "zeroshot"],
     ["compare"],
+    ["trials"],
 ]
 COMMANDS = len(FLOORS)
 CLI = COMMANDS + 1

@@ -20,7 +20,7 @@ from efftrain_cli.run.series import AXES, grouped, series_of
 from tests.conftest import REPOSITORY, Efftrain
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.launch import wait_until
-from tests.sweep.crew import TINY
+from tests.trials.stubs import TINY
 from tests.wandb_files import read_history, read_records
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.conftest import folder as two_recipes  # noqa: F401  a fixture
+from tests.trials.conftest import folder as two_recipes  # noqa: F401  a fixture
 
 STUDY = """\
 question = "Is warm worse than plain?"

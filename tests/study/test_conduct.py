@@ -26,10 +26,10 @@ from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import check_registered, register, study_folder
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.screen import verdict_lines
-from efftrain_cli.sweep.runner import Crew
+from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
 from tests.study.conftest import STUDY
-from tests.sweep.crew import Pretrain, quiet, write_trial
+from tests.trials.stubs import Pretrain, quiet, write_trial
 
 
 def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
@@ -37,8 +37,8 @@ def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
     return Pretrain([trial for _, (_, trial) in all_trials(file, chosen)], codes)
 
 
-def crew(file: StudyFile, launch: Pretrain) -> Crew:
-    return Crew(study_folder(file.name), say=quiet, launch=launch)
+def make_runner(file: StudyFile, launch: Pretrain) -> TrialRunner:
+    return TrialRunner(study_folder(file.name), say=quiet, launch=launch)
 
 
 @pytest.fixture
@@ -50,7 +50,9 @@ def test_tuning_then_looks_until_all_is_decided(file: StudyFile) -> None:
     register(file, allow=False)
     launch = launcher(file)
     told = []
-    found = conduct(file, crew(file, launch), tell=lambda judgement: told.append(judgement.look))
+    found = conduct(
+        file, make_runner(file, launch), tell=lambda judgement: told.append(judgement.look)
+    )
     # the stubs' losses do not depend on the learning rate: the first of equals is taken
     assert {tuned.arm: tuned.settings for tuned in choices(file)} == {
         "plain": ("optim.lr=0.001",),
@@ -72,18 +74,18 @@ def test_a_stopped_study_continues_and_trains_nothing_twice(file: StudyFile) -> 
     register(file, allow=False)
     first = launcher(file, {"study-warm-seed11": 75})
     with pytest.raises(StoppedError):
-        conduct(file, crew(file, first))
+        conduct(file, make_runner(file, first))
     second = launcher(file)
-    conduct(file, crew(file, second))
+    conduct(file, make_runner(file, second))
     assert second.calls == ["resume study-warm-seed11", "study-plain-seed12", "study-warm-seed12"]
     third = launcher(file)
-    conduct(file, crew(file, third))
+    conduct(file, make_runner(file, third))
     assert third.calls == []
 
 
 def test_receipts_and_looks(file: StudyFile) -> None:
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file, {"study-plain-lr0.004-tune-seed1": 4})))
+    conduct(file, make_runner(file, launcher(file, {"study-plain-lr0.004-tune-seed1": 4})))
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert [row["phase"] for row in rows] == ["tuning"] * 12 + ["confirmation"] * 6
     failed = next(row for row in rows if row["run"] == "study-plain-lr0.004-tune-seed1")
@@ -110,7 +112,7 @@ def _change_origin(name: str, **data: object) -> None:
 
 def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file)))
+    conduct(file, make_runner(file, launcher(file)))
     _change_origin("study-warm-seed11", valid_hash="e" * 64)
     with pytest.raises(UsageError, match="the validation text differs") as error:
         judged(file, False)
@@ -126,7 +128,7 @@ def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
 
 def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file: StudyFile) -> None:
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file)))
+    conduct(file, make_runner(file, launcher(file)))
     recipe = run_path("study-warm-seed11") / "recipe.toml"
     before = recipe.read_text()
     for old, new, key in (
@@ -145,7 +147,7 @@ def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file:
 
 def test_marks_of_runs_stand_beside_the_verdict(file: StudyFile) -> None:
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file)))
+    conduct(file, make_runner(file, launcher(file)))
     events = run_path("study-warm-seed11") / "events.jsonl"
     with events.open("a") as out:
         out.write(json.dumps({"event": "override", "differences": [["threads", 1, 2]]}) + "\n")
@@ -165,7 +167,7 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
     register(file, allow=False)
     conduct(
         file,
-        Crew(
+        TrialRunner(
             study_folder(file.name),
             say=quiet,
             launch=Pretrain([t for _, (_, t) in all_trials(file, {"warm": ("optim.lr=0.001",)})]),
@@ -181,7 +183,7 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
 
 def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyFile) -> None:
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file)))
+    conduct(file, make_runner(file, launcher(file)))
     (folder / "study.toml").write_text(
         STUDY.replace('direction = "different"', 'direction = "better"')
     )
@@ -261,7 +263,7 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
 def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
     assert left_of(phases_of(file))[:3] == (22, 22 * 2560, None)
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file)))
+    conduct(file, make_runner(file, launcher(file)))
     left = left_of(phases_of(file))
     assert left.runs_left == 4 and left.tokens_left == 4 * 2560
     assert left.seconds_left == pytest.approx(4 * (6 + 5))  # 6 s by the stubs' rows, 5 s to start
@@ -325,7 +327,7 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
             )
         ]
         launch = Pretrain(trials)
-        found = conduct(small, crew(small, launch))
+        found = conduct(small, make_runner(small, launch))
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
     assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]
     assert register(file, allow=False).exploratory == ()
@@ -340,7 +342,7 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
     folder: Path, file: StudyFile
 ) -> None:
     register(file, allow=False)
-    conduct(file, crew(file, launcher(file)))
+    conduct(file, make_runner(file, launcher(file)))
     done = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
     assert done.exit_code == 0, (done.output, done.exception)
     verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
@@ -381,7 +383,7 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
     file = read_study(path)
     register(file, allow=False)
     launch = launcher(file)
-    found = conduct(file, crew(file, launch))
+    found = conduct(file, make_runner(file, launch))
     assert len(launch.calls) == 2 * 2 * 3 and launch.calls[:2] == [
         "study-plain-lr0.001-seed10",
         "study-plain-lr0.004-seed10",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from efftrain_cli.recipe.recipe import dump_recipe
-from efftrain_cli.sweep.trials import Trial, recipe_of
+from efftrain_cli.trials.trial import Trial, recipe_of
 from tests.fake_runs import rows_of, write_run
 
 TINY = """\

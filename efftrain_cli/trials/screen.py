@@ -16,7 +16,7 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
-from efftrain_cli.sweep.trials import ENDED, RULE, Choice
+from efftrain_cli.trials.trial import ENDED, RULE, Choice
 
 
 def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:

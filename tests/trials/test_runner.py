@@ -18,19 +18,19 @@ from efftrain_cli.foundation.errors import (
 )
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.rates import Rate, remember_bench
-from efftrain_cli.sweep import needs, runner
-from efftrain_cli.sweep.claims import Claims
-from efftrain_cli.sweep.runner import Crew, environments, pretrain_arguments
-from efftrain_cli.sweep.trials import Trial, choose, grid
-from tests.sweep.crew import Pretrain, Stub, quiet, write_trial
+from efftrain_cli.trials import resources, runner
+from efftrain_cli.trials.claims import Claims
+from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
+from efftrain_cli.trials.trial import Trial, choose, grid
+from tests.trials.stubs import Pretrain, Stub, quiet, write_trial
 
 
-def crew(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> Crew:
-    return Crew(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
+def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> TrialRunner:
+    return TrialRunner(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
 
 
-def statuses(crew: Crew, trials: list[Trial]) -> list[str]:
-    return crew.train(trials)
+def statuses(working: TrialRunner, trials: list[Trial]) -> list[str]:
+    return working.train(trials)
 
 
 def test_arguments(folder: Path) -> None:
@@ -58,7 +58,7 @@ def test_arguments(folder: Path) -> None:
         "2",
     ]
     with pytest.raises(UsageError, match="give one of the two"):
-        Crew(folder, jobs=2, devices=2)
+        TrialRunner(folder, jobs=2, devices=2)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_how_a_run_ended_is_told(folder: Path, code: int, message: str, exit_cod
     """F95: a signal by its name, and 128 + n."""
     trials = grid(["plain.toml"], (0,), [])
     with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as raised:
-        crew(folder, Pretrain(trials, {"plain-seed0": code})).train(trials)
+        make_runner(folder, Pretrain(trials, {"plain-seed0": code})).train(trials)
     assert raised.value.exit_code == exit_code
 
 
@@ -81,13 +81,13 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path)
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
     first = Pretrain(trials, {"plain-seed1": 75})
     with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
-        crew(folder, first).train(trials)
+        make_runner(folder, first).train(trials)
     assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
     second = Pretrain(trials)
-    assert statuses(crew(folder, second), trials) == ["finished"] * 4
+    assert statuses(make_runner(folder, second), trials) == ["finished"] * 4
     assert second.calls == ["resume plain-seed1", "warm-seed1"]
     third = Pretrain(trials)
-    crew(folder, third).train(trials)
+    make_runner(folder, third).train(trials)
     assert third.calls == []
 
 
@@ -98,7 +98,7 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(
     monkeypatch.delenv("OMP_NUM_THREADS")
     trials = grid(["plain.toml", "warm.toml"], (0, 1, 2), [])
     launch = Pretrain(trials, polls=4)
-    assert statuses(crew(folder, launch, jobs=3), trials) == ["finished"] * 6
+    assert statuses(make_runner(folder, launch, jobs=3), trials) == ["finished"] * 6
     assert launch.most == 3 and len(launch.calls) == 6
     assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
 
@@ -139,7 +139,7 @@ def test_a_signal_ends_all_runs_saved(
         signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     with pytest.raises(StoppedError, match="every run is saved") as error:
-        crew(folder, launch, jobs=2).train(trials)
+        make_runner(folder, launch, jobs=2).train(trials)
     assert error.value.exit_code == 75
     assert launch.calls == ["plain-seed0", "warm-seed0"]
     assert all(child.signals == [signal.SIGTERM] for child in launch.children.values())
@@ -153,7 +153,7 @@ def test_nohup_is_respected(folder: Path) -> None:
     launch.on_launch = lambda name: os.kill(os.getpid(), signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert statuses(crew(folder, launch), [trial]) == ["finished"]
+        assert statuses(make_runner(folder, launch), [trial]) == ["finished"]
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -161,12 +161,12 @@ def test_nohup_is_respected(folder: Path) -> None:
 
 def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    assert statuses(crew(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == [
+    assert statuses(make_runner(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == [
         "diverged",
         "finished",
     ]
     again = Pretrain(trials)
-    assert statuses(crew(folder, again), trials) == ["diverged", "finished"]
+    assert statuses(make_runner(folder, again), trials) == ["diverged", "finished"]
     assert again.calls == []
 
 
@@ -180,7 +180,7 @@ def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
         setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
     )
     with pytest.raises(EfftrainError, match="exit code 6") as error:
-        crew(folder, launch, jobs=2).train(trials)
+        make_runner(folder, launch, jobs=2).train(trials)
     assert error.value.exit_code == 6
     assert "the last words" in str(error.value)
     assert launch.children["warm-seed0"].signals == [signal.SIGTERM]
@@ -188,7 +188,7 @@ def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
 
 def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    crew(folder, Pretrain(trials)).train(trials)
+    make_runner(folder, Pretrain(trials)).train(trials)
     (folder / "warm.toml").write_text(
         'base = "plain.toml"\n[seq_len_warmup]\nstart = 16\nsteps = 4\n'
     )
@@ -196,36 +196,36 @@ def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
     with pytest.raises(
         UsageError, match=r"'warm-seed0' exists with another recipe \(seq_len_warmup\.start differ"
     ):
-        crew(folder, launch).train(trials)
+        make_runner(folder, launch).train(trials)
     assert launch.calls == []
 
 
 def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: Path) -> None:
     trials = grid(["plain.toml"], (0,), [])
-    crew(folder, Pretrain(trials)).train(trials)
+    make_runner(folder, Pretrain(trials)).train(trials)
     path = folder / "runs" / "plain-seed0" / "recipe.toml"
     lines = path.read_text().splitlines()
     assert "repeat = true" in lines and 'text_field = "text"' in lines
     path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
     launch = Pretrain(trials)
-    assert statuses(crew(folder, launch), trials) == ["finished"] and launch.calls == []
+    assert statuses(make_runner(folder, launch), trials) == ["finished"] and launch.calls == []
     path.write_text(
         "\n".join(line for line in lines if not line.startswith("repeat"))
     )  # true here, false by default
     with pytest.raises(UsageError, match=r"data\.repeat differ"):
-        crew(folder, launch).train(trials)
+        make_runner(folder, launch).train(trials)
 
 
 def test_a_start_that_was_killed_leaves_nothing_in_the_way(folder: Path) -> None:
     trials = grid(["plain.toml"], (0,), [])
     (folder / "runs" / "plain-seed0").mkdir(parents=True)
     (folder / "runs" / "plain-seed0" / "lock").touch()
-    assert statuses(crew(folder, Pretrain(trials)), trials) == ["finished"]
+    assert statuses(make_runner(folder, Pretrain(trials)), trials) == ["finished"]
 
 
 def test_each_recipe_is_compared_at_its_own_best_setting(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
-    crew(folder, Pretrain(trials, {"plain-lr2e-3-seed1": 4})).train(trials)
+    make_runner(folder, Pretrain(trials, {"plain-lr2e-3-seed1": 4})).train(trials)
     best = {(choice.recipe, choice.settings[0]): choice.best for choice in choose(trials)}
     assert best == {
         ("plain.toml", "optim.lr=1e-3"): True,  # with the other, a seed diverged
@@ -255,7 +255,7 @@ def test_a_run_that_another_host_trains_is_not_trained_here(folder: Path) -> Non
         claim.unlink()
 
     launch.on_launch = elsewhere
-    assert statuses(crew(folder, launch), trials) == ["finished", "finished"]
+    assert statuses(make_runner(folder, launch), trials) == ["finished", "finished"]
     assert launch.calls == ["warm-seed0"]
 
 
@@ -270,7 +270,7 @@ def test_a_run_that_another_host_gave_back_unfinished_is_continued(folder: Path)
             claim.unlink()
 
     launch.on_launch = elsewhere
-    assert statuses(crew(folder, launch), trials) == ["finished", "finished"]
+    assert statuses(make_runner(folder, launch), trials) == ["finished", "finished"]
     assert launch.calls == ["warm-seed0", "resume plain-seed0"]
 
 
@@ -280,16 +280,16 @@ def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
     with pytest.raises(
         RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"
     ):
-        crew(folder, Pretrain(trials), silent=0.01).train(trials)
+        make_runner(folder, Pretrain(trials), silent=0.01).train(trials)
     assert claim.exists()
-    last = crew(folder, Pretrain(trials))
+    last = make_runner(folder, Pretrain(trials))
     assert last.claims.take_over("elsewhere") == ["plain-seed0"]
     assert statuses(last, trials) == ["finished", "finished"]
 
 
 def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("efftrain_cli.sweep.claims.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("efftrain_cli.trials.claims.time.monotonic", lambda: now[0])
     path = other_host(folder, "run")
     claims = Claims(folder / "state" / "claims")
     os.utime(path, (1, 1))  # the other machine's clock is decades behind
@@ -317,23 +317,23 @@ def test_a_claim_of_a_dead_process_here_is_taken_over_and_of_a_living_one_is_not
     assert not [path for path in (folder / "state" / "claims").iterdir() if path.suffix != ".json"]
 
 
-# --- needs -----------------------------------------------------------------------------------------------------------
+# --- resources ------------------------------------------------------------------------------------------------------
 
 
 def test_more_runs_than_memory_holds_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe("plain.toml")
-    each = needs.memory_bytes(recipe)
-    monkeypatch.setattr(needs, "free_memory", lambda: int(2.5 * each))
-    needs.check_memory([recipe], 2)
+    each = resources.memory_bytes(recipe)
+    monkeypatch.setattr(resources, "free_memory", lambda: int(2.5 * each))
+    resources.check_memory([recipe], 2)
     with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
-        needs.check_memory([recipe], 3)
+        resources.check_memory([recipe], 3)
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     trials = grid(["plain.toml"], (0, 1, 2), [])
     launch = Pretrain(trials)
     with pytest.raises(OutOfMemoryError):
-        crew(folder, launch, jobs=3).train(trials)
+        make_runner(folder, launch, jobs=3).train(trials)
     assert launch.calls == []
 
 
@@ -341,16 +341,16 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
     recipe = load_recipe("plain.toml", ["checkpoint.keep=2"])
     # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
-    assert needs.disk_bytes(recipe) == 2 * 12 * parameters + 11 * needs.ROW
+    assert resources.disk_bytes(recipe) == 2 * 12 * parameters + 11 * resources.ROW
 
 
 def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    assert needs.speed_of(load_recipe("plain.toml")) is None
-    crew(folder, Pretrain(trials)).train(trials)
+    assert resources.speed_of(load_recipe("plain.toml")) is None
+    make_runner(folder, Pretrain(trials)).train(trials)
     # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
-    assert needs.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
-    assert needs.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None
+    assert resources.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
+    assert resources.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None
 
 
 def test_time_is_known_where_pretrain_knows_it(
@@ -360,7 +360,7 @@ def test_time_is_known_where_pretrain_knows_it(
     N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are 10 tokens a second."""
     monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "cache"))
     recipe = load_recipe("plain.toml")
-    assert needs.seconds_left(recipe, 100, {}) is None
+    assert resources.seconds_left(recipe, 100, {}) is None
     time = "2026-01-01T00:00:00+00:00"
     remember_bench(
         Rate(
@@ -372,7 +372,7 @@ def test_time_is_known_where_pretrain_knows_it(
             time=time,
         )
     )
-    assert needs.seconds_left(recipe, 100, {}) == pytest.approx(10 + needs.START_SECONDS)
+    assert resources.seconds_left(recipe, 100, {}) == pytest.approx(10 + resources.START_SECONDS)
 
 
 def test_no_time_left_is_told_from_the_first_minute(
@@ -380,7 +380,7 @@ def test_no_time_left_is_told_from_the_first_minute(
 ) -> None:
     """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
     (trial,) = grid(["plain.toml"], (0,), [])
-    working = crew(folder, Pretrain([trial]))
+    working = make_runner(folder, Pretrain([trial]))
     working._tokens = {trial.name: 2560}
     slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
     working._active = {0: slot}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.sweep import runner
-from tests.sweep.crew import TINY
+from efftrain_cli.trials import runner
+from tests.trials.stubs import TINY
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.run.rows import read_run
-from efftrain_cli.sweep.main import grid_lines
-from efftrain_cli.sweep.trials import grid
+from efftrain_cli.sweep import grid_lines
+from efftrain_cli.trials.trial import grid
 from tests.conftest import Efftrain
 from tests.launch import start_efftrain, wait_until
-from tests.sweep.crew import write_trial
+from tests.trials.stubs import write_trial
 
 WORDS = [
     "sweep",

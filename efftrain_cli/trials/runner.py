@@ -30,10 +30,10 @@ from efftrain_cli.foundation.files import make_folder, open_to_write
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.metrics import last_row
-from efftrain_cli.sweep.claims import SILENT, Claims
-from efftrain_cli.sweep.needs import check_memory
-from efftrain_cli.sweep.trials import ENDED, Trial, recipe_of, state_of
 from efftrain_cli.training.launch import check_devices
+from efftrain_cli.trials.claims import SILENT, Claims
+from efftrain_cli.trials.resources import check_memory
+from efftrain_cli.trials.trial import ENDED, Trial, recipe_of, state_of
 
 TICK = 0.1
 """Seconds between two looks at the processes."""
@@ -124,7 +124,7 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-class Crew:
+class TrialRunner:
     """Trains trials, at most `jobs` at once. `end_all` ends those under way."""
 
     def __init__(

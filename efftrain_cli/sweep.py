@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.run.directory import runs_root
-from efftrain_cli.sweep import screen
-from efftrain_cli.sweep.curves import gains_of, ladders, sensitivity_curves, without
-from efftrain_cli.sweep.needs import disk_bytes, seconds_left
-from efftrain_cli.sweep.pictures import terminal_plot, write_figures
-from efftrain_cli.sweep.runner import Crew, tokens_so_far
-from efftrain_cli.sweep.trials import ENDED, Trial, choose, read_trial, recipe_of, state_of
+from efftrain_cli.trials import screen
+from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
+from efftrain_cli.trials.pictures import terminal_plot, write_figures
+from efftrain_cli.trials.resources import disk_bytes, seconds_left
+from efftrain_cli.trials.runner import TrialRunner, tokens_so_far
+from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_of, state_of
 
 
 def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
@@ -50,10 +50,12 @@ def train(
     devices: int = 1,
 ) -> None:
     """Trains what is not trained yet."""
-    crew = Crew(runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices)
+    runner = TrialRunner(
+        runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices
+    )
     if take_over is not None:
-        crew.claims.take_over(take_over)
-    crew.train(trials)
+        runner.claims.take_over(take_over)
+    runner.train(trials)
 
 
 def grid_lines(

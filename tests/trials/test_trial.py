@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.sweep.trials import check_comparable, grid, parse_seeds, parse_settings
+from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings
 
 
 def test_seeds() -> None:

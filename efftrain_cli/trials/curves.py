@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from efftrain_cli.compare.ladder import Gain, Ladder, Rung, gains, not_decayed
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve
-from efftrain_cli.sweep.trials import ENDED, Trial, recipe_of
+from efftrain_cli.trials.trial import ENDED, Trial, recipe_of
 
 Named = tuple[str, Trial]
 """A label, the same for all learning rates and budgets of one recipe, and one of its runs."""

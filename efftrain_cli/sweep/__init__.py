@@ -1,1 +1,0 @@
-"""`efftrain sweep`: every recipe with every seed and setting, then the comparison."""
