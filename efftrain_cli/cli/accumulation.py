@@ -105,6 +105,7 @@ def accumulation(
 def _predict(
     shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None
 ) -> None:
+    from efftrain_cli.foundation.console import table_lines
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.methods.variance_retention import (
         needed_bits,
@@ -121,16 +122,16 @@ def _predict(
     gradients = gradient_operands or operands
     print(
         f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, {gradients} "
-        "gradients: predicted, not measured"
+        "gradients: predicted, not measured\n"
     )
-    print(
-        f"\n{'layer':12}  {'role':11}  {'n':>7}  m_p  {'VRR':>4}  {'c64':>4}  {'c128':>4}  error at 9 bits, whole  in c64"
-    )
+    rows = []
     for layer, role, n in sums_of(width, tokens, vocab):
         bits = product_bits(operands, operands if role == "forward" else gradients)
-        needed = "  ".join(f"{needed_bits(bits, n, chunk):4}" for chunk in (0, 64, 128))
-        whole, chunked = random_walk_error(9, n), random_walk_error(9, n, 64)
-        print(f"{layer:12}  {role:11}  {n:7}  {bits:3}  {needed}  {whole:22.2%}  {chunked:6.2%}")
+        needed = (str(needed_bits(bits, n, chunk)) for chunk in (0, 64, 128))
+        errors = (f"{random_walk_error(9, n, chunk):.2%}" for chunk in (0, 64))
+        rows.append((layer, role, str(n), str(bits), *needed, *errors))
+    head = "layer|role|n|m_p|VRR|c64|c128|error at 9 bits, whole|in c64"
+    print("\n".join(table_lines(tuple(head.split("|")), rows)))
     print(
         "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks of "
         "64\nand 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a model that\n"

@@ -13,8 +13,8 @@ of the three products of a linear layer in its own:
     g_W = g^T x     grad_weight   sums over the tokens of a micro-batch: by far the longest
 
 No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training becomes is measured, speed
-is not. fidelity = "blocked" rounds after every 32 products, "intra_fp32" only where a chunk joins the sum, "exact"
-after every one. fidelity = "hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
+is not. fidelity = "blocked" rounds after every 32 products, "intra_fp32" only where a chunk joins the sum.
+fidelity = "hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
 
 Attaches where the model is built: linear layers are replaced in one walk, the tied head by decision. Rounding to
 nearest has no state; stochastic rounding draws from (seed, step, micro-batch, layer, product), so a resumed run draws
@@ -25,15 +25,15 @@ moments stay fp32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.section import SECTION
 from efftrain_cli.methods.method import Method, Sections
+from efftrain_cli.model.accumulator import Accumulator
 
 if TYPE_CHECKING:
     import torch
@@ -43,20 +43,6 @@ if TYPE_CHECKING:
 Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 UNIT = 16
 """fp8 matrix units take dimensions that are multiples of this."""
-
-
-@dataclass(frozen=True, kw_only=True, config=SECTION)
-class Accumulator:
-    """What one of the three products of a linear layer is added in; every key absent: fp32."""
-
-    bits: int = Field(default=23, ge=1, le=23)
-    """Explicit mantissa bits, 1 to 23; 9 is the papers' (1, 6, 9), 23 is fp32."""
-    chunk: int = Field(default=0, ge=0)
-    """Products per chunk; 0: no chunks."""
-    exponent_bits: int = Field(default=8, ge=2, le=8)
-    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range; beyond its largest number it saturates."""
-    fast_accumulation: bool = False
-    """With fidelity = "hardware": the tensor core's own accumulator throughout, never promoted to fp32 in between."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -77,8 +63,8 @@ class ChunkedAccumulation(Method):
     """Blocks whose linear layers take part: all of them, or all but the first and the last, which stay fp32."""
     head: bool = False
     """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer wide."""
-    fidelity: Literal["blocked", "intra_fp32", "exact", "hardware"] = "blocked"
-    """Emulated: rounded after every 32 products, only between chunks, after each (very slow); or the GPU's own."""
+    fidelity: Literal["blocked", "intra_fp32", "hardware"] = "blocked"
+    """Emulated: rounded after every 32 products, or only between chunks; or the GPU's own."""
     forward: Accumulator | None = None
     """Sums of the output, over a layer's inputs; absent: fp32."""
     grad_input: Accumulator | None = None
@@ -94,6 +80,16 @@ class ChunkedAccumulation(Method):
             "grad_input": self.grad_input,
             "grad_weight": self.grad_weight,
         }
+
+    @field_validator("fidelity", mode="before")
+    @classmethod
+    def _refuse_exact(cls, fidelity: object) -> object:
+        if fidelity == "exact":
+            raise ValueError(
+                'rounding after every product was removed; take "blocked" (another result). A run trained with it needs '
+                "the version of efftrain in its origin.json"
+            )
+        return fidelity
 
     @model_validator(mode="after")
     def _check(self) -> ChunkedAccumulation:
@@ -162,11 +158,6 @@ class ChunkedAccumulation(Method):
                 yield (
                     f"chunked_accumulation.{name}.chunk = {role.chunk}: sums of {' and '.join(map(str, shorter))} products are not cut"
                 )
-        if self.fidelity == "exact":
-            yield (
-                'chunked_accumulation.fidelity = "exact" rounds after every product, hundreds of times slower than fp32; it is for '
-                'tests and tiny layers; "blocked" trains'
-            )
         if self.fidelity != "hardware" and recipe.train.dtype == "bf16":
             yield (
                 'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those take their operands in '
@@ -222,12 +213,12 @@ class ChunkedAccumulation(Method):
         return columns
 
     def attach(self, model: GPT, device: torch.device) -> None:
-        """Replaces the linear layers of `model` that take part; parameters and their names stay.
+        """Replace the linear layers of `model` that take part; parameters and their names stay.
 
         Raises:
             UsageError: fidelity is "hardware" and the device is a GPU without fp8 matrix units.
         """
-        from efftrain_cli.model.linear import Arithmetic, NarrowHead, NarrowLinear, RoleAccumulator
+        from efftrain_cli.model.linear import Arithmetic, NarrowHead, NarrowLinear
 
         if self.fidelity == "hardware" and device.type == "cuda":
             import torch
@@ -238,11 +229,9 @@ class ChunkedAccumulation(Method):
             gradient_operands=self.gradient_format,
             fidelity=self.fidelity,
             stochastic=self.rounding == "stochastic",
-            **{
-                name: RoleAccumulator(*astuple(role))
-                for name, role in self.roles.items()
-                if role is not None
-            },
+            forward=self.forward,
+            grad_input=self.grad_input,
+            grad_weight=self.grad_weight,
         )
         outer = () if self.layers == "all" else ("h.0.", f"h.{len(model.h) - 1}.")
         model.replace_linears(
@@ -253,7 +242,7 @@ class ChunkedAccumulation(Method):
 
 
 def check_fp8(name: str, capability: tuple[int, int]) -> None:
-    """Lets a GPU pass that has fp8 matrix units: compute capability 8.9 (Ada) or later.
+    """Accept a GPU that has fp8 matrix units: compute capability 8.9 (Ada) or later.
 
     Raises:
         UsageError: it has none.

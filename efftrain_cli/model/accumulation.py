@@ -1,13 +1,12 @@
-"""Sums in an accumulator of few mantissa bits: rounding, long sums in their order, and the matrix product made of them.
+"""Sum in an accumulator of few mantissa bits: rounding, long sums in order, and the matrix product made of them.
 
 Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv 1812.08011. In s + p
 the smaller number is shifted to the larger one's exponent, so a long sum in few bits swallows what is added late
 ("swamping"). Chunks mend it: sums of `chunk` products each, then the sum of those.
 
-Values lie in fp32 (or fp64 where every addition is rounded). The accumulator has the exponents of that carrier, or
-fewer: then it saturates at its largest number, and below its smallest normal one its numbers are evenly spaced, as
-IEEE's subnormals. Rounding to nearest sends ties to the even neighbour; stochastic rounding goes up with the
-probability of what it drops, so its expectation is the number itself.
+Values lie in fp32. The accumulator has fp32's exponents, or fewer: then it saturates at its largest number, and below
+its smallest normal one its numbers are evenly spaced, as IEEE's subnormals. Rounding to nearest sends ties to the even
+neighbour. Stochastic rounding goes up with the probability of what it drops, so its expectation is the number itself.
 """
 
 from __future__ import annotations
@@ -70,45 +69,40 @@ def _mix_(bits: Tensor) -> Tensor:
 
 
 def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tensor:
-    """Rounds `x`, fp32 or fp64, to `bits` explicit mantissa bits, in place; ties go to even. Beyond the largest number:
-    infinity. `scratch`: of the integer type as wide as `x`, same shape."""
-    drop, whole = _dropped(x, bits)
+    """Round `x`, fp32, to `bits` explicit mantissa bits, in place. Ties go to even.
+
+    A number beyond the largest one becomes infinity.
+
+    Args:
+        scratch: int32, the shape of `x`.
+    """
+    drop = 23 - bits
     if drop <= 0:
         return x
-    keep_nan = x.isnan() if x.device.type == "cuda" else None
-    scratch = (
-        torch.bitwise_right_shift(whole, drop, out=scratch)
-        if scratch is not None
-        else whole >> drop
-    )
-    whole.add_(scratch.bitwise_and_(1).add_((1 << (drop - 1)) - 1)).bitwise_and_(-(1 << drop))
+    whole = x.view(torch.int32)
     # CUDA's NaN is all ones, and adding to it would give a finite number.
+    keep_nan = x.isnan() if x.device.type == "cuda" else None
+    last = torch.bitwise_right_shift(whole, drop, out=scratch)
+    whole.add_(last.bitwise_and_(1).add_((1 << (drop - 1)) - 1)).bitwise_and_(-(1 << drop))
     return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
 
 
 def round_stochastic_(
     x: Tensor, bits: int, random: Tensor, scratch: Tensor | None = None
 ) -> Tensor:
-    """Rounds `x`, fp32 or fp64, to `bits` mantissa bits, in place, away from zero with the probability of the part that
-    is dropped. `random`: int32, the shape of `x`; the high ones of its 32 random bits are used. `scratch`: int32, the
-    shape of `x`; for fp32."""
-    drop, whole = _dropped(x, bits)
+    """Round `x`, fp32, to `bits` mantissa bits, in place, away from zero with the probability of the dropped part.
+
+    Args:
+        random: int32, the shape of `x`; the high ones of its 32 random bits are used.
+        scratch: int32, the shape of `x`.
+    """
+    drop = 23 - bits
     if drop <= 0:
         return x
-    if x.dtype == torch.float64:
-        wide = random.long() & 0xFFFFFFFF
-        whole.add_(wide << (drop - 32) if drop >= 32 else wide >> (32 - drop)).bitwise_and_(
-            -(1 << drop)
-        )
-        return x
+    whole = x.view(torch.int32)
     keep_nan = x.isnan() if x.device.type == "cuda" else None
-    unused = 32 - drop
-    scratch = (
-        torch.bitwise_right_shift(random, unused, out=scratch)
-        if scratch is not None
-        else random >> unused
-    )
-    whole.add_(scratch.bitwise_and_((1 << drop) - 1)).bitwise_and_(-(1 << drop))
+    noise = torch.bitwise_right_shift(random, 32 - drop, out=scratch)
+    whole.add_(noise.bitwise_and_((1 << drop) - 1)).bitwise_and_(-(1 << drop))
     return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
 
 
@@ -119,24 +113,27 @@ def round_in_range_(
     random: Tensor | None = None,
     scratch: Tensor | None = None,
 ) -> Tensor:
-    """Rounds `x`, fp32 or fp64, in place to the numbers of the format (1, exponent_bits, bits): exponents 2 - 2^(e-1)
-    to 2^(e-1) - 1, as IEEE 754's; smaller numbers are multiples of its smallest one, larger ones become its largest.
-    What is not finite stays. Returns how many numbers became the largest one: 0-d int64.
+    """Round `x`, fp32, in place to the numbers of the format (1, exponent_bits, bits), as IEEE 754 defines them.
+
+    Exponents are 2 - 2^(e-1) to 2^(e-1) - 1. Smaller numbers become multiples of the smallest one, larger ones the
+    largest. Infinity and NaN stay.
 
     Args:
         exponent_bits: 2 to 7.
         random: int32, the shape of `x`, for stochastic rounding; None rounds to nearest.
+
+    Returns:
+        How many numbers became the largest one: 0-d int64.
     """
     bias = 2 ** (exponent_bits - 1) - 1
-    smallest, largest, step = (
-        2.0 ** (1 - bias),
-        2.0**bias * (2 - 2.0**-bits),
-        2.0 ** (1 - bias - bits),
-    )
-    finite, below = x.isfinite(), x.abs() < smallest
+    smallest = 2.0 ** (1 - bias)
+    largest = 2.0**bias * (2 - 2.0**-bits)
+    step = 2.0 ** (1 - bias - bits)
+    finite = x.isfinite()
+    below = x.abs() < smallest
     if random is None:
         # The sum's last bit is one step: the addition rounds, once and to even.
-        magic = 1.5 * 2.0 ** (52 if x.dtype == torch.float64 else 23) * step
+        magic = 1.5 * 2.0**23 * step
         small = (x + magic) - magic
         round_nearest_(x, bits, scratch)
     else:
@@ -144,19 +141,9 @@ def round_in_range_(
         small = torch.floor(x.abs() / step + up).mul_(step).copysign_(x)
         round_stochastic_(x, bits, random, scratch)
     over = finite & (x.abs() > largest)
-    x.copy_(
-        torch.where(
-            below, small, torch.where(over, torch.copysign(torch.full_like(x, largest), x), x)
-        )
-    )
+    limited = torch.where(over, torch.copysign(torch.full_like(x, largest), x), x)
+    x.copy_(torch.where(below, small, limited))
     return over.sum()
-
-
-def _dropped(x: Tensor, bits: int) -> tuple[int, Tensor]:
-    """Mantissa bits too many, and `x` seen as integers."""
-    if x.dtype == torch.float64:
-        return 52 - bits, x.view(torch.int64)
-    return 23 - bits, x.view(torch.int32)
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
@@ -192,34 +179,6 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
 # --- sums ------------------------------------------------------------------------------------------------------------
 
 
-def sum_in_order(
-    terms: Tensor,
-    bits: int,
-    chunk: int = 0,
-    draw: Tensor | None = None,
-    exponent_bits: int = 8,
-    saturated: Tensor | None = None,
-) -> Tensor:
-    """Sums `terms` (n, ...) over their first dimension, in order, rounding to `bits` mantissa bits after every
-    addition.
-
-    With `chunk` > 0, sums of `chunk` terms first and then the sum of those, each rounded in the same way. Additions are
-    exact in fp64 before they are rounded, wherever the summands' exponents differ by less than 2^(52 - bits).
-
-    Args:
-        draw: 0-d int32 for stochastic rounding; None rounds to nearest.
-        exponent_bits: of the accumulator, 2 to 8; 8: the carrier's own range.
-        saturated: 0-d, to which is added how many additions saturated.
-    """
-    steps = _in_chunks(terms.double(), chunk)
-    partial = _running(steps, bits, draw, 0, exponent_bits, saturated)
-    return (
-        partial[0]
-        if len(partial) == 1
-        else _running(partial, bits, draw, len(steps), exponent_bits, saturated)
-    )
-
-
 def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
     """(n, ...) as (chunk, chunks, ...): what is added at once to the sums of all chunks; chunk 0: one chunk of n."""
     n = terms.shape[0]
@@ -230,36 +189,24 @@ def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
     return terms.view(count, chunk, *terms.shape[1:]).transpose(0, 1)
 
 
-def _running(
-    terms: Tensor,
-    bits: int,
-    draw: Tensor | None,
-    first: int,
-    exponent_bits: int,
-    saturated: Tensor | None,
-) -> Tensor:
-    total = torch.zeros(terms.shape[1:], dtype=terms.dtype, device=terms.device)
-    scratch = torch.empty(total.shape, dtype=torch.int64, device=terms.device)
-    for number, term in enumerate(terms, first):
-        total += term
-        random = None
-        if draw is not None:
-            random = random_bits(draw + number * _signed(_MIX_1), total.numel()).view(total.shape)
-        _round_(total, bits, scratch, random, exponent_bits, saturated)
-    return total
-
-
 def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tensor:
-    """`sum_in_order` of `terms` (n, samples), fp32 and below 2^100, in accumulators of all `widths` at once, to
-    nearest: fp32 (widths, samples).
+    """Sum `terms` over their first dimension, in order, rounding to nearest after every addition, in accumulators of
+    several widths at once.
 
-    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which seldom matters where
-    that is far less. A fifteenth of the time: adding and taking away 1.5 x 2^(23 - bits) times the power of two of a
-    number rounds it to nearest, to even, in two passes.
+    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which seldom matters if the
+    width is far smaller.
+
+    Args:
+        terms: (n, samples), fp32, below 2^100.
+        widths: mantissa bits of the accumulators.
+        chunk: sums of so many terms first, then the sum of those, rounded likewise; 0: one sum.
+
+    Returns:
+        (widths, samples), fp32.
     """
-    factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device).view(
-        -1, 1, 1
-    )
+    # Adding and subtracting 1.5 x 2^(23 - bits) times a number's power of two rounds it, to even, in two passes.
+    factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device)
+    factors = factors.view(-1, 1, 1)
 
     def running(steps: Tensor, shape: tuple[int, ...]) -> Tensor:
         total = steps.new_zeros(shape)
@@ -281,25 +228,6 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
             )
         sums.append(partial[:, 0])
     return torch.cat(sums, dim=1)
-
-
-def exact_matmul(
-    a: Tensor,
-    b: Tensor,
-    bits: int,
-    chunk: int,
-    draw: Tensor | None = None,
-    exponent_bits: int = 8,
-    saturated: Tensor | None = None,
-) -> Tensor:
-    """`a` (m, k) times `b` (k, n) with every addition rounded, k ascending: fp32 (m, n). For tests and tiny layers: it
-    holds all m n k products of some rows at once and rounds each."""
-    rows = max(1, (1 << 22) // max(1, b.numel()))
-    parts = []
-    for part in a.double().split(rows):
-        terms = part.t().unsqueeze(2) * b.double().unsqueeze(1)
-        parts.append(sum_in_order(terms, bits, chunk, draw, exponent_bits, saturated).float())
-    return torch.cat(parts)
 
 
 def narrow_matmul(

@@ -1,5 +1,4 @@
-"""A linear layer whose three matrix products add in chosen accumulators: forward, gradient of the input, gradient of
-the weight.
+"""Compute a linear layer whose three matrix products add in chosen accumulators.
 
 Shapes: x (tokens, in), weight (out, in), gradient of the output g (tokens, out). What is summed over, and so how long
 the sums are:
@@ -26,24 +25,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from efftrain_cli.model.accumulation import BLOCK, FP8, draw_of, exact_matmul, scale_of, to_operand
+from efftrain_cli.model.accumulation import BLOCK, FP8, draw_of, scale_of, to_operand
+from efftrain_cli.model.accumulator import Accumulator
 
 ROLES = ("forward", "grad_input", "grad_weight")
-Fidelity = Literal["blocked", "intra_fp32", "exact", "hardware"]
-
-
-@dataclass(frozen=True)
-class RoleAccumulator:
-    """What one of the three products is added in."""
-
-    bits: int = 23
-    """Explicit mantissa bits."""
-    chunk: int = 0
-    """Products per chunk; 0: no chunks."""
-    exponent_bits: int = 8
-    """8: fp32's range; fewer: the accumulator saturates."""
-    fast: bool = False
-    """With fidelity "hardware": the tensor core's own accumulator throughout, never promoted to fp32."""
+Fidelity = Literal["blocked", "intra_fp32", "hardware"]
 
 
 @dataclass(frozen=True)
@@ -56,37 +42,32 @@ class Arithmetic:
     """Format of the output's gradient."""
     fidelity: Fidelity = "blocked"
     stochastic: bool = False
-    forward: RoleAccumulator | None = None
-    grad_input: RoleAccumulator | None = None
-    grad_weight: RoleAccumulator | None = None
+    forward: Accumulator | None = None
+    grad_input: Accumulator | None = None
+    grad_weight: Accumulator | None = None
 
-    def is_wide(self, role: RoleAccumulator | None) -> bool:
-        """Whether a role's sum is one fp32 sum: absent, or emulated with nothing left to round."""
+    def is_wide(self, role: Accumulator | None) -> bool:
+        """Return whether a role's sum is one fp32 sum: absent, or emulated with nothing left to round."""
         if role is None:
             return True
-        return (
-            self.fidelity == "intra_fp32"
-            and role.bits >= 23
-            and role.chunk == 0
-            and role.exponent_bits >= 8
-        )
+        return self.fidelity == "intra_fp32" and role == Accumulator()
 
     def product(
         self,
         a: Tensor,
         b: Tensor,
-        role: RoleAccumulator | None,
+        role: Accumulator | None,
         draw: Tensor | None,
         saturated: Tensor,
     ) -> Tensor:
-        """`a` (m, k) times `b` (k, n), operands already in their formats, emulated in the accumulator of `role`. To
-        `saturated`, 0-d, is added how many roundings saturated."""
+        """Multiply `a` (m, k) by `b` (k, n), operands in their formats, emulated in the accumulator of `role`.
+
+        Add to `saturated`, 0-d, how many roundings saturated.
+        """
         if self.is_wide(role):
             return a @ b
         assert role is not None
         count = saturated if role.exponent_bits < 8 else None
-        if self.fidelity == "exact":
-            return exact_matmul(a, b, role.bits, role.chunk, draw, role.exponent_bits, count)
         block = BLOCK if self.fidelity == "blocked" else 0
         return torch.ops.efftrain.narrow_matmul(
             a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count
@@ -122,7 +103,7 @@ def nothing_seen(device: torch.device) -> Tensor:
 
 
 def clear_seen(model: nn.Module) -> None:
-    """Empties what every narrow layer below `model` has seen."""
+    """Clear what every narrow layer below `model` has seen."""
     for layer in _narrow_layers(model):
         layer.seen.copy_(nothing_seen(layer.seen.device))
 
@@ -145,11 +126,6 @@ def seen_by_layers(model: nn.Module) -> Tensor:
 
 def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
     return (layer for layer in model.modules() if isinstance(layer, NarrowLinear | NarrowHead))
-
-
-def has_narrow_layers(model: nn.Module) -> bool:
-    """Whether a layer below `model` computes by an `Arithmetic`."""
-    return any(_narrow_layers(model))
 
 
 class NarrowLinear(nn.Linear):
@@ -198,16 +174,20 @@ class NarrowHead(nn.Module):
 
 
 def set_draws(module: nn.Module, seed: int, step: int, micro_step: int) -> None:
-    """Gives every narrow layer below `module` the random bits of one forward and backward pass."""
+    """Give every narrow layer below `module` the random bits of one forward and backward pass."""
     for number, layer in enumerate(_narrow_layers(module)):
         layer.draw.fill_(draw_of(seed, step, micro_step, number))
 
 
-def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str, str] | None:
-    """(layer, role) of the first product in a narrow layer of `model` that is not finite though its operands are, while
-    `compute` runs forward and backward passes; None where there is none. Not for compiled code: it looks at every
-    layer's tensors."""
-    found: list[tuple[str, str]] = []
+def find_overflow(model: nn.Module, compute: Callable[[], object]) -> dict[str, str] | None:
+    """Name the layer and role of the first product that overflows in a narrow layer while `compute` runs.
+
+    A product overflows if it is not finite though its operands are. Without narrow layers nothing is computed.
+
+    Args:
+        compute: runs forward and backward passes, not compiled: every layer's tensors are looked at.
+    """
+    overflows: list[dict[str, str]] = []
     hooks = []
 
     def finite(*tensors: Tensor | None) -> bool:
@@ -216,18 +196,18 @@ def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str
     def watch(name: str, layer: nn.Module, weight: Tensor) -> None:
         def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if finite(inputs[0], weight) and not finite(output):
-                found.append((name, "forward"))
+                overflows.append({"layer": name, "role": "forward"})
 
         def after_backward(
             _: nn.Module, grad_x: tuple[Tensor | None, ...], grad_y: tuple[Tensor | None, ...]
         ) -> None:
             if finite(*grad_y) and not finite(grad_x[0]):
-                found.append((name, "grad_input"))
+                overflows.append({"layer": name, "role": "grad_input"})
             coming[0] = finite(*grad_y)
 
         def with_gradient(grad: Tensor) -> None:
             if coming[0] and not finite(grad):
-                found.append((name, "grad_weight"))
+                overflows.append({"layer": name, "role": "grad_weight"})
 
         coming = [True]
         hooks.append(layer.register_forward_hook(after_forward))
@@ -237,12 +217,14 @@ def first_overflow(model: nn.Module, compute: Callable[[], object]) -> tuple[str
     for name, layer in model.named_modules():
         if isinstance(layer, NarrowLinear):
             watch(name, layer, layer.weight)
+    if not hooks:
+        return None
     try:
         compute()
     finally:
         for hook in hooks:
             hook.remove()
-    return found[0] if found else None
+    return overflows[0] if overflows else None
 
 
 def narrow_linear(
@@ -380,7 +362,9 @@ class _Hardware(Function):
         role, format_ = arithmetic.forward, arithmetic.operands
         if role is None:
             return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-        y, scale, weight_scale = fp8_matmul(x, format_, weight, format_, role.fast, dtype)
+        y, scale, weight_scale = fp8_matmul(
+            x, format_, weight, format_, role.fast_accumulation, dtype
+        )
         note_scale(seen, scale, INPUTS)
         note_scale(seen, weight_scale, WEIGHTS)
         return y if bias is None else y + bias.to(dtype)
@@ -400,7 +384,7 @@ class _Hardware(Function):
                 grad_x = grad.to(ctx.dtype) @ weight.to(ctx.dtype)
             else:
                 grad_x, scale, _ = fp8_matmul(
-                    grad, of_gradient, weight.t(), format_, role.fast, ctx.dtype
+                    grad, of_gradient, weight.t(), format_, role.fast_accumulation, ctx.dtype
                 )
                 note_scale(ctx.seen, scale, GRADIENTS)
             grad_x = grad_x.float()
@@ -413,7 +397,7 @@ class _Hardware(Function):
                 short = -x.shape[0] % 16
                 left, right = F.pad(grad, (0, 0, 0, short)).t(), F.pad(x, (0, 0, 0, short)).t()
                 grad_weight, scale, _ = fp8_matmul(
-                    left, of_gradient, right, format_, role.fast, torch.float32
+                    left, of_gradient, right, format_, role.fast_accumulation, torch.float32
                 )
                 note_scale(ctx.seen, scale, GRADIENTS)
         return (

@@ -10,7 +10,7 @@ import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
-from efftrain_cli.model.linear import first_overflow, has_narrow_layers
+from efftrain_cli.model.linear import find_overflow
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
@@ -46,7 +46,12 @@ def raise_diverged(
     alone = devices.computes_alone
     loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
     bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
-    overflow = narrow_overflow(state, session, plan) if alone else None
+    overflow = None
+    if alone:
+        train = replace(session.recipe.train, compile="off")
+        recipe = replace(session.recipe, train=train)
+        overflow = find_overflow(state.model, lambda: _step_again(recipe, state, session, plan))
+        state.model.zero_grad(set_to_none=True)
     run.event(
         "diverged",
         {
@@ -132,17 +137,6 @@ def gradient_norms_by_layer(
     norms = {layer: float(torch.nn.utils.get_total_norm(grads)) for layer, grads in layers.items()}
     state.model.zero_grad(set_to_none=True)
     return float(result.scalars["loss"]), norms
-
-
-def narrow_overflow(state: TrainState, session: Session, plan: StepPlan) -> dict[str, str] | None:
-    """Layer and role of the first sum that overflows in a narrow accumulator in a planned step; None where none
-    does."""
-    if not has_narrow_layers(state.model):
-        return None
-    recipe = replace(session.recipe, train=replace(session.recipe.train, compile="off"))
-    found = first_overflow(state.model, lambda: _step_again(recipe, state, session, plan))
-    state.model.zero_grad(set_to_none=True)
-    return {"layer": found[0], "role": found[1]} if found else None
 
 
 def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
 from efftrain_cli import accumulation
-from efftrain_cli.accumulation import BITS, CHUNKS, SumReport, analyse, as_csv, lines, save
+from efftrain_cli.accumulation import BITS, CHUNKS, analyse, lines, needs_of, save
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
-from efftrain_cli.model.accumulation import sum_in_order, sums_in_order
+from efftrain_cli.model.accumulation import sums_in_order
 from efftrain_cli.model.gpt import GPTConfig
 from tests.conftest import Efftrain
+from tests.model.rounding import sum_in_order
 from tests.trained_run import make_run, random_gpt
 
 
@@ -25,7 +28,7 @@ class Recorder:
     def __init__(self) -> None:
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> list[SumReport]:
+    def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> list[dict]:
         self.seen[name] = x.clone(), weight.clone(), grad.clone()
         return []
 
@@ -38,7 +41,7 @@ def test_the_products_are_those_of_training() -> None:
     model = random_gpt(config, 0.3, seed=0)
     tokens = torch.randint(60, (3, 9), generator=torch.Generator().manual_seed(0))
     recorder = Recorder()
-    accumulation._sums(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
+    accumulation._measure_model(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
     (model.loss_sum(tokens[:, :-1], tokens[:, 1:]) / 24).backward()
     names = [
         f"h.{block}.{name}"
@@ -59,11 +62,14 @@ def test_the_products_are_those_of_training() -> None:
 def test_fp32_carries_these_sums_as_well_as_fp64() -> None:
     generator = torch.Generator().manual_seed(0)
     terms = torch.randn(1024, 200, generator=generator).bfloat16().float()
-    exact = terms.double().sum(dim=0)
+    exact = terms.double().sum(dim=0).numpy()
     for bits, chunk in ((4, 0), (12, 0), (8, 64)):
         errors = [
-            float((sums.double() - exact).norm() / exact.norm())
-            for sums in (sums_in_order(terms, [bits], chunk)[0], sum_in_order(terms, bits, chunk))
+            np.linalg.norm(sums - exact) / np.linalg.norm(exact)
+            for sums in (
+                sums_in_order(terms, [bits], chunk)[0].numpy(),
+                sum_in_order(terms.numpy(), bits, chunk),
+            )
         ]
         assert errors[0] == pytest.approx(errors[1], rel=0.01)
 
@@ -78,68 +84,71 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> accumulation.Analysis:
 
 
 def test_every_layer_and_role_is_there_with_its_length(analysis: accumulation.Analysis) -> None:
-    lengths = {(report.layer, report.role): report.n for report in analysis.reports}
-    assert len(lengths) == 3 * (2 * 4 + 1)
+    products = analysis.sums.groupby(["layer", "role"], sort=False).n.unique()
+    lengths = {key: int(n[0]) for key, n in products.items() if len(n) == 1}
+    assert len(lengths) == len(products) == 3 * (2 * 4 + 1)
     assert lengths["h.0.attn.c_attn", "forward"] == 32
     assert lengths["h.0.attn.c_attn", "grad_input"] == 96
     assert lengths["h.1.mlp.c_proj", "forward"] == 128
-    assert (
-        lengths["h.1.mlp.c_proj", "grad_weight"]
-        == lengths["head", "grad_weight"]
-        == analysis.tokens
-        == 512
-    )
-    assert [report.role for report in analysis.reports] == sorted(
-        (report.role for report in analysis.reports),
-        key=("forward", "grad_input", "grad_weight").index,
-    )
+    assert lengths["h.1.mlp.c_proj", "grad_weight"] == analysis.tokens == 512
+    assert lengths["head", "grad_weight"] == 512
+    assert list(analysis.sums.role.unique()) == ["forward", "grad_input", "grad_weight"]
 
 
 def test_errors_behave_as_they_must(analysis: accumulation.Analysis) -> None:
-    for report in analysis.reports:
-        assert report.errors.keys() == {(bits, chunk) for bits in BITS for chunk in CHUNKS}
+    for (_, role), sums in analysis.sums.groupby(["layer", "role"]):
+        relative = sums.set_index(["bits", "chunk"]).relative_error
+        assert set(relative.index) == {(bits, chunk) for bits in BITS for chunk in CHUNKS}
         for chunk in CHUNKS:
-            assert (
-                report.errors[12, chunk][0]
-                < report.errors[8, chunk][0]
-                < report.errors[4, chunk][0]
-            )
-            if chunk >= report.n:
-                assert report.errors[8, chunk] == report.errors[8, 0]
-        cheapest = report.cheapest(0.04)
-        assert cheapest is not None
-        assert report.errors[cheapest][0] <= 0.04
-        assert all(
-            report.errors[bits, chunk][0] > 0.04
-            for bits in BITS
-            if bits < cheapest[0]
-            for chunk in CHUNKS
-        )
-        assert report.cheapest(1e-9) is None
-    longest = [report for report in analysis.reports if report.role == "grad_weight"]
-    assert all(report.errors[5, 64][0] < report.errors[5, 0][0] for report in longest)
-    assert (
-        min(report.errors[4, 0][1] for report in longest) < -0.02
-    )  # swamped: the sums come out too small
+            assert relative[12, chunk] < relative[8, chunk] < relative[4, chunk]
+            if chunk >= sums.n.iloc[0]:
+                assert relative[8, chunk] == relative[8, 0]
+        (need,) = needs_of(sums, 0.04).itertuples()
+        assert relative[need.cheapest_bits, need.cheapest_chunk] <= 0.04
+        assert (relative[relative.index.get_level_values("bits") < need.cheapest_bits] > 0.04).all()
+        assert np.isnan(needs_of(sums, 1e-9).cheapest_bits.item())
+        if role == "grad_weight":
+            assert relative[5, 64] < relative[5, 0]
+    longest = analysis.sums[analysis.sums.role == "grad_weight"]
+    # swamped: the sums come out too small
+    assert longest[(longest.bits == 4) & (longest.chunk == 0)].signed_error.min() < -0.02
+
+
+def test_needs_of_sums_by_hand() -> None:
+    """Of 100 products: 5 bits suffice whole and in chunks of 64, 4 only in chunks of 16 and 64."""
+    errors = {(4, 0): 0.2, (4, 16): 0.03, (4, 64): 0.04, (5, 0): 0.01, (5, 64): 0.02}
+    known = {"layer": "a", "role": "forward", "n": 100, "product_bits": 5, "outlier_share": 0.0}
+    sums = pd.DataFrame(
+        {
+            **known,
+            "mean_over_sd": 0.16,
+            "bits": b,
+            "chunk": c,
+            "relative_error": e,
+            "vrr_bits": b + c,
+        }
+        for (b, c), e in errors.items()
+    )
+    (need,) = needs_of(sums, 0.04).itertuples()
+    assert need.has_mean  # 1.5 / sqrt(100) = 0.15
+    assert (need.bits, need.bits_chunked) == (5, 4)
+    assert (need.vrr, need.vrr_chunked) == (4, 68)
+    assert (need.cheapest_bits, need.cheapest_chunk) == (4, 64)
+    assert needs_of(sums, 0.001).bits.item() == 13
 
 
 def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_path: Path) -> None:
     shown = list(lines(analysis, 0.04))
     rows = [line for line in shown if line.startswith(("h.", "head"))]
-    assert len(rows) == len(analysis.reports)
+    assert len(rows) == len(analysis.sums) / len(BITS) / len(CHUNKS)
     assert max(map(len, shown)) < 170
-    written = list(csv.DictReader(as_csv(analysis).splitlines()))
-    assert len(written) == len(analysis.reports) * len(BITS) * len(CHUNKS)
-    row = next(
-        r
-        for r in written
-        if (r["layer"], r["role"], r["bits"], r["chunk"]) == ("head", "grad_weight", "7", "64")
-    )
-    report = next(r for r in analysis.reports if (r.layer, r.role) == ("head", "grad_weight"))
-    assert float(row["relative_error"]) == pytest.approx(report.errors[7, 64][0], rel=1e-5)
-    assert int(row["vrr_bits"]) == report.theory(64)
     table, figure = save(analysis, tmp_path / "out", 0.04)
-    assert table.read_text().startswith("layer,role,n,")
+    written = list(csv.DictReader(table.read_text().splitlines()))
+    assert ",".join(written[0]) == (
+        "layer,role,n,product_bits,scale_a,scale_b,mean_over_sd,outlier_share,nonzero_share,bits,chunk,"
+        "relative_error,signed_error,vrr_bits"
+    )
+    assert [float(row["relative_error"]) for row in written] == list(analysis.sums.relative_error)
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 

@@ -11,11 +11,12 @@ import torch
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
-from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation, check_fp8
+from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation, check_fp8
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.model.linear import NarrowLinear, first_overflow, set_draws
+from efftrain_cli.model.accumulator import Accumulator
+from efftrain_cli.model.linear import NarrowLinear, find_overflow, set_draws
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train
@@ -177,8 +178,9 @@ def test_an_overflow_names_its_layer_and_role(role: str) -> None:
             layer.weight.fill_(1e-30)
             x.fill_(1e20)
             grad = grad * 1e20
-    assert first_overflow(model, lambda: layer(x).backward(grad)) == ("h.1.mlp.c_proj", role)
-    assert first_overflow(model, lambda: layer(x * 1e-30).backward(grad * 1e-30)) is None
+    overflow = find_overflow(model, lambda: layer(x).backward(grad))
+    assert overflow == {"layer": "h.1.mlp.c_proj", "role": role}
+    assert find_overflow(model, lambda: layer(x * 1e-30).backward(grad * 1e-30)) is None
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
@@ -201,6 +203,7 @@ def test_an_overflow_names_its_layer_and_role(role: str) -> None:
             ["rounding", "emulated only"],
         ),
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),
+        ({"fidelity": "exact"}, ['was removed; take "blocked" (another result)', "origin.json"]),
     ],
 )
 def test_impossible_settings_are_refused_with_their_key(settings: dict, words: list[str]) -> None:

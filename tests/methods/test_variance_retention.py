@@ -11,8 +11,7 @@ from efftrain_cli.methods.variance_retention import (
     swamping_offset,
     variance_retention,
 )
-from efftrain_cli.model.accumulation import sum_in_order
-from tests.model.rounding import by_definition
+from tests.model.rounding import by_definition, sum_in_order
 
 LENGTHS = (64, 144, 512, 1024, 4096, 16384, 65536)
 RETENTION = {
@@ -65,9 +64,8 @@ def test_needed_bits_are_those_of_the_table() -> None:
 def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits: int, n: int) -> None:
     """Simulated sums keep nearly all of their variance where the formula expects a third of it gone."""
     generator = torch.Generator().manual_seed(0)
-    terms = torch.tensor(
-        by_definition(torch.randn(n, 4000, generator=generator, dtype=torch.float64).numpy(), 5)
-    )
-    kept = float(sum_in_order(terms, bits).var() / terms.sum(dim=0).var())
+    drawn = torch.randn(n, 4000, generator=generator, dtype=torch.float64)
+    terms = by_definition(drawn.numpy(), 5)
+    kept = sum_in_order(terms, bits).var() / terms.sum(axis=0).var()
     assert kept > 0.93
     assert variance_retention(bits, 5, n) < 0.75

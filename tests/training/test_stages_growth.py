@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
+from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
+from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
