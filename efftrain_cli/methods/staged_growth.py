@@ -399,9 +399,13 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
             yield from (
                 f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index])
             )
-    if not isinstance(target, Dimensions):
-        return  # [model] has mistakes of its own, so no stage's shape is known
+    try:
+        aims = sizes_of(target)
+    except AttributeError:
+        return  # a size of [model] is itself wrong, so no stage's shape is known
 
+    # A [model] with other mistakes lacks their values, none of which grows.
+    target = type(target)(**{"seq_len": 1, **vars(target)})
     try:
         shapes = shapes_of_stages(target, stages)
     except ValidationError as error:
@@ -424,7 +428,7 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
                 yield f"stage {index}: {kind}:{value} is less than the stage before's {key} = {before[key]}; growth makes no model smaller"
     if len(stages) > 1:
         start, end = sizes_of(shapes[0]), sizes_of(shapes[-1])
-        for name, wanted in sizes_of(target).items():
+        for name, wanted in aims.items():
             if name in ("n_layer", "n_head", "n_embd") and wanted < start[name]:
                 yield f"stage 0 has {name} = {start[name]}, more than [model]'s {wanted}; growth makes no model smaller"
             elif not math.isclose(wanted, end[name], rel_tol=1e-6):

@@ -6,7 +6,7 @@ Works for any pydantic dataclass made of pydantic dataclasses; the rules themsel
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, get_args
 
@@ -141,50 +141,53 @@ def _likeness(a: str, b: str) -> float:
     return SequenceMatcher(None, a, b).ratio()
 
 
-class UnknownValue(Exception):
-    """A rule asked for a value that is itself wrong or missing."""
+def _incomplete(cls: Any, valid: dict[str, Any], wrong: Collection[str]) -> Any:
+    """Return a section without the fields that are wrong: reading one is an AttributeError.
 
+    Reading `problems` is one too: a method's own rules rest on a section that is sound.
+    """
+    fields = cls.__pydantic_fields__
+    known = {
+        name: info.get_default(call_default_factory=True)
+        for name, info in fields.items()
+        if name not in wrong
+    }
 
-class Partial:
-    """What is known of a section that has mistakes, so that the rules between sections are checked at the same time."""
+    class Incomplete(cls):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
+            if (name in fields or name == "problems") and name not in vars(self):
+                raise AttributeError(name)
+            return super().__getattribute__(name)
 
-    def __init__(self, cls: Any = object, **known: Any) -> None:
-        self.__dict__.update(known, cls=cls)
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(
-            self.cls, name, None
-        )  # of a method what is true of all its sections, as what it varies
-        if not isinstance(value, bool | frozenset) or name in self.cls.__pydantic_fields__:
-            raise UnknownValue(name)
-        return value
+    section: Any = object.__new__(Incomplete)
+    vars(section).update(known | valid)
+    return section
 
 
 class Check:
-    """Goes through a draft's tables and collects every problem; `result` gives what is valid and what is wrong."""
+    """The mistakes of a draft, and what of it is valid."""
 
     def __init__(self, draft: Draft, cls: Any) -> None:
         self.draft = draft
         self.cls = cls
         self.problems = list(draft.problems)
-        self.partial: dict[str, Partial] = {}
-        """The valid keys of each section that has mistakes."""
+        self._incomplete: dict[str, Any] = {}
+        """Sections with mistakes, without the fields that are wrong."""
         self.known = known_keys(cls)
-        self.sections = frozenset(
-            k for k in self.known if any(other.startswith(f"{k}.") for other in self.known)
-        )
+        self.sections = frozenset(key.rpartition(".")[0] for key in self.known)
         self._missing: list[str] = []
-        self._meant: set[str] = (
-            set()
-        )  # valid keys that a misspelt one stands for: misspelt, not missing
+        self._meant: set[str] = set()
+        """Valid keys that a misspelt one stands for: they are not missing."""
 
-    def result(self) -> dict[str, Any]:
-        """Checks the whole draft. Returns the valid fields of the class, sections built; the rest is in `problems`."""
-        valid = self._section(self.cls, self.draft.values, "")
+        self.valid, self._wrong = self._section(cls, draft.values, "")
+        """Fields of the class in which nothing is wrong, sections built, and the names of the others."""
         for key in self._missing:
             if not {key, key.rpartition(".")[0]} & self._meant:
                 self.add(key, "is required")
-        return valid
+
+    def known_part(self) -> Any:
+        """Return the draft as its class, without what is wrong: reading that is an AttributeError."""
+        return _incomplete(self.cls, self._incomplete | self.valid, self._wrong)
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
         """Records a problem with the key's value, place and description."""
@@ -197,8 +200,10 @@ class Check:
         shown = _shown(value) if value is not None else None
         self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
 
-    def _section(self, cls: Any, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """Checks one table against one dataclass. Returns its valid fields."""
+    def _section(
+        self, cls: Any, table: Mapping[str, Any], prefix: str
+    ) -> tuple[dict[str, Any], set[str]]:
+        """Check one table against one dataclass. Return its valid fields and the names of those that are wrong."""
         fields = cls.__pydantic_fields__
         arguments: dict[str, Any] = {}
         wrong: set[str] = set()
@@ -241,26 +246,20 @@ class Check:
             else:
                 value = arguments.get(name)
                 self.add(f"{prefix}{name}".rstrip("."), rule, value, _near_choice(value, rule))
-        return {name: value for name, value in arguments.items() if name not in wrong}
+        return {name: value for name, value in arguments.items() if name not in wrong}, wrong
 
     def _one(self, cls: Any, value: Any, key: str) -> Any:
-        """The section built from one table, or None where anything in it is wrong."""
+        """Return the section of a table, None if a field of it is wrong."""
         if not isinstance(value, Mapping):
             rule = f"is a section: write [{key}] with its keys below"
             self.add(
                 key, f"{rule}, or {key} = false to do without" if value is True else rule, value
             )
             return None
-        count = len(self.problems) + len(self._missing)
-        arguments = self._section(cls, value, f"{key}.")
-        if len(self.problems) + len(self._missing) == count:
-            return cls(**arguments)
-        defaults = {
-            n: i.default
-            for n, i in cls.__pydantic_fields__.items()
-            if n not in value and not i.is_required()
-        }
-        self.partial[key] = Partial(cls, **defaults, **arguments)
+        valid, wrong = self._section(cls, value, f"{key}.")
+        if not wrong:
+            return cls(**valid)
+        self._incomplete[key] = _incomplete(cls, valid, wrong)
         return None
 
     def _many(self, cls: Any, value: Any, key: str) -> tuple[Any, ...] | None:

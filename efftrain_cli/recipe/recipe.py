@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -27,9 +29,9 @@ from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.recipe.check import Check, Partial, inner_class, may_be_absent, methods_in
+from efftrain_cli.recipe.check import Check, inner_class, may_be_absent, methods_in
 from efftrain_cli.recipe.file import Draft, read_recipe_file, report
-from efftrain_cli.recipe.rules import breaches_between
+from efftrain_cli.recipe.rules import rules_between
 from efftrain_cli.recipe.sections import (
     Checkpoint,
     Data,
@@ -113,7 +115,7 @@ class Recipe:
 
     @model_validator(mode="after")
     def _rules_between_sections(self) -> Recipe:
-        found = [f"{key}: {rule}" for key, rule in breaches_between(self)]
+        found = [f"{key}: {rule}" for key, rule in chain.from_iterable(rules_between(self))]
         if found:
             raise ValueError("\n".join(found))
         return self
@@ -143,17 +145,15 @@ def check_draft(draft: Draft) -> Recipe:
         RecipeError: it breaks any rule; the message lists every breach at once.
     """
     check = Check(draft, Recipe)
-    sections = check.result()
-    fields = Recipe.__pydantic_fields__.items()  # type: ignore[attr-defined]
-    absent = {name: None for name, info in fields if may_be_absent(info.annotation)}
-    known = {**absent, **check.partial, **sections}
-    partial = Partial(**known, methods=methods_among(known))
-    for key, rule in breaches_between(partial):  # a recipe, as far as it is known
-        section, _, name = key.partition(".")
-        check.add(key, rule, getattr(known[section], name) if name else None)
+    known = check.known_part()
+    for rules in rules_between(known):
+        with suppress(AttributeError):  # a rule is skipped if it reads a value that is itself wrong
+            for key, rule in rules:
+                section, _, name = key.partition(".")
+                check.add(key, rule, getattr(getattr(known, section), name) if name else None)
     if check.problems:
         raise RecipeError(report(draft.name, check.problems), check.problems)
-    return Recipe(**sections)
+    return Recipe(**check.valid)
 
 
 def recipe_values(section: Any) -> dict[str, Any]:

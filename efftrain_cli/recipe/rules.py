@@ -6,27 +6,27 @@ Rules that concern one method are that method's `problems` and `warnings`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
 
-from efftrain_cli.methods.method import Sections, varying
-from efftrain_cli.model.config import Dimensions
-from efftrain_cli.recipe.check import UnknownValue
+from efftrain_cli.methods.method import Method, Sections, varying
 
 
-def breaches_between(recipe: Sections) -> Iterator[tuple[str, str]]:
-    """(dotted key, rule) of every combination that cannot work. `recipe` may be what is known of one with mistakes: a
-    rule is skipped where a value that it needs is itself wrong."""
-    for rules in (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules):
-        with suppress(UnknownValue):
-            yield from rules(recipe)
-    for method in recipe.methods.values():
-        with suppress(UnknownValue):
-            yield from method.problems(recipe)
+def rules_between(recipe: Sections) -> list[Iterator[tuple[str, str]]]:
+    """Return iterators of (dotted key, rule) over combinations that cannot work.
+
+    They are independent: one that meets a missing attribute, of a recipe with mistakes, does not stop the others.
+    """
+    rules = (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules)
+    own = (_own_rules(method, recipe) for method in recipe.methods.values())
+    return [*(rule(recipe) for rule in rules), *own]
+
+
+def _own_rules(method: Method, recipe: Sections) -> Iterator[tuple[str, str]]:
+    yield from method.problems(recipe)
 
 
 def _model_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
-    for name, rule in Dimensions.misfits(recipe.model):
+    for name, rule in recipe.model.misfits():
         yield f"model.{name}", rule
 
 

@@ -43,7 +43,7 @@ def read_study(path: Path) -> StudyFile:
         raise UsageError(f"there is no study file {path}")
     draft = read_toml_file(path)
     check = Check(draft, Study)
-    valid = check.result()
+    valid = check.valid
     _check_numbers(check, valid)
     _check_arms(check, valid, path)
     _check_tuning(check, valid)

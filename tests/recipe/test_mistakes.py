@@ -321,6 +321,22 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     assert loaded  # most of it is refused
 
 
+@pytest.mark.parametrize("mistake", ["seq_len=0", "softcap='x'", "no_such_key=1"])
+def test_stages_are_checked_beside_a_mistake_in_model(folder: Path, mistake: str) -> None:
+    """[model] has 2 layers; stage 0 has 2 too, and doubles them."""
+    write(folder, "staged", STAGED.replace("{ n_layer = 1 }", "{ n_layer = 2 }"))
+    found = problems("staged", f"model.{mistake}")
+    assert list(found) == [f"model.{mistake.partition('=')[0]}", "stages"]
+    assert "the operators end at n_layer = 4, but [model] has 2" in found["stages"].rule
+
+
+def test_stages_of_an_unknown_size_are_checked_for_their_switches(folder: Path) -> None:
+    write(folder, "staged", STAGED.replace("switch = ", "# "))
+    found = problems("staged", "model.n_layer=0")
+    assert list(found) == ["model.n_layer", "stages"]
+    assert "stage 0 has no switch" in found["stages"].rule
+
+
 def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
     write(
         folder,
