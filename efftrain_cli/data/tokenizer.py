@@ -176,13 +176,14 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """The tokenizer that a path, or "gpt2", names.
+    """Load the tokenizer that a string names as `data.tokenizer` does, or that lies at a path.
 
     Raises:
         DataError: it is not there, not readable, or has no end-of-text token.
     """
     tokenizers = _library()
-    spec = str(spec)
+    # A folder may be called gpt2 too.
+    spec = str(spec.absolute()) if isinstance(spec, Path) else spec
     if spec == "gpt2":
         try:
             files: tuple[Path, ...] = (hub.hub_file("openai-community/gpt2", "tokenizer.json"),)

@@ -175,6 +175,15 @@ def test_our_bpe_is_the_same_every_time(bpe: Tokenizer, tmp_path: Path) -> None:
     assert train_tokenizer(401, SAMPLE).sha256 != bpe.sha256
 
 
+def test_a_folder_called_gpt2_is_a_folder(
+    bpe: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("gpt2").mkdir()
+    bpe.save(Path("gpt2/tokenizer.json"))
+    assert load_tokenizer(Path("gpt2")).sha256 == bpe.sha256
+
+
 def test_little_text_makes_a_smaller_vocabulary() -> None:
     assert (
         train_tokenizer(300, ["ab"]).vocab_size == 258

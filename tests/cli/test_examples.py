@@ -1,0 +1,102 @@
+"""Every example of every `--help` is run: its plan with the recipes that are shipped, all of it with tiny ones."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.study.rehearse import toy_recipe
+from tests.cli.test_help import command_of, commands, help_of
+from tests.conftest import REPOSITORY
+from tests.launch import Zygote, made_text
+
+EXAMPLES = [
+    line.strip()
+    for path in commands()
+    for line in help_of(*path).split("Examples:")[1].splitlines()
+    if line.strip()
+]
+RECIPES = ("small", "small-slw", "small-shallow", "unstable", "unstable-slw", "gpt2-117m-slw")
+NEEDS_THE_HUB = (
+    "efftrain import openai-community/gpt2",
+    "efftrain eval-zeroshot small-seed1234 --tasks gpt2,piqa --limit 100",
+    "efftrain eval-zeroshot small-seed1234 --tasks blimp,my_task.yaml",
+)
+"""Examples that download something; tests of the same commands with made data stand elsewhere."""
+AT_TOY_LENGTH = {
+    "train.tokens=4M": "train.tokens=4K",
+    "train.tokens=2M": "train.tokens=4K",
+    "cuda": "cpu",
+    "train.compile=on": "train.compile=off",
+    "gpt2-117m": "small",
+    "online": "offline",
+}
+
+
+def has_plan(example: str) -> bool:
+    command, words = command_of(shlex.split(example)[1:])
+    options = {name for parameter in command.params for name in parameter.opts}
+    return (
+        "--recipe" in options and "--plan" in options and not {"--resume", "--devices"} & {*words}
+    )
+
+
+@pytest.mark.parametrize("example", filter(has_plan, EXAMPLES))
+def test_examples_with_a_plan_can_be_planned(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.txt").write_text(made_text())
+    words = shlex.split(example)[1:]
+    if "--plan" not in words:
+        words.append("--plan")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, (done.output, done.exception)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
+    """A folder with tiny recipes under the names of shipped ones, runs of them, a text, a study, and a GPT-2."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "recipes").mkdir()
+    for name in ("my", "text", "valid"):
+        (folder / f"{name}.txt").write_text(made_text())
+    for name in (*RECIPES, "quickstart", "quickstart-slw"):
+        recipe = toy_recipe(load_recipe(name), folder, devices=4)
+        recipe = replace(recipe, eval=replace(recipe.eval, every=2))
+        (folder / "recipes" / f"{name}.toml").write_text(dump_recipe(recipe))
+    shutil.copy(REPOSITORY / "docs" / "studies" / "length-warmup.toml", folder / "study.toml")
+    for name in ("small", "small-slw", "small-shallow", "quickstart", "quickstart-slw"):
+        run(zygote, folder, "pretrain", name)
+    run(zygote, folder, "pretrain", "unstable", "--name", "try-1")
+    run(zygote, folder, "bench", "--recipe", "small")
+    run(zygote, folder, "export", "small-seed1234", "--out", "gpt2")
+    return folder
+
+
+def run(zygote: Zygote, folder: Path, *words: str) -> None:
+    process = zygote.start(*words, cwd=folder, out=folder / "out", err=folder / "err")
+    assert process.wait(300) == 0, process.said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", [line for line in EXAMPLES if line not in NEEDS_THE_HUB])
+def test_examples_work_at_toy_length(
+    example: str, home: Path, tmp_path: Path, zygote: Zygote
+) -> None:
+    words = [AT_TOY_LENGTH.get(word, word) for word in shlex.split(example)[1:]]
+    if words[0] == "study" and "--jobs" in words:
+        words.append("--plan")  # its phases are run by --rehearse
+    shutil.copytree(home, tmp_path, dirs_exist_ok=True)
+    if words[0] == "pretrain" and "--resume" not in words:
+        shutil.rmtree(tmp_path / "runs" / "small-seed1234")
+    if words[:2] == ["runs", "rm"]:
+        words.append("--yes")  # a terminal would ask
+    run(zygote, tmp_path, *words)
