@@ -29,7 +29,7 @@ from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, build_model
 from efftrain_cli.training.compiling import (
-    CompiledParts,
+    Parts,
     compile_parts,
     compile_whole,
     full_micro_batch,
@@ -71,7 +71,7 @@ def gradient_function(
     model.residual_dtype = form.residual
     backend = "aot_eager" if bench.smoke else "inductor"
     head = plain_head_of(model) if form.plain_head else model.head_loss_sum
-    parts = CompiledParts(run_eagerly, head)
+    parts = Parts(run_eagerly, head)
     if form.compiled == "blocks":
         parts = compile_parts(used, model, backend)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
-from efftrain_cli.model.gpt import GPT, Block, RunBlock, run_eagerly
+from efftrain_cli.model.gpt import GPT, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, shares
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -73,31 +73,15 @@ def compiler_errors() -> Iterator[None]:
         ) from None
 
 
-def _run(
-    recipe: Recipe, compiled: Callable[..., T], eager: Callable[..., T], *arguments: object
-) -> T:
-    """Return `compiled(*arguments)`, or `eager(*arguments)` once the compiler has failed under "auto"."""
-    if not (_FAULTS and recipe.train.compile == "auto"):
-        try:
-            with compiler_errors():
-                return compiled(*arguments)
-        except UsageError as error:
-            if recipe.train.compile != "auto":
-                raise
-            _FAULTS.append(str(error))
-            print(
-                f"warning: {error}\n"
-                '  train.compile = "auto" goes on uncompiled: the loss is the same within rounding, but a step takes\n'
-                "  1.3 to 1.9 times as long (published figures) and more memory",
-                file=sys.stderr,
-            )
-    return eager(*arguments)
+def compiles_blocks(recipe: Recipe, n_layer: int, ranks: int = 1) -> bool:
+    """Return whether each block is compiled rather than the whole model. All blocks share one graph.
 
-
-def compiles_blocks(recipe: Recipe, n_layer: int) -> bool:
-    """Whether each block is compiled rather than the whole model: with layer dropping, since a graph per pattern of
-    blocks would be one for each of 2^n_layer, and in deep models. All blocks share one graph."""
-    apart = recipe.late_gradients is not None  # embedding and head are differentiated apart
+    It is so with layer dropping, since a graph per pattern of blocks would be one for each of 2^n_layer; in deep
+    models; and if `ranks` add up gradients during the backward pass: autograd sees a compiled graph as one node, whose
+    gradients all arrive at its end.
+    """
+    # Ouroboros differentiates embedding and head apart; lanes are added up after the pass, with any number of ranks.
+    apart = recipe.late_gradients is not None or (ranks > 1 and not recipe.lanes)
     return apart or "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 
@@ -128,9 +112,8 @@ def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
 
 
 def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
-    """(sequences, seq_len) with as many tokens as a full micro-batch, at half the full length: what the graph for every
-    length is compiled at first, as the compiler fits its kernels to the first shape that it sees. None where lengths
-    stay."""
+    """Return (sequences, seq_len) with as many tokens as a full micro-batch, at half the full length; None if lengths
+    stay or are too short."""
     seq_len = recipe.model.seq_len // 2
     if recipe.seq_len_warmup is None or seq_len < 2:
         return None
@@ -144,45 +127,26 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
 def compile_whole(
     recipe: Recipe, objective: Objective, backend: str = "inductor", ranks: int = 1
 ) -> Objective:
-    """`objective` compiled as a whole, loss included: the softmax then stays in registers.
-
-    The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
-    goes through one graph with dynamic shapes. torch.compile keeps its graphs by function, hence two of them. It does
-    not look at which kernels attention may choose from, so what `attention_kernels` allows for one kind of shape is not
-    forced on the other.
-    """
-    _allow_no_fall_back()
-    full_shape, middle_shape = full_micro_batch(recipe, ranks), middle_micro_batch(recipe)
-    at_full_shape = torch.compile(
-        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
-        backend=backend,
-        dynamic=False,
+    """Compile `objective` as a whole, loss included: the softmax then stays in registers."""
+    return _by_shape(
+        recipe,
+        ranks,
+        objective,
+        torch.compile(
+            lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+            backend=backend,
+            dynamic=False,
+        ),
+        torch.compile(
+            lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+            backend=backend,
+        ),
     )
-    at_any_shape = torch.compile(
-        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
-        backend=backend,
-    )
-
-    def compiled(
-        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
-    ) -> dict[str, Tensor]:
-        nonlocal middle_shape
-        if tokens.shape == full_shape:
-            return _run(recipe, at_full_shape, objective, tokens, targets, gates, scales)
-        if middle_shape is not None:
-            warming = _dynamic(tokens.new_zeros(middle_shape))
-            middle_shape = None
-            copy = _dynamic(warming.clone())
-            _run(recipe, at_any_shape, objective, warming, copy, gates, scales)
-        tokens, targets = _dynamic(tokens), _dynamic(targets)
-        return _run(recipe, at_any_shape, objective, tokens, targets, gates, scales)
-
-    return compiled
 
 
 @dataclass(frozen=True)
-class CompiledParts:
-    """A model whose blocks are compiled one by one; Python chooses among them."""
+class Parts:
+    """How a model's blocks and head are computed."""
 
     block: RunBlock
     """(block, x, scale) -> the block's output; `scale` is a 0-d tensor or None."""
@@ -190,48 +154,100 @@ class CompiledParts:
     """(residual stream, targets) -> summed cross-entropy."""
 
 
-def compile_parts(
-    recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1
-) -> CompiledParts:
-    """The model's block and head, compiled for `GPT.run_blocks` to call: one graph for the full shape, which all blocks
-    share, and one with dynamic shapes for every other, as in `compile_whole` and for its reasons."""
-    _allow_no_fall_back()
-    full_shape = full_micro_batch(recipe, ranks)
-
-    full_block = torch.compile(
-        lambda block, x, scale: block(x, scale), backend=backend, dynamic=False
+def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1) -> Parts:
+    """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the blocks."""
+    block = _by_shape(
+        recipe,
+        ranks,
+        run_eagerly,
+        torch.compile(lambda block, x, scale: block(x, scale), backend=backend, dynamic=False),
+        torch.compile(lambda block, x, scale: block(x, scale), backend=backend),
     )
-    any_block = torch.compile(lambda block, x, scale: block(x, scale), backend=backend)
-    full_head = torch.compile(
-        lambda x, targets: model.head_loss_sum(x, targets), backend=backend, dynamic=False
+    head_loss_sum = _by_shape(
+        recipe,
+        ranks,
+        model.head_loss_sum,
+        torch.compile(
+            lambda x, targets: model.head_loss_sum(x, targets), backend=backend, dynamic=False
+        ),
+        torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend),
     )
-    any_head = torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend)
-
-    def run_block(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        if x.shape[:2] == full_shape:
-            return _run(recipe, full_block, run_eagerly, block, x, scale)
-        return _run(recipe, any_block, run_eagerly, block, _dynamic(x), scale)
-
-    def head_loss_sum(x: Tensor, targets: Tensor) -> Tensor:
-        if x.shape[:2] == full_shape:
-            return _run(recipe, full_head, model.head_loss_sum, x, targets)
-        return _run(recipe, any_head, model.head_loss_sum, _dynamic(x), _dynamic(targets))
-
-    return CompiledParts(run_block, head_loss_sum)
+    return Parts(block, head_loss_sum)
 
 
-def _dynamic(x: Tensor) -> Tensor:
-    """`x` itself, marked as (sequences, seq_len, ...) whose first two dimensions vary."""
-    torch._dynamo.maybe_mark_dynamic(x, 0)
-    torch._dynamo.maybe_mark_dynamic(x, 1)
-    return x
+def _by_shape(
+    recipe: Recipe,
+    ranks: int,
+    eager: Callable[..., T],
+    at_full_shape: Callable[..., T],
+    at_any_shape: Callable[..., T],
+) -> Callable[..., T]:
+    """Return a function that computes `eager` by a compiled form of it, or as it is once the compiler has failed under
+    "auto".
 
-
-def _allow_no_fall_back() -> None:
+    The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
+    goes through one graph with dynamic shapes. torch.compile keeps its graphs by function, hence two of them. It does
+    not look at which kernels attention may choose from, so what `attention_kernels` allows for one kind of shape is not
+    forced on the other.
+    """
     import torch._dynamo.config as dynamo_config
+    import torch._functorch.config as functorch_config
 
+    # More graphs than that are an error, not a silent fallback.
     dynamo_config.recompile_limit = GRAPH_LIMIT
     dynamo_config.fail_on_recompile_limit_hit = True
+    # Backward graphs are compiled with their forward ones: if either fails, nothing has been computed yet.
+    functorch_config.force_non_lazy_backward_lowering = True
+    full_shape = full_micro_batch(recipe, ranks)
+    falls_back = recipe.train.compile == "auto"
+
+    def compute(*arguments: object) -> T:
+        if _FAULTS and falls_back:
+            return eager(*arguments)
+        # (sequences, seq_len, ...); scales have one dimension or none.
+        tensors = [x for x in arguments if isinstance(x, Tensor) and x.dim() > 1]
+        compiled = at_full_shape
+        if tensors[0].shape[:2] != full_shape:
+            compiled = at_any_shape
+            for tensor in tensors:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+                torch._dynamo.maybe_mark_dynamic(tensor, 1)
+        try:
+            with compiler_errors():
+                return compiled(*arguments)
+        except UsageError as error:
+            if not falls_back:
+                raise
+            _FAULTS.append(str(error))
+            print(
+                f"warning: {error}\n"
+                '  train.compile = "auto" goes on uncompiled: the loss is the same within rounding, but a step takes\n'
+                "  1.3 to 1.9 times as long (published figures) and more memory",
+                file=sys.stderr,
+            )
+            return eager(*arguments)
+
+    return compute
+
+
+class MiddleFirst:
+    """A compiled objective that computes a micro-batch of the middle length before its first one of another length.
+
+    The compiler fits the kernels for all lengths but the full one to the first that it sees.
+    """
+
+    def __init__(self, recipe: Recipe, objective: Objective, ranks: int = 1) -> None:
+        self._objective, self._full_shape = objective, full_micro_batch(recipe, ranks)
+        self._middle = middle_micro_batch(recipe)
+
+    def __call__(
+        self, tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+    ) -> dict[str, Tensor]:
+        if self._middle is not None and tokens.shape != self._full_shape:
+            middle = tokens.new_zeros(self._middle)
+            self._middle = None
+            self._objective(middle, middle.clone(), gates, scales)
+        return self._objective(tokens, targets, gates, scales)
 
 
 def freeze_objects() -> None:

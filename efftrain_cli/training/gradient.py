@@ -21,8 +21,9 @@ from efftrain_cli.plan.plan import optimizer_flops
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
-    CompiledParts,
+    MiddleFirst,
     Objective,
+    Parts,
     compile_parts,
     compile_whole,
     compiles,
@@ -47,12 +48,12 @@ def build_objective(
     first: it alone is the logged loss, and what divergence and comparisons read."""
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
-    by_blocks = compiled and compiles_blocks(recipe, len(model.h))
     world = ranks.world_size
+    by_blocks = compiled and compiles_blocks(recipe, len(model.h), world)
     recompute = checkpoints_activations(
         recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world
     )
-    parts = CompiledParts(run_eagerly, model.head_loss_sum)
+    parts = Parts(run_eagerly, model.head_loss_sum)
     if by_blocks:
         parts = compile_parts(recipe, model, ranks=world)
     standardization = recipe.standardization_loss
@@ -77,9 +78,10 @@ def build_objective(
                 losses["standardization_loss"] = divergences * targets.numel()
             return losses
 
-    return (
-        compile_whole(recipe, objective, ranks=world) if compiled and not by_blocks else objective
-    )
+    if not compiled:
+        return objective
+    whole = objective if by_blocks else compile_whole(recipe, objective, ranks=world)
+    return MiddleFirst(recipe, whole, world)
 
 
 class Terms:

@@ -40,7 +40,7 @@ from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
-    CompiledParts,
+    Parts,
     compile_parts,
     compiles,
     full_micro_batch,
@@ -442,11 +442,7 @@ def delayed_gradients(recipe: Recipe, model: GPT, world_size: int = 1) -> Delaye
     recompute = checkpoints_activations(
         recipe, model.config, device, dtype=dtype, compiled=compiled
     )
-    parts = (
-        compile_parts(recipe, model)
-        if compiled
-        else CompiledParts(run_eagerly, model.head_loss_sum)
-    )
+    parts = compile_parts(recipe, model) if compiled else Parts(run_eagerly, model.head_loss_sum)
     full_shape = full_micro_batch(recipe, max(1, world_size // section.devices))
 
     def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:

@@ -129,9 +129,7 @@ def test_compiled_is_eager_for_every_parameter_and_shape(
 
 def test_compiled_blocks_are_the_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, wanted = gradient_of(small("train.compile=on", "train.dtype=fp32"))
-    monkeypatch.setattr(
-        "efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True
-    )
+    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
     before = compiled_graphs()
     blocks, gradients = gradient_of(small("train.compile=on", "train.dtype=fp32"))
     assert compiled_graphs() - before == 2, "a block and the head"
@@ -248,9 +246,7 @@ def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(
     """The full shape compiled first, with cuDNN allowed, must not decide for the others; blocks compiled one by one."""
     from torch.profiler import ProfilerActivity, profile
 
-    monkeypatch.setattr(
-        "efftrain_cli.training.gradient.compiles_blocks", lambda recipe, n_layer: True
-    )
+    monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
     recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=32))
     state = fresh(recipe)
     forward_backward = build_forward_backward(recipe, state.model, CUDA)

@@ -15,6 +15,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.plan.plan import plan_run, plan_step
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -23,6 +24,7 @@ from efftrain_cli.training import compiling
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.compiling import (
     GRAPH_LIMIT,
+    MiddleFirst,
     Objective,
     compile_parts,
     compile_whole,
@@ -144,7 +146,7 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
         seen.append(tuple(int(x.node.hint) for x in inputs if isinstance(x, torch.SymInt)))
         return graph
 
-    compiled = compile_whole(warming, loss_sum, backend)  # type: ignore
+    compiled = MiddleFirst(warming, compile_whole(warming, loss_sum, backend))  # type: ignore
     for length in (8, 16, 24):
         compiled(
             torch.zeros(2, length, dtype=torch.int64),
@@ -157,6 +159,15 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
 
 def broken_backend(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
     raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
+
+
+def broken_backward(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., object]:
+    """Compiles forward graphs alone."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=broken_backend)(
+        graph, inputs
+    )
 
 
 @pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
@@ -173,15 +184,19 @@ def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks: bool) -> None:
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("backend", [broken_backend, broken_backward])
 @pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
 def test_auto_trains_uncompiled_if_the_compiler_fails(
-    by_blocks: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    by_blocks: bool,
+    backend: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(compiling, "_FAULTS", [])
     cuda = torch.device("cuda")
     assert RECIPE.train.compile == "auto" and compiles(RECIPE, cuda)
-    want = loss_by(None, RECIPE, by_blocks)
-    assert torch.equal(loss_by(broken_backend, RECIPE, by_blocks), want)
+    want = gradient_by(None, RECIPE, by_blocks)
+    assert torch.equal(gradient_by(backend, RECIPE, by_blocks), want)
     said = capsys.readouterr().err
     assert said.count("warning: torch.compile failed") == 1, "once, not once a block"
     assert "1.3 to 1.9 times as long" in said and "Failed to find C compiler" in said
@@ -189,25 +204,33 @@ def test_auto_trains_uncompiled_if_the_compiler_fails(
     assert compiles(replace(RECIPE, train=replace(RECIPE.train, compile="on")), cuda)
 
 
-def loss_by(backend: object, recipe: Recipe, by_blocks: bool) -> Tensor:
+def gradient_by(backend: object, recipe: Recipe, by_blocks: bool) -> Tensor:
+    """All gradients of fresh weights in a row, with the loss at the end, compiled by `backend`; None: eager."""
+    loss, model = loss_by(backend, recipe, by_blocks)
+    loss.backward()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    return torch.cat([*gradients, loss.detach().view(1)])
+
+
+def loss_by(backend: object, recipe: Recipe, by_blocks: bool) -> tuple[Tensor, GPT]:
     """The loss of fresh weights, compiled by `backend`; None: eager."""
     torch._dynamo.reset()
     model = build_model(recipe, 60, CPU)
     tokens = torch.arange(2 * FULL).view(2, FULL) % 60
     if backend is None:
-        return model.loss_sum(tokens, tokens)
+        return model.loss_sum(tokens, tokens), model
     if by_blocks:
         parts = compile_parts(recipe, model, backend=backend)  # type: ignore
-        return parts.head_loss_sum(
-            model.run_blocks(model.embed(tokens), run_block=parts.block), tokens
-        )
+        x = model.run_blocks(model.embed(tokens), run_block=parts.block)
+        return parts.head_loss_sum(x, tokens), model
 
     def objective(
         tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
     ) -> dict[str, Tensor]:
         return {"ce": model.loss_sum(tokens, targets, gates, scales)}
 
-    return compile_whole(recipe, objective, backend)(tokens, tokens, None, None)["ce"]  # type: ignore
+    compiled = compile_whole(recipe, objective, backend)  # type: ignore
+    return compiled(tokens, tokens, None, None)["ce"], model
 
 
 def test_a_fault_in_the_backward_pass_is_named_and_others_pass() -> None:
