@@ -6,7 +6,9 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from unittest import mock
@@ -16,7 +18,8 @@ import torch
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training import buckets, replicated
+from efftrain_cli.training import buckets, gradient, replicated
+from efftrain_cli.training.compiling import compile_parts, compile_whole
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
@@ -77,6 +80,7 @@ SHARDED = {
 
 BESIDE = {
     "baseline": "",
+    "compiled": "",
     "batch warmup": SHARDED["batch warmup"],
     "layer dropping": CASES["layer dropping"],
     "standardization": CASES["standardization"],
@@ -146,9 +150,11 @@ def main(text: str, out: str) -> None:
                 )
                 found[f"{name}, {strategy}"] = case(recipe, ranks)
         for name, extra in BESIDE.items():
-            found[f"{name}, beside"] = sums_beside(
-                recipe_of(folder, text, extra, "micro_batch_tokens = 32"), ranks
-            )
+            train = "micro_batch_tokens = 32"
+            if name == "compiled":
+                train += '\ncompile = "on"'
+            recipe = recipe_of(folder, text, extra, train)
+            found[f"{name}, beside"] = sums_beside(recipe, ranks)
         if ranks.rank == 0:
             Path(out).write_text(json.dumps(found))
 
@@ -217,6 +223,27 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     }
 
 
+BACKWARD_GRAPHS: list[None] = []
+"""One entry for each compiled backward graph that has run."""
+
+
+def counted(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+    """Compiles nothing, and counts the backward graphs that run; each is one node of autograd."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def backward(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        def run(*arguments: torch.Tensor) -> object:
+            gradients = graph.forward(*arguments)
+            BACKWARD_GRAPHS.append(None)
+            return gradients
+
+        return run
+
+    return aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=backward)(
+        graph, inputs
+    )
+
+
 def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     """Losses and digests of a few steps with sums after and beside the backward pass, in buckets of which the model
     fills several, and the most of them that were sent before the pass had ended."""
@@ -224,16 +251,37 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
     val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
     early: list[int] = []
-    finish = OverlappedAllReduce.finish
+    begin, send, finish = (
+        OverlappedAllReduce.begin,
+        OverlappedAllReduce._send,
+        OverlappedAllReduce.finish,
+    )
+    sent_at: list[int] = []
+    BACKWARD_GRAPHS.clear()
 
-    def counting(self: OverlappedAllReduce) -> None:
-        early.append(len(self._buckets) - self._left)
+    def beginning(self: OverlappedAllReduce, losses: Sequence[torch.Tensor]) -> None:
+        sent_at.clear()
+        begin(self, losses)
+
+    def sending(self: OverlappedAllReduce) -> None:
+        sent_at.append(len(BACKWARD_GRAPHS))
+        send(self)
+
+    def finishing(self: OverlappedAllReduce) -> None:
+        """A graph's gradients arrive together at its end: what is sent after the last graph is not early."""
+        last = len(BACKWARD_GRAPHS)
+        early.append(sum(at < last or not last for at in sent_at))
         finish(self)
 
     found: dict[str, object] = {}
     with (
         mock.patch.object(buckets, "BUCKET", 4000),
-        mock.patch.object(OverlappedAllReduce, "finish", counting),
+        mock.patch.multiple(OverlappedAllReduce, begin=beginning, _send=sending, finish=finishing),
+        mock.patch.multiple(
+            gradient,
+            compile_whole=partial(compile_whole, backend=counted),
+            compile_parts=partial(compile_parts, backend=counted),
+        ),
     ):
         for name, kinds in (("after", frozenset[str]()), ("beside", frozenset({"cpu"}))):
             with mock.patch.object(replicated, "OVERLAPPING", kinds):
