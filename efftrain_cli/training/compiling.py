@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ WHOLE_MODEL_BLOCKS = 24
 wide ones, where fusing across blocks matters least."""
 
 
-T = TypeVar("T")
 _FAULTS: list[str] = []
 """What made the compiler fail in this process under "auto", which then compiles nothing more."""
 
@@ -178,10 +177,10 @@ def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: 
 def _by_shape(
     recipe: Recipe,
     ranks: int,
-    eager: Callable[..., T],
-    at_full_shape: Callable[..., T],
-    at_any_shape: Callable[..., T],
-) -> Callable[..., T]:
+    eager: Callable[..., Any],
+    at_full_shape: Callable[..., Any],
+    at_any_shape: Callable[..., Any],
+) -> Callable[..., Any]:
     """Return a function that computes `eager` by a compiled form of it, or as it is once the compiler has failed under
     "auto".
 
@@ -201,7 +200,7 @@ def _by_shape(
     full_shape = full_micro_batch(recipe, ranks)
     falls_back = recipe.train.compile == "auto"
 
-    def compute(*arguments: object) -> T:
+    def compute(*arguments: object) -> Any:
         if _FAULTS and falls_back:
             return eager(*arguments)
         # (sequences, seq_len, ...); scales have one dimension or none.
