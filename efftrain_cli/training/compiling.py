@@ -25,6 +25,9 @@ Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dic
 the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method says (a mean counts as
 many times as there are targets)."""
 
+Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
+"""What compiles a graph for torch.compile."""
+
 GRAPH_LIMIT = 16
 """Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and evaluation 1 more;
 lengths that grow are one dynamic graph, with separate ones where a dimension is 1."""
@@ -124,22 +127,16 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
 
 
 def compile_whole(
-    recipe: Recipe, objective: Objective, backend: str = "inductor", ranks: int = 1
+    recipe: Recipe, objective: Objective, backend: str | Backend = "inductor", ranks: int = 1
 ) -> Objective:
     """Compile `objective` as a whole, loss included: the softmax then stays in registers."""
     return _by_shape(
         recipe,
         ranks,
+        backend,
         objective,
-        torch.compile(
-            lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
-            backend=backend,
-            dynamic=False,
-        ),
-        torch.compile(
-            lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
-            backend=backend,
-        ),
+        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
     )
 
 
@@ -153,39 +150,43 @@ class Parts:
     """(residual stream, targets) -> summed cross-entropy."""
 
 
-def compile_parts(recipe: Recipe, model: GPT, backend: str = "inductor", ranks: int = 1) -> Parts:
+def compile_parts(
+    recipe: Recipe, model: GPT, backend: str | Backend = "inductor", ranks: int = 1
+) -> Parts:
     """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the blocks."""
-    block = _by_shape(
-        recipe,
-        ranks,
-        run_eagerly,
-        torch.compile(lambda block, x, scale: block(x, scale), backend=backend, dynamic=False),
-        torch.compile(lambda block, x, scale: block(x, scale), backend=backend),
-    )
-    head_loss_sum = _by_shape(
-        recipe,
-        ranks,
-        model.head_loss_sum,
-        torch.compile(
-            lambda x, targets: model.head_loss_sum(x, targets), backend=backend, dynamic=False
+    return Parts(
+        _by_shape(
+            recipe,
+            ranks,
+            backend,
+            run_eagerly,
+            lambda block, x, scale: block(x, scale),
+            lambda block, x, scale: block(x, scale),
         ),
-        torch.compile(lambda x, targets: model.head_loss_sum(x, targets), backend=backend),
+        _by_shape(
+            recipe,
+            ranks,
+            backend,
+            model.head_loss_sum,
+            lambda x, targets: model.head_loss_sum(x, targets),
+            lambda x, targets: model.head_loss_sum(x, targets),
+        ),
     )
-    return Parts(block, head_loss_sum)
 
 
 def _by_shape(
     recipe: Recipe,
     ranks: int,
+    backend: str | Backend,
     eager: Callable[..., Any],
-    at_full_shape: Callable[..., Any],
-    at_any_shape: Callable[..., Any],
+    full: Callable[..., Any],
+    other: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return a function that computes `eager` by a compiled form of it, or as it is once the compiler has failed under
-    "auto".
+    """Return a function that computes `eager` compiled, or as it is once the compiler has failed under "auto".
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
-    goes through one graph with dynamic shapes. torch.compile keeps its graphs by function, hence two of them. It does
+    goes through one graph with dynamic shapes. torch.compile keeps its graphs by the code of a
+    function, hence `full` and `other`, which both call `eager`. It does
     not look at which kernels attention may choose from, so what `attention_kernels` allows for one kind of shape is not
     forced on the other.
     """
@@ -197,6 +198,8 @@ def _by_shape(
     dynamo_config.fail_on_recompile_limit_hit = True
     # Backward graphs are compiled with their forward ones: if either fails, nothing has been computed yet.
     functorch_config.force_non_lazy_backward_lowering = True
+    at_full_shape = torch.compile(full, backend=backend, dynamic=False)
+    at_any_shape = torch.compile(other, backend=backend)
     full_shape = full_micro_batch(recipe, ranks)
     falls_back = recipe.train.compile == "auto"
 
