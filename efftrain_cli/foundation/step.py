@@ -150,5 +150,7 @@ class StepResult(NamedTuple):
     """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""
     grad_norm: Tensor | None = None
     """Global l2 norm before clipping, of a method that has clipped by itself."""
+    norms: Mapping[str, Tensor] | None = None
+    """The same of each parameter's gradient, by name."""
     method_tensors: Mapping[str, Tensor] | None = None
     """What `TrainState.method_tensors` are after the step; None: as before."""

@@ -31,7 +31,8 @@ from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
 See = Callable[[str, Tensor], None]
 """(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the layer's name in its
-block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels)."""
+block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels); and `attn.q`,
+`attn.k` as the attention multiplies them, (B, H, T, D)."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
 """(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
 
@@ -160,6 +161,8 @@ class CausalSelfAttention(nn.Module):
             # Query head j reads head j // queries_per_key. Repeated, as not every kernel knows groups.
             k = k.repeat_interleave(self.queries_per_key, dim=1)
             v = v.repeat_interleave(self.queries_per_key, dim=1)
+        see("attn.q", q)
+        see("attn.k", k)
         if past == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
@@ -210,12 +213,16 @@ class Block(nn.Module):
         wanted."""
 
     def forward(
-        self, x: Tensor, scale: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        x: Tensor,
+        scale: Tensor | None = None,
+        cache: KeyValueCache | None = None,
+        see: See = ignore,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The block's output, (B, T, C); beside it its terms, (activations asked for,), where it has a term and
-        gradients are wanted. `scale` (0-d) multiplies both residual branches; None is 1."""
+        gradients are wanted: these are what is seen then. `scale` (0-d) multiplies both residual branches; None is
+        1."""
         terms: list[Tensor] = []
-        see: See = ignore
         if self.term is not None and torch.is_grad_enabled():
             term = self.term
 
@@ -416,11 +423,11 @@ class GPT(nn.Module):
         gates: Sequence[bool] | None = None,
         scales: Tensor | None = None,
         recompute: bool = False,
+        run_block: RunBlock = run_eagerly,
     ) -> Tensor:
         """Summed cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
-        return self.head_loss_sum(
-            self.run_blocks(self.embed(tokens), gates, scales, recompute), targets
-        )
+        x = self.run_blocks(self.embed(tokens), gates, scales, recompute, run_block)
+        return self.head_loss_sum(x, targets)
 
     def new_caches(self) -> list[KeyValueCache]:
         """An empty cache for each block."""

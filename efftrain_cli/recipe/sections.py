@@ -239,8 +239,16 @@ class Eval:
     """Validation windows, of seq_len tokens each."""
     positions: bool = False
     """Report the validation loss by position too, as columns val_loss_from_POSITION; doubles what evaluation costs."""
+    internals: int = Field(default=0, ge=0)
+    """Steps between two looks inside of the model, as columns by block: RMS of the residual stream, largest attention
+    logit, gradient norm, and size of the update relative to the weights; 0: none. It changes nothing of the
+    training."""
     sample: str | None = None
     """Show what the model writes after this text at each evaluation; it changes nothing of the training."""
+
+    def measures_internals(self, step: int) -> bool:
+        """Return whether the row of 1-based `step` says what is inside of the model."""
+        return self.internals > 0 and step % self.internals == 0
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -59,6 +59,8 @@ class GradientStep(NamedTuple):
     """Losses of the whole step."""
     grad_norm: Tensor | None = None
     """Norm before clipping, 0-d; None if the gradients are not clipped yet."""
+    norms: Mapping[str, Tensor] | None = None
+    """The same of each parameter's gradient, by name; None with `grad_norm`."""
     method_tensors: Mapping[str, Tensor] | None = None
     """Tensors in flight after the step; None: as before."""
     columns: Mapping[str, Tensor] = {}
@@ -140,6 +142,11 @@ class Devices:
     def gradient_norms(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Tensor]:
         """Return the l2 norm of each group's gradient over all that the ranks hold, 0-d fp32."""
         return [torch.nn.utils.get_total_norm(gradients_of(group)) for group in groups]
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold, 0-d fp32."""
+        norms = torch._foreach_norm(list(tensors.values()))
+        return dict(zip(tensors, norms, strict=True))
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         """Return the optimizer's measures of the whole model, by column of metrics.jsonl."""

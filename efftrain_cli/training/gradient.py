@@ -199,6 +199,7 @@ def build_forward_backward(
             scalars={**columns, **step.columns},
             simigrad_dots=step.dots,
             grad_norm=step.grad_norm,
+            norms=step.norms,
             method_tensors=step.method_tensors,
         )
 

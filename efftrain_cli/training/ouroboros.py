@@ -381,7 +381,8 @@ class DelayedGradients:
             if name.endswith("layout") or int(name.split(".")[2]) >= oldest
         }
         gradients = self.joined(late, delayed=True)
-        grad_norm = self.leave(gradients, norms_of(gradients), delayed=True)
+        norms = norms_of(gradients)
+        grad_norm = self.leave(gradients, norms, delayed=True)
         after[f"{PREFIX}layout"] = self.layout
         grad_norm = grad_norm + fault(after, in_flight)
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
@@ -390,7 +391,8 @@ class DelayedGradients:
             for k, due in enumerate(late, 1)
         ]
         in_flight_after = None if self._stopped else after
-        return GradientStep(losses, grad_norm, in_flight_after, self.columns(staleness, cosines))
+        columns = self.columns(staleness, cosines)
+        return GradientStep(losses, grad_norm, norms, in_flight_after, columns)
 
     def _cosines(
         self,

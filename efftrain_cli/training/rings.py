@@ -157,7 +157,7 @@ class Rings(Devices):
         ]
         staleness = [age if here else float("nan") for age, here in zip(ages, due, strict=True)]
         return GradientStep(
-            {"ce": loss}, grad_norm, columns=self._late.columns(staleness, cosines={})
+            {"ce": loss}, grad_norm, present, columns=self._late.columns(staleness, cosines={})
         )
 
     def sync_stop_flag(self, step: int) -> None:
@@ -166,6 +166,14 @@ class Rings(Devices):
         except Stop:
             self._gather(everything=True)
             raise
+
+    def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        norms = super().norms(tensors)
+        mine = self._late.of_devices[self._position] if self.sharing.rank == 0 else set()
+        values = [norm if name in mine else torch.zeros_like(norm) for name, norm in norms.items()]
+        everywhere = torch.stack(values).cpu()
+        self.ranks.all_reduce([everywhere])
+        return dict(zip(tensors, everywhere.to(self._state.model.device), strict=True))
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         return {}  # a rank has the moments of its own modules only

@@ -110,6 +110,11 @@ class Sharded(Devices):
         self.ranks.all_reduce(squares)
         return [square.sqrt() for square in squares]
 
+    def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        squares = [norm.square() for norm in super().norms(tensors).values()]
+        self.ranks.all_reduce(squares)
+        return {name: square.sqrt() for name, square in zip(tensors, squares, strict=True)}
+
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         local = state.optimizer.measures()
         total, largest = local["adam_sqrt_v_l1"].clone(), local["adam_sqrt_v_max"].clone()

@@ -44,6 +44,7 @@ from efftrain_cli.training.compiling import (
 )
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.internals import UpdateWatch, measure_activations
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
@@ -182,7 +183,10 @@ def train(
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
         last = plan.step == until or state.progress.tokens >= recipe.train.tokens
-        devices.end_step(state, due, last or saves_at(recipe.checkpoint, plan.step))
+        inside = recipe.eval.measures_internals(plan.step)
+        devices.end_step(state, due or inside, last or saves_at(recipe.checkpoint, plan.step))
+        if inside:
+            record = measure_inside(record, state, recipe, val_windows, devices)
         if due or plan.step == until:
             try:
                 record = evaluate_state(record, state, recipe, val_windows, devices)
@@ -270,6 +274,19 @@ def evaluate_state(
     return replace(record, val_loss=loss, position_losses=positions, evaluation=watch.stop())
 
 
+def measure_inside(
+    record: StepRecord, state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
+) -> StepRecord:
+    """Return `record` with what a forward pass of one validation window shows inside of the model."""
+    assert record.result is not None
+    dtype = compute_dtype(recipe.train.dtype, state.model.device)
+    with devices.together():
+        columns = measure_activations(state.model, val_windows[:1], dtype)
+    return replace(
+        record, result=record.result._replace(scalars={**record.result.scalars, **columns})
+    )
+
+
 def evaluate_first(
     state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
 ) -> StepRecord:
@@ -297,8 +314,18 @@ def apply_step(
     state: TrainState, recipe: Recipe, plan: StepPlan, result: StepResult, devices: Devices
 ) -> StepResult:
     """Update `state` by the gradient in `.grad`; return the result with the measures of the update."""
+    watch = None
+    if recipe.eval.measures_internals(plan.step):
+        names = [name for name, _ in state.model.named_parameters()]
+        watch = UpdateWatch(names, devices, result.norms)
     grad_norm = update(
-        state, plan.lr, recipe.optim.grad_clip, result.scalars["loss"], result.grad_norm, devices
+        state,
+        plan.lr,
+        recipe.optim.grad_clip,
+        result.scalars["loss"],
+        result.grad_norm,
+        devices,
+        watch,
     )
     if result.method_tensors is not None:
         state.method_tensors.clear()
@@ -306,10 +333,11 @@ def apply_step(
     measures = {
         "grad_norm": grad_norm,
         **devices.measures(state),
+        **(watch.end() if watch else {}),
         "nonfinite": state.nonfinite,
     }
     # A record waits to be read: it must not keep gradients alive.
-    return result._replace(scalars={**result.scalars, **measures}, method_tensors=None)
+    return result._replace(scalars={**result.scalars, **measures}, norms=None, method_tensors=None)
 
 
 def update(
@@ -319,6 +347,7 @@ def update(
     loss: Tensor,
     grad_norm: Tensor | None = None,
     devices: Devices | None = None,
+    watch: UpdateWatch | None = None,
 ) -> Tensor:
     """Clip the gradients in `.grad` to the norm `grad_clip` (0: not at all), step the optimizer at `lr`, drop them.
 
@@ -327,6 +356,8 @@ def update(
     """
     devices = devices or Devices()
     parameters = devices.take_gradients(state)
+    if watch is not None:
+        watch.begin(parameters)
     if grad_norm is None:
         (grad_norm,) = devices.gradient_norms([parameters])
         if grad_clip:

@@ -53,6 +53,7 @@ dtype = "fp32"
 [eval]
 every = 4
 windows = 7
+internals = 3
 """
 CASES = {
     "baseline": "",
@@ -182,6 +183,7 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                             for name, v in sorted(result.scalars.items())
                             if name.startswith("adam_")
                         ],
+                        "internals": {n: float(v) for n, v in result.scalars.items() if "_h." in n},
                         "dots": result.simigrad_dots,
                         "val_loss": None if record.val_loss is None else float(record.val_loss),
                     }

@@ -62,7 +62,14 @@ class SharedTokens(RandomTokens):
 def recipe_of(modules: int, overrides: list[str], keys: dict[str, object]) -> Recipe:
     return replace(
         load_recipe(
-            "small", [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", *overrides]
+            "small",
+            [
+                *FOUR_BLOCKS,
+                "train.tokens=768",
+                "checkpoint.every=1000",
+                "eval.internals=3",
+                *overrides,
+            ],
         ),
         ouroboros=Ouroboros(modules=modules, **keys),
     )  # type: ignore[arg-type]
@@ -92,7 +99,9 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                 named = [
                     name
                     for name in scalars
-                    if name in ("loss", "grad_norm") or name.startswith("ouroboros")
+                    if name in ("loss", "grad_norm")
+                    or name.startswith("ouroboros")
+                    or "_h." in name
                 ]
                 values = [float(scalars[name]) for name in sorted(named)]
                 val_loss = None if record.val_loss is None else float(record.val_loss)

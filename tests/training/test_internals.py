@@ -1,0 +1,192 @@
+"""`eval.internals`: its columns against independent arithmetic in fp64, and that measuring moves no bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.internals import largest_logit, norms_by_block
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import plan_step, read_records, train
+from tests.resume_law import TIMES, RandomTokens, assert_resumes_exactly_at_every_step
+from tests.tiny import CPU, FOUR_BLOCKS, fresh, tensors_of
+
+LLAMA = ["model.arch=llama", "model.n_head=4", "model.n_kv_head=2", "model.qk_norm=true"]
+TWO_BLOCKS = [*FOUR_BLOCKS, "model.n_layer=2"]
+
+
+def weights_of(state: TrainState) -> dict[str, np.ndarray]:
+    return {name: p.detach().double().numpy() for name, p in state.model.named_parameters()}
+
+
+def normed(x: np.ndarray, weights: dict[str, np.ndarray], name: str, eps: float) -> np.ndarray:
+    """A layer norm if the norm has a bias, else an RMS norm."""
+    if f"{name}.bias" in weights:
+        x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * weights[f"{name}.weight"]
+    return x + weights.get(f"{name}.bias", 0.0)
+
+
+def turned(x: np.ndarray) -> np.ndarray:
+    """Rotary positions of (heads, T, D): pairs (i, i + D / 2) by position 10000^(-2 i / D)."""
+    half = x.shape[-1] // 2
+    angles = np.arange(x.shape[1])[:, None] * 10_000.0 ** (-np.arange(half) / half)
+    a, b = x[..., :half], x[..., half:]
+    turn, shift = np.cos(angles), np.sin(angles)
+    return np.concatenate([a * turn - b * shift, b * turn + a * shift], -1)
+
+
+def activations(
+    recipe: Recipe, weights: dict[str, np.ndarray], ids: np.ndarray
+) -> tuple[list[float], list[float]]:
+    """RMS of each block's output and its largest attention logit, of one sequence in fp64."""
+    model = recipe.model
+    llama, heads = model.arch == "llama", model.n_head
+    size = model.n_embd // heads
+
+    def linear(x: np.ndarray, name: str) -> np.ndarray:
+        return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", 0.0)
+
+    x = weights["wte.weight"][ids]
+    if not llama:
+        x = x + weights["wpe.weight"][: len(ids)]
+    sizes, largest = [], []
+    for number in range(model.n_layer):
+        block = f"h.{number}"
+        rows = linear(normed(x, weights, f"{block}.ln_1", model.norm_eps), f"{block}.attn.c_attn")
+        q, k, v = np.split(rows, [heads * size, (heads + model.kv_heads) * size], axis=-1)
+        q, k, v = (part.reshape(len(ids), -1, size).swapaxes(0, 1) for part in (q, k, v))
+        if model.qk_norm:
+            q = normed(q, weights, f"{block}.attn.q_norm", model.norm_eps)
+            k = normed(k, weights, f"{block}.attn.k_norm", model.norm_eps)
+        if llama:
+            q, k = turned(q), turned(k)
+        k, v = (np.repeat(part, heads // model.kv_heads, axis=0) for part in (k, v))
+        logits = q @ k.swapaxes(1, 2) / np.sqrt(size)
+        logits[:, ~np.tri(len(ids), dtype=bool)] = -np.inf
+        largest.append(logits.max())
+        shares = np.exp(logits - logits.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        x = x + linear((shares @ v).swapaxes(0, 1).reshape(len(ids), -1), f"{block}.attn.c_proj")
+        u = normed(x, weights, f"{block}.ln_2", model.norm_eps)
+        hidden = linear(u, f"{block}.mlp.c_fc")
+        if llama:
+            hidden = hidden / (1 + np.exp(-hidden)) * linear(u, f"{block}.mlp.c_up")
+        else:
+            cubic = np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)
+            hidden = 0.5 * hidden * (1 + np.tanh(cubic))
+        x = x + linear(hidden, f"{block}.mlp.c_proj")
+        sizes.append(np.sqrt((x * x).mean()))
+    return sizes, largest
+
+
+def norm(tensors: dict[str, np.ndarray], block: str) -> float:
+    """l2 norm over all that begin with a block's name, in fp64."""
+    return float(np.sqrt(sum((t**2).sum() for n, t in tensors.items() if n.startswith(block))))
+
+
+@pytest.mark.parametrize("model", [[], LLAMA], ids=["gpt2", "llama"])
+def test_columns_are_those_of_independent_arithmetic(model: list[str]) -> None:
+    recipe = load_recipe("small", [*TWO_BLOCKS, *model, "eval.internals=2", "optim.grad_clip=0.1"])
+    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+    val = torch.stack([data.window(10**6), data.window(10**6 + 1)])
+    rows = []
+    records = train(state, recipe, data, val, until=2)  # type: ignore[arg-type]
+    for _ in range(2):  # step 0 and step 1
+        rows += read_records(state, recipe, [next(records)])
+    before = weights_of(state)
+    plan = plan_step(recipe, state.progress)
+    build_forward_backward(recipe, state.model, CPU)(data.batch(plan), plan)
+    gradients = {n: p.grad.double().numpy() for n, p in state.model.named_parameters()}  # type: ignore[union-attr]
+    state.model.zero_grad(set_to_none=True)
+    (row,) = read_records(state, recipe, [next(records)])
+    after = weights_of(state)
+
+    changes = {name: after[name] - before[name] for name in before}
+    sizes, largest = activations(recipe, after, val[0, :-1].numpy())
+    assert row["step"] == 2 and row["grad_norm"] > 0.1
+    for number in range(2):
+        block = f"h.{number}"
+        expected = {
+            f"grad_norm_{block}": norm(gradients, f"{block}."),
+            f"update_ratio_{block}": norm(changes, f"{block}.") / norm(before, f"{block}."),
+            f"residual_rms_{block}": sizes[number],
+            f"attention_logit_max_{block}": largest[number],
+        }
+        assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert not [name for earlier in rows for name in earlier if "_h." in name]
+    assert len([name for name in row if "_h." in name]) == 8
+
+
+def test_the_largest_logit_looks_at_no_later_key() -> None:
+    q = torch.tensor([[[[1.0, 0, 0, 0], [2.0, 0, 0, 0]], [[0, -3.0, 0, 0], [0, 1.0, 0, 0]]]])
+    k = torch.tensor([[[[1.0, 0, 0, 0], [9.0, 0, 0, 0]], [[0, -1.0, 0, 0], [0, -7.0, 0, 0]]]])
+    # Head 0 allows 1 x 1, 2 x 1, 2 x 9; head 1 allows 3 x 1, -1 x 1 ... and not -3 x -7; over sqrt(4).
+    assert float(largest_logit(q, k)) == 9.0
+    assert float(largest_logit(q[:, 1:], k[:, 1:])) == 1.5
+
+
+def test_norms_of_parameters_make_those_of_blocks() -> None:
+    norms = {"wte.weight": 7.0, "h.1.ln_1.weight": 3.0, "h.10.ln_1.weight": 5.0, "h.1.x": 4.0}
+    found = norms_by_block({name: torch.tensor(value) for name, value in norms.items()})
+    assert {block: float(value) for block, value in found.items()} == {"h.1": 5.0, "h.10": 5.0}
+
+
+METHODS = {
+    "plain": [],
+    "llama": LLAMA,
+    "muon": ["optim.name=muon", "optim.muon_lr=0.02"],
+    "lanes": ["parallel={lanes = 2}"],
+    "length warmup": ["seq_len_warmup={start = 8, steps = 4}"],
+    "batch warmup": ["batch_size_warmup={start = 2, increment = 2, sequences = 8}"],
+    "layer dropping": ["progressive_layer_drop={theta = 0.5, steps = 4}"],
+    "simigrad": [
+        "simigrad={target = 0.9, min_batch_size = 4, max_batch_size = 8, quantum = 4}",
+        "train.micro_batch_tokens=16",
+    ],
+    "accumulation": ["chunked_accumulation={rounding = 'stochastic'}"],
+    "standardization": ["standardization_loss={weight = 0.3}"],
+    "ouroboros": ["ouroboros={modules = 4}"],
+    "replay": ["ouroboros={modules = 4, variant = 'replay'}"],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_measuring_moves_no_bit(method: str) -> None:
+    recipe = load_recipe("small", [*FOUR_BLOCKS, *METHODS[method], "train.tokens=320"])
+    data = RandomTokens(recipe.model.seq_len)
+    val = torch.stack([data.window(10**6)])
+    found = []
+    for every in (0, 2):
+        state = fresh(recipe)
+        watched = replace(recipe, eval=replace(recipe.eval, internals=every))
+        rows = []
+        for record in train(state, watched, data, val):  # type: ignore[arg-type]
+            rows += read_records(state, watched, [record])
+        found.append((rows, tensors_of(state)))
+    (plain, without), (rows, measured) = found
+    assert [name for name in without if not torch.equal(without[name], measured[name])] == []
+    for one, other in zip(plain, rows, strict=True):
+        there = {name for name in other if name.startswith(COLUMNS)}
+        assert len(there) == (16 if other["step"] and other["step"] % 2 == 0 else 0)
+        due = [other[name] for name in sorted(there - LOGITS) if other[name] is not None]
+        waiting = 2 if method in ("ouroboros", "replay") and other["step"] == 2 else 0
+        assert len(due) == len(there - LOGITS) - waiting and min(due, default=0.0) >= 0
+        same = other.keys() - there - TIMES
+        assert {name: other[name] for name in same} == {name: one.get(name) for name in same}
+
+
+COLUMNS = ("grad_norm_h.", "update_ratio_h.", "residual_rms_h.", "attention_logit_max_h.")
+LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
+
+
+@pytest.mark.parametrize("method", ["plain", "ouroboros", "layer dropping"])
+def test_resuming_writes_the_same_rows(method: str) -> None:
+    overrides = [*FOUR_BLOCKS, *METHODS[method], "eval.internals=3", "train.tokens=448"]
+    rows = assert_resumes_exactly_at_every_step(load_recipe("small", overrides))
+    assert [row["step"] for row in rows if "residual_rms_h.3" in row] == [3, 6]
