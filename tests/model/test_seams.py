@@ -59,7 +59,8 @@ def test_a_term_of_activations_is_added_up_once_and_has_a_gradient(recompute: bo
     terms: list[Tensor] = []
     x = model.run_blocks(model.embed(tokens), recompute=recompute, terms=terms)
     assert torch.equal(x, plain)
-    assert names == 2 * ["ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"]
+    attention = ["ln_1", "attn.c_attn", "attn.q", "attn.k", "attn.c_proj"]
+    assert names == 2 * [*attention, "ln_2", "mlp.c_fc", "mlp.c_proj"]
     inside = model.h[1].mlp.c_fc(model.h[1].ln_2(_before_mlp(model, tokens)))
     assert len(terms) == 2 and terms[1].item() == pytest.approx(
         inside.square().mean().item(), rel=1e-6
