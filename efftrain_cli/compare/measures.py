@@ -19,6 +19,7 @@ from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import human_count, perplexity
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.run.stability import SLIGHT
 
 Value = float | Why
 """A number, or the reason why there is none."""
@@ -360,6 +361,14 @@ def _best_loss(run: RunNumbers) -> Value:
     return float(loss.min()) if len(loss) else NO_EVALUATION
 
 
+def _validation_jumps(run: RunNumbers) -> Value:
+    """Count the evaluations whose loss is above 1.2 times the lowest before them."""
+    loss = run.evaluated["val_loss"]
+    if not len(loss):
+        return NO_EVALUATION
+    return float((loss[1:] > SLIGHT * np.minimum.accumulate(loss)[:-1]).sum())
+
+
 def _plain(
     key: str,
     title: str,
@@ -385,13 +394,10 @@ _STEADY = (
     _plain(
         "diverged", "runs that diverged", "", "Stability", lambda run: run.has_diverged, "failures"
     ),
+    Question("validation_jumps", "validation jumps", "", "Stability", _validation_jumps, "rank"),
+    # Never tested: at small batches the loss of a batch is above its best by chance.
     _plain(
-        "share_over_1_2",
-        f"{_OVER} 1.2",
-        "%",
-        "Stability",
-        lambda run: _share(run, run.over_1_2),
-        "rank",
+        "share_over_1_2", f"{_OVER} 1.2", "%", "Stability", lambda run: _share(run, run.over_1_2)
     ),
     _plain(
         "share_over_1_5", f"{_OVER} 1.5", "%", "Stability", lambda run: _share(run, run.over_1_5)

@@ -141,15 +141,11 @@ def _footnote(found: Verdict) -> str:
 
 
 def _title(question: Question, found: Sequence[Verdict], reasons: Sequence[str]) -> str:
-    title = {"share_over_1_2": "% of steps jumping", "diverged": "runs that diverged"}.get(
-        question.key, question.title
-    )
     marks = dict.fromkeys(
         _mark(reasons.index(_footnote(each)) + 1) for each in found if _footnote(each)
     )
-    return " ".join(
-        (title.replace("training seconds", "seconds"), *(["".join(marks)] if marks else []))
-    )
+    title = question.title.replace("training seconds", "seconds")
+    return f"{title} {''.join(marks)}" if marks else title
 
 
 def _mark(number: int) -> str:

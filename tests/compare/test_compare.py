@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from scipy import stats
 
 from efftrain_cli.compare import inference
+from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.formats import as_json
 from efftrain_cli.compare.measures import (
     NOT_REACHED,
@@ -116,6 +118,33 @@ def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
     assert smooth_end(run, "tokens") == pytest.approx(3.0)
     run = read_numbers(curve(root, [6.0] * 10 + [2.2, 2.1, 2.0], "few"))
     assert smooth_end(run, "tokens") == 2.0, "a line through two says no more than the last"
+
+
+def shown_in(comparison: Comparison) -> list[str]:
+    """The cells of the line of jumps in the default table."""
+    rows = answers(comparison).rows
+    return [cell for row in rows if row[0] == "validation jumps" for cell in row[1:3]]
+
+
+def test_jumps_are_those_of_the_validation_loss(root: Path) -> None:
+    """The losses of small batches are above 1.2 times their best in every run; 3.7 is above 1.2 x 3.0, 3.5 is not."""
+    noisy = {"loss_ratio": 1.3}
+    for seed in range(4):
+        for name, losses, more in (
+            ("base", [6.0, 3.0, 3.7, 3.7, 2.5], ""),
+            ("calm", [6.0, 3.0, 3.5, 2.9, 2.5], SLW),
+            ("calmer", [6.0, 3.5, 3.4, 2.9, 2.4], PLD),
+        ):
+            path = curve(root, losses, name, seed, more=more)
+            rows = [json.loads(line) | noisy for line in (path / "metrics.jsonl").open()]
+            write_rows(path, rows)
+    comparison = of("base", "calm")
+    assert mean(comparison, "validation_jumps", "base") == 2.0
+    assert shown_in(comparison) == ["2", "0"]
+    assert comparison.verdict("validation_jumps", "calm").exact.p == pytest.approx(2 / 70)
+    assert shown_in(of("calm", "calmer")) == []
+    assert mean(comparison, "share_over_1_2", "calm") == 100.0
+    assert comparison.verdict("share_over_1_2", "calm") is None
 
 
 def test_one_seed_makes_no_claim(root: Path) -> None:
@@ -458,6 +487,7 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -
                 "tokens_to_target": to["tokens"],
                 "flops_to_target": to["total_flops"],
                 "seconds_to_target": to["train_seconds"],
+                "validation_jumps": values["jumps"],
                 "share_over_1_2": values["over"][0],
                 "share_over_1_5": values["over"][1],
                 "max_loss_ratio": values["largest_ratio"],
