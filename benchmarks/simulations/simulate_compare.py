@@ -20,7 +20,17 @@ import numpy as np
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.measures import match, needed_for, read_end
+from efftrain_cli.compare.engine import correct, verdict
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.measures import (
+    Costs,
+    Question,
+    cost_question,
+    match,
+    measures,
+    needed_for,
+    read_end,
+)
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
 
 TOKENS = 1e6
@@ -259,36 +269,57 @@ def worse_method(repetitions: int, random: Random) -> list[Row]:
 
 
 def failures(repetitions: int, random: Random) -> list[Row]:
-    """Both fail equally often: t where all finished, the exact rank sum where a run failed; and one that always
-    fails."""
-    rows = []
-    for n in (3, 5, 10):
-        for rate in (0.1, 0.3):
-            found = 0
-            for _ in range(repetitions):
-                a, b = pair(random, n)
-                runs = [_dead(run) if random.random() < rate else run for run in (*a, *b)]
-                found += _final(compare(runs)) in ("better", "worse")
-            rows.append(
-                (
-                    f"equal methods that fail in {rate:.0%} of runs",
-                    f"final loss, switching to ranks, n = {n}",
-                    _percent(found / repetitions),
-                )
-            )
-    found = 0
-    few = max(20, repetitions // 20)
-    for _ in range(few):
-        a, b = pair(random, 5)
-        found += _final(compare([*map(_dead, a), *b], baseline="a")) == "better"
-    rows.append(
-        (
-            "baseline diverged 5 of 5, method 0 of 5",
-            'final loss says "better"',
-            _percent(found / few),
-        )
+    """Runs that diverge or get stuck: how often the final loss is claimed, where the runs that finish are equal, and
+    where they differ by two standard deviations."""
+    kinds = (
+        ("diverge", _dead, 0.1, 0.1),
+        ("diverge", _dead, 0.3, 0.3),
+        ("diverge", _dead, 0.3, 0.0),
+        ("get stuck", _stuck, 0.2, 0.0),
+        ("get stuck", _stuck, 0.2, 0.2),
     )
+    rows = []
+    for word, fail, of_a, of_b in kinds:
+        for n in (3, 4, 5, 8, 10):
+            rate = _claims(repetitions, random, n, fail, (of_a, of_b), 0.0)
+            what = f"equal losses, {of_a:.0%} of A and {of_b:.0%} of B {word}"
+            rows.append((what, f"final loss, n = {n}", _percent(rate)))
+    shift = 2 * math.sqrt(2) * RUN_SD
+    for n in (5, 8, 12):
+        rate = _claims(repetitions, random, n, _dead, (0.1, 0.1), shift)
+        what = "B two sd of a pair worse, 10% of A and of B diverge"
+        rows.append((what, f'final loss says "worse", n = {n}', _percent(rate)))
     return rows
+
+
+def _claims(
+    repetitions: int,
+    random: Random,
+    n: int,
+    fail: Callable[[RunNumbers], RunNumbers],
+    shares: tuple[float, float],
+    worse: float,
+) -> float:
+    """How often the final loss is claimed better or worse (`worse` only with a true difference)."""
+    question = measures(Costs(), False, {}, None)[0]
+    found = 0
+    for _ in range(repetitions):
+        sides = pair(random, n, (QUIET, QUIET), worse)
+        groups = []
+        for side, often in zip(sides, shares, strict=True):
+            runs = [fail(run) if random.random() < often else run for run in side]
+            groups.append(Group(runs[0].recipe_name, tuple(runs)))
+        (judged,) = correct([verdict(question, *groups)])
+        claimed = () if judged.why else ("worse",) if worse else ("better", "worse")
+        found += judged.outcome in claimed
+    return found / repetitions
+
+
+def _stuck(run: RunNumbers) -> RunNumbers:
+    """A run that learns nothing after a tenth of its budget."""
+    losses = run.evaluated["val_loss"]
+    stuck = losses + np.maximum(0, losses[EVALUATIONS // 10] - losses)
+    return run_of(run.recipe_name, run.seed, stuck)
 
 
 def _dead(run: RunNumbers) -> RunNumbers:
@@ -340,6 +371,67 @@ def many_lines(repetitions: int, random: Random) -> list[Row]:
         (what, "any verdict by final loss", _percent(found[0] / repetitions)),
         (what, "any verdict in any other line", _percent(found[1] / repetitions)),
     ]
+
+
+def schedules(repetitions: int, random: Random) -> list[Row]:
+    """WSD against cosine with equal final losses, and a true speed-up read from sparse and dense evaluations."""
+    rows = []
+    shares = np.linspace(0, 1, EVALUATIONS + 1)
+    question = cost_question("tokens", None)
+    for decay in (0.1, 0.2):
+        for n in (3, 5, 10):
+            old = judged = 0
+            for _ in range(repetitions):
+                shifts = random.normal(0, SEED_SD, n)
+                a = arm(random, "a", shifts, QUIET)
+                # As high as before the decay until its begin, then straight down to the same end.
+                above = np.clip((1 - shares) / decay, 0, 1) - (1 - shares)
+                b = [
+                    run_of("b", run.seed, run.evaluated["val_loss"] + 0.25 * above)
+                    for run in arm(random, "b", shifts, QUIET)
+                ]
+                wsd = {"optim.schedule": "wsd", "optim.decay_share": decay}
+                b = [replace(run, recipe=run.recipe | wsd) for run in b]
+                scores = [match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]
+                old += significant(scores)
+                judged += _is_claimed(question, a, b)
+            what = f"equal finals, WSD (last {decay:.0%}) against cosine, n = {n}"
+            rows.append(
+                (what, "cost to match whatever the shapes (deleted)", _percent(old / repetitions))
+            )
+            rows.append((what, "cost to match", _percent(judged / repetitions)))
+    # B is 2.5 times as fast, on a curve without decay: tokens to match are 2.5 at every target.
+    for evaluations in (4, 6, 8, 16, 60):
+        inside = judged = 0
+        at = np.linspace(0, 1, evaluations + 1)
+        for _ in range(repetitions):
+            shifts = random.normal(0, SEED_SD, 5)
+            groups = []
+            for name, speed in (("a", 1.0), ("b", 2.5)):
+                curve = 2.6 + 0.5 * (speed * at + 0.01) ** -0.3
+                runs = [
+                    run_of(
+                        name,
+                        seed,
+                        curve + shift + random.normal(0, RUN_SD) + random.normal(0, QUIET, len(at)),
+                    )
+                    for seed, shift in enumerate(shifts)
+                ]
+                groups.append(Group(name, tuple(runs)))
+            (found,) = correct([verdict(question, *groups)])
+            if found.why is None:
+                judged += 1
+                inside += found.estimate.low <= 2.5 <= found.estimate.high
+        what = f"true tokens to match 2.5x, {evaluations} evaluations, n = 5"
+        rows.append((what, "judged", _percent(judged / repetitions)))
+        covered = _percent(inside / judged) if judged else "-"
+        rows.append((what, "of these, the interval holds 2.5x", covered))
+    return rows
+
+
+def _is_claimed(question: Question, a: list[RunNumbers], b: list[RunNumbers]) -> bool:
+    (found,) = correct([verdict(question, Group("a", tuple(a)), Group("b", tuple(b)))])
+    return found.why is None and found.outcome in ("better", "worse")
 
 
 def zero_shot(repetitions: int, random: Random) -> list[Row]:
@@ -431,6 +523,7 @@ PARTS = {
     "failures": failures,
     "pairs": partial_pairs,
     "lines": many_lines,
+    "schedules": schedules,
     "zeroshot": zero_shot,
     "margins": margins,
     "tuning": tuning,

@@ -6,9 +6,10 @@ questions like the others. A reason that decides something is a `Why`: its words
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,16 +18,19 @@ from scipy import special
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparability import why_cost_not_judged
+from efftrain_cli.compare.failures import FEWEST_FINISHED, failed_seeds, shares_text, stuck_loss
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
 from efftrain_cli.compare.measures import (
     SAME_SCHEDULE,
     Question,
     Value,
-    costs_differ,
+    evaluated_every,
     match,
+    match_error,
     numbers,
     other_budgets,
+    other_shapes,
     read_end,
     schedule_position,
 )
@@ -41,6 +45,8 @@ from efftrain_cli.compare.zero_shot import (
 from efftrain_cli.foundation.why import Why
 
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
+CROSSING = 0.25
+"""Share of its interval by which a cost to match may change with denser evaluations."""
 NOTHING = Why("nothing", "none")
 """There was no failure or jump to ask about."""
 
@@ -85,7 +91,7 @@ class Verdict:
     estimate: Estimate
     """Method less baseline, or baseline / method of a cost; NaN without one. The interval holds at all looks."""
     exact: ExactTest | None = None
-    """The test that decides in the place of t, where runs failed or missed the target, or the question asks for it."""
+    """The test that decides in the place of t: of failures alone, or of ranks where a run missed the target."""
     p: float | None = None
     """p-value of the direction's claim, adjusted for all looks so far; None where nothing was tested."""
     p_holm: float | None = None
@@ -221,9 +227,7 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
     runs = [*baseline.runs, *method.runs]
     reason = why_cost_not_judged(question.axis, runs)
     if not reason and question.tested in ("ratio", "match"):
-        reason = other_budgets(runs)
-    if not reason and question.tested == "match":
-        reason = costs_differ(runs, question.axis)
+        reason = other_shapes(runs) or other_budgets(runs)
     if not reason and question.tested in ("difference", "match"):
         reason = _why_other_schedule(question, baseline, method)
     return Why("not_judged", f"not judged: {reason}") if reason else None
@@ -274,13 +278,14 @@ Sides = Sequence[Mapping[int, Value]]
 
 
 def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -> Verdict:
-    """Pick the test: exact where failures are counted, ranks where a run failed or missed the target, else t."""
+    """Pick the test: t of losses, exact where failures are counted, ranks where a run missed a cost's target."""
     question = found.question
     if question.tested == "failures":
         failed = [{seed: bool(value) for seed, value in side.items()} for side in sides]
         test = inference.failure_test(*failed)
         return _unless_too_few(answer_by_count(found, test, looks), groups, looks)
-    odd: dict[str, None] = {}
+    if question.tested in ("difference", "match"):
+        return _judge_losses(found, groups, sides, looks)
     ranks: list[list[tuple[float, bool]]] = []
     for group, side in zip(groups, sides, strict=True):
         ranks.append([])
@@ -292,10 +297,7 @@ def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -
             elif value.kind == "not_reached":
                 ranks[-1].append((float(runs[0].evaluated[question.axis][-1]), True))
             else:
-                odd[value.text] = None
-    if odd:
-        why = Why("no_values", f"{', '.join(odd)}: no claim")
-        return replace(found, estimate=Estimate(math.nan, why=why), why=why)
+                return _without_values(found, [value])
     (a, a_beyond), (b, b_beyond) = (tuple(zip(*side, strict=True)) for side in ranks)
     if question.tested != "rank" and math.inf not in (*a, *b) and not any((*a_beyond, *b_beyond)):
         return _by_t(found, groups, sides, looks)
@@ -316,6 +318,63 @@ def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -
     test = inference.rank_sum(a, b, a_beyond, b_beyond)
     found = answer_by_count(found, test, looks, "".join(note))
     return _unless_too_few(found, groups, looks)
+
+
+def _without_values(found: Verdict, odd: Sequence[Why]) -> Verdict:
+    """Judge nothing: runs that finished have no value."""
+    why = Why("no_values", f"{', '.join(dict.fromkeys(each.text for each in odd))}: no claim")
+    return replace(found, estimate=Estimate(math.nan, why=why), why=why)
+
+
+def _judge_losses(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -> Verdict:
+    """Judge losses by the runs that finished and are not stuck; a side that fails more often is never claimed."""
+    question = found.question
+    level = stuck_loss(groups[0], question.stuck_at)
+    failed = [failed_seeds(group, level) for group in groups]
+    together = failed[0] | failed[1]
+    # Where every seed is shared, a pair counts as a whole or not at all.
+    paired = set(sides[0]) == set(sides[1])
+    kept = []
+    for side, lost in zip(sides, failed, strict=True):
+        out = together if paired else lost
+        kept.append({seed: value for seed, value in side.items() if seed not in out})
+    odd = [value for side in kept for value in side.values() if isinstance(value, Why)]
+    if odd:
+        return _without_values(found, odd)
+    if not together:
+        return _by_t(found, groups, sides, looks)
+    shares = shares_text(groups, failed)
+    if min(map(len, kept)) < FEWEST_FINISHED:
+        flags = [
+            {seed: seed in lost for seed in side} for side, lost in zip(sides, failed, strict=True)
+        ]
+        test = inference.failure_test(*flags)
+        return _unless_too_few(answer_by_count(found, test, looks, f"{shares}; "), groups, looks)
+    found = _by_t(found, groups, sides, looks, [together] * 2 if paired else failed)
+    note = "; ".join(filter(None, (shares, "the losses are those of the other runs", found.note)))
+    return _unless_it_fails_more(replace(found, note=note), groups, failed, looks)
+
+
+def _unless_it_fails_more(
+    found: Verdict, groups: Sequence[Group], failed: Sequence[Collection[int]], looks: Looks
+) -> Verdict:
+    """Take back a claim for the side that failed or got stuck more often."""
+    a, b = (len(lost) / len(group.seeds) for group, lost in zip(groups, failed, strict=True))
+    against = {
+        "better": b > a,
+        "noninferior": b > a,
+        "worse": a > b,
+        "equivalent": a != b,
+        "undecided": False,
+    }
+    equal_p = found.p_equivalent if a == b or found.p_equivalent is None else 1.0
+    found = replace(found, p_equivalent=equal_p, opposite=found.opposite and b >= a)
+    if not against[found.outcome] or found.p is None or not looks.passed_by(found.p):
+        return found
+    losses = {"better": "lower", "worse": "higher"}.get(found.outcome, "close")
+    often = "more" if b > a else "fewer"
+    text = f"{losses} loss, {often} failures; {found.note}"
+    return replace(found, outcome="undecided", p=1.0, note=text)
 
 
 def _unless_too_few(found: Verdict, groups: Sequence[Group], looks: Looks) -> Verdict:
@@ -356,19 +415,26 @@ def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, note: str = "
 
 
 def _by_t(
-    found: Verdict, groups: Sequence[Group], sides: Sequence[Mapping[int, Any]], looks: Looks
+    found: Verdict,
+    groups: Sequence[Group],
+    sides: Sequence[Mapping[int, Any]],
+    looks: Looks,
+    failed: Sequence[Collection[int]] = ((), ()),
 ) -> Verdict:
-    """The verdict of the t test that fits the seeds, at all looks so far."""
+    """Judge by the t test that fits the seeds, at all looks so far, without the runs of `failed` seeds by side."""
     question = found.question
     before, after = sides
     if question.tested == "match":
         before, after = (
-            {run.seed: read_end(run, question.axis) for run in group.runs} for group in groups
+            {run.seed: read_end(run, question.axis) for run in group.runs if run.seed not in lost}
+            for group, lost in zip(groups, failed, strict=True)
         )
     estimates = []
     for seeds, level in zip(looks.plan[: looks.taken], looks.levels, strict=False):
-        first = [dict(list(side.items())[:seeds]) for side in (before, after)]
-        estimates.append(_estimate(question, first[0], first[1], level))
+        first = []
+        for group, side, lost in zip(groups, (before, after), failed, strict=True):
+            first.append({seed: side[seed] for seed in group.seeds[:seeds] if seed not in lost})
+        estimates.append(_estimate(question, first[0], first[1], level, groups))
     return answer_by_t(found, estimates, looks)
 
 
@@ -395,26 +461,52 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
 
 
 def _estimate(
-    question: Question, before: Mapping[int, Any], after: Mapping[int, Any], level: float
+    question: Question,
+    before: Mapping[int, Any],
+    after: Mapping[int, Any],
+    level: float,
+    groups: Sequence[Group],
 ) -> Estimate:
     """The estimate of losses, costs or, of costs to match, of the ends of runs; all by seed."""
     if question.tested == "match":
         if before.keys() == after.keys():
-            scores = [match(before[seed], after[seed]) for seed in before]
-            estimate = inference.paired_t(scores, level)
+            pairs = [(before[seed], after[seed]) for seed in before]
+            estimate = inference.paired_t([match(a, b) for a, b in pairs], level)
         else:
+            pairs = list(itertools.product(before.values(), after.values()))
             table = [[match(a, b) for a in before.values()] for b in after.values()]
             estimate = inference.all_pairs(table)
         if math.isnan(estimate.mean):
             why = Why("no_values", "matched before the first step: no claim")
             return Estimate(math.nan, why=why)
-        return inference.exponentiated(estimate)
+        error = float(np.mean([match_error(a, b) for a, b in pairs]))
+        return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
     if question.tested == "ratio":
         if min(*before.values(), *after.values()) <= 0:
             why = Why("no_values", "reached before the first step: no claim")
             return Estimate(math.nan, why=why)
         return inference.ratio_of_means(before, after, level)
     return inference.difference_of_means(before, after, level)
+
+
+def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]) -> Estimate:
+    """Withhold a cost to match if evaluations leave its crossing open by more than a quarter of its interval.
+
+    Up to the share by which budgets may differ, it is judged all the same.
+    """
+    if estimate.low is None or estimate.high is None:
+        return estimate
+    most = max(CROSSING * math.log(estimate.high / estimate.low), SAME_SCHEDULE)
+    if abs(error) <= most:
+        return estimate
+    every = evaluated_every([run for group in groups for run in group.runs])
+    # The error grows with the square of the distance.
+    enough = max(1, math.floor(every * math.sqrt(most / abs(error))))
+    text = (
+        f"not judged: evaluations every {every:.0f} steps leave it open by {math.exp(abs(error)):.2f}x, more than a quarter "
+        f"of its interval; eval.every = {enough} would do"
+    )
+    return Estimate(estimate.mean, n=estimate.n, log=True, why=Why("not_judged", text))
 
 
 def _equivalent_p(question: Question, test: Estimate | ExactTest) -> float | None:

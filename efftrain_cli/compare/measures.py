@@ -57,6 +57,8 @@ class Question:
     """Loss to reach, nats per token."""
     higher: bool = False
     """Whether a higher value is better."""
+    stuck_at: float = 0.2
+    """Share of the tokens: a run that ends above the baseline's median loss there is stuck."""
     allow: bool = False
     """Whether scores after different tokens are judged, labelled."""
 
@@ -200,6 +202,61 @@ def match(baseline: Ended, method: Ended) -> float:
     return sign * math.log(worse.spent / needed) if needed > 0 and worse.spent > 0 else math.nan
 
 
+def crossing_error(curve: Ended, target: float) -> float:
+    """Return the logarithm of how far the true crossing may lie from the one that is read between two evaluations.
+
+    It is read on the chord; the two neighbouring segments, drawn on, bound it where the curve bends one way.
+    """
+    x, loss = curve.x, curve.loss
+    after = int(np.searchsorted(-loss, -target))
+    if after in (0, len(loss)):
+        return 0.0
+    left, right = float(x[after - 1]), float(x[after])
+    read = float(np.interp(-target, -loss, x))
+    bounds = []
+    for j in (after - 2, after):
+        if 0 <= j < len(x) - 1:
+            drawn_on = x[j] + (target - loss[j]) * (x[j + 1] - x[j]) / (loss[j + 1] - loss[j])
+            bounds.append(float(np.clip(drawn_on, left, right)))
+    distances = [bound - read for bound in bounds] or [left - read]
+    # Both on one side: the true curve lies beyond neither. Else it bends both ways, and the farther one counts.
+    one_way = min(distances) >= 0 or max(distances) <= 0
+    distance = min(distances, key=abs) if one_way else max(distances, key=abs)
+    return math.log((read + distance) / read) if read + distance > 0 else -math.inf
+
+
+def match_error(baseline: Ended, method: Ended) -> float:
+    """Return by how much `match` may change with denser evaluations."""
+    if method.end < baseline.end:
+        return -crossing_error(method, baseline.end)
+    return crossing_error(baseline, method.end)
+
+
+def evaluated_every(runs: Sequence[RunNumbers]) -> float:
+    """Return the largest median distance of evaluations, steps."""
+    return max(float(np.median(np.diff(run.evaluated["step"]))) for run in runs)
+
+
+def other_shapes(runs: Sequence[RunNumbers]) -> str:
+    """Return why costs that are read along these runs' ways are not judged; "" if their learning rates decay alike.
+
+    Before its decay a run stands higher than another that has decayed all the way: WSD against cosine.
+    """
+    shapes = dict.fromkeys(_shape_text(run) for run in runs)
+    if len(shapes) < 2:
+        return ""
+    return (
+        f"the learning rate decays otherwise ({' and '.join(shapes)}), so losses on the way do not compare; final losses at "
+        "several budgets would: efftrain sweep --set train.tokens=a,b,c"
+    )
+
+
+def _shape_text(run: RunNumbers) -> str:
+    share = run.recipe.get("optim.decay_share")
+    last = f" over the last {100 * share:g} %" if share else ""
+    return f"{run.recipe.get('optim.schedule', 'cosine')}{last}"
+
+
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
     """Where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
 
@@ -251,20 +308,6 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
         f"schedules of {human(least)} and {human(most)} tokens, and the longer is read in mid-decay; compare over a ladder "
         "of budgets instead: efftrain sweep --set train.tokens=a,b,c"
     )
-
-
-def costs_differ(runs: Sequence[RunNumbers], axis: str) -> str:
-    """Return why costs to match cannot be ranked; "" where they can.
-
-    If a run failed, ranks by final loss stand for ranks by cost, which they are only at equal cost.
-    """
-    finished = [run for run in runs if run.status == "finished" and len(run.evaluated[axis])]
-    spent = [float(run.evaluated[axis][-1]) for run in finished]
-    if all(run.status == "finished" for run in runs) or not spent:
-        return ""
-    if max(spent) <= (1 + SAME_SCHEDULE) * min(spent):
-        return ""
-    return "cost to match cannot be ranked where a run failed and costs differ"
 
 
 def measures(

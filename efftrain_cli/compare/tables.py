@@ -130,9 +130,7 @@ def _answers_note(comparison: Comparison) -> str:
         + "; p of the other lines is corrected (Holm) for their number."
     )
     if any(found.question.tested == "match" for found in comparison.verdicts):
-        note += (
-            " To match: what the better run of a pair needs to reach the worse one's final loss."
-        )
+        note += " To match: what the better run of a pair needs to the other's final loss, on its own curve."
     return note
 
 

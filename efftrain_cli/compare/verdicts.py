@@ -7,7 +7,7 @@ import math
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.inference import Estimate, ExactTest
+from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import PRIMARY
 
 
@@ -35,9 +35,11 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     decided = found.outcome in ("better", "worse")
     claim = f"{b} is {found.outcome} than {a}" if decided else f"{b} against {a} is undecided"
     if found.exact is not None:
-        return f"{claim}: {_ranks(found.exact, found.p_holm, comparison, group)}."
+        return f"{claim}: {found.note}, {p_words(found.p_holm)}."
     behind = f"{estimate.n} pairs" if estimate.paired else estimate.method
     how = f"{_gap(estimate)}, {p_words(found.p_holm)}, {behind}"
+    if found.note:
+        how += f"; {found.note}"
     if decided:
         return f"{claim}: {how}.{_cost(comparison, group)}"
     if found.outcome == "equivalent":
@@ -45,17 +47,6 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     seen = found.min_detectable_effect
     could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
     return f"{claim}: {how}.{could}"
-
-
-def _ranks(test: ExactTest, p_holm: float | None, comparison: Comparison, group: Group) -> str:
-    counts = [
-        f"{sum(run.failed for run in each.runs)} of {len(each.runs)} runs of {comparison.letter(each)} failed"
-        for each in (comparison.baseline, group)
-    ]
-    return (
-        f"{', '.join(counts)}; ahead in {100 * test.wins:.0f} % of the pairs of runs ({test.method}, {p_words(p_holm)}, "
-        f"at best {p_text(test.smallest_p)} with so many)"
-    )
 
 
 def _gap(estimate: Estimate) -> str:
@@ -72,7 +63,7 @@ def _cost(comparison: Comparison, group: Group) -> str:
     """The tokens that go with a verdict on the loss, where they were judged too."""
     for key, words in (
         ("tokens_to_target", "the target loss"),
-        ("tokens_to_match", "the worse one's final loss"),
+        ("tokens_to_match", "the other's final loss, on its own curve"),
     ):
         found = comparison.verdict(key, group.label)
         if found and found.exact is None and found.outcome in ("better", "worse"):

@@ -128,6 +128,9 @@ def _judge_look(
     base, found = file.study.baseline, []
     seeds = file.seeds[: looks.plan[looks.taken - 1]]
     for primary in file.study.primary:
+        question = question_of(primary)
+        if file.study.stuck_at is not None:
+            question = replace(question, stuck_at=file.study.stuck_at)
         over_rates = primary.measure == "lr_sensitivity"
         kinds = list(rated.values()) if over_rates else [runs]
         for arm in file.study.arms:
@@ -138,7 +141,7 @@ def _judge_look(
                 for name in (base, arm.name)
             )
             why = withheld or (_why_untrained(before, after) if over_rates else None)
-            judged = verdict(question_of(primary), before, after, looks, why)
+            judged = verdict(question, before, after, looks, why)
             if over_rates and not math.isnan(judged.estimate.mean):
                 judged = replace(judged, note=_beside_sensitivity(before, after))
             found.append(judged)

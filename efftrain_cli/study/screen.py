@@ -223,7 +223,7 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
     if verdict.outcome == "equivalent":
         return f"{arm}: equivalent to {base} in {words}, within {_margin(question)}{by}."
     if verdict.opposite:
-        test = "interval" if verdict.exact is None else "rank test"
+        test = "interval" if verdict.exact is None else "exact test"
         beyond = question.direction == "equivalent" and verdict.exact is None
         word = "beyond the margin" if beyond else "worse"
         return f"{arm}: {question.direction} is not shown; the {test} says {word} in {words}{by}."

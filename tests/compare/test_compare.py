@@ -19,6 +19,8 @@ from efftrain_cli.compare.formats import as_json
 from efftrain_cli.compare.measures import (
     NOT_REACHED,
     Costs,
+    Ended,
+    crossing_error,
     loss_at,
     match,
     needed_for,
@@ -31,6 +33,25 @@ from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
 from tests.compare.known_runs import PLD, SLW, curve, mean, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
+
+
+@pytest.mark.parametrize(
+    ("losses", "target", "bound", "read"),
+    [
+        # Convex: the segment before reaches 3 at 1.25, the one behind at 1: the curve lies between 1.25 and 1.5.
+        ([8.0, 4.0, 2.0, 1.0], 3.0, 1.25, 1.5),
+        # It bends both ways: drawn on, they reach 4 beyond either end; the farther end counts.
+        ([8.0, 7.0, 3.0, 2.0], 4.0, 1.0, 1.75),
+        # Concave: the segment before reaches 6 at 3, cut off at 2; the one behind at 1.875.
+        ([8.0, 7.5, 5.5, 1.5], 6.0, 1.875, 1.75),
+        ([8.0, 4.0], 8.5, 1.0, 1.0),
+    ],
+)
+def test_how_far_a_crossing_may_lie_by_hand(
+    losses: list[float], target: float, bound: float, read: float
+) -> None:
+    curve = Ended(3.0, losses[-1], np.arange(len(losses), dtype=float), np.array(losses))
+    assert crossing_error(curve, target) == pytest.approx(math.log(bound / read))
 
 
 def test_interpolation_by_hand(root: Path) -> None:

@@ -1,0 +1,55 @@
+"""Which runs failed or got stuck, and in which share of the runs that happens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from statistics import median
+
+from scipy import stats
+
+from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import loss_at
+
+FEWEST_FINISHED = 3
+"""Pairs, or runs of each arm, that finished and are not stuck, from which their losses are judged."""
+
+
+def stuck_loss(baseline: Group, share: float) -> float | None:
+    """Return the loss above which a finished run is stuck, nats per token.
+
+    It is the median, over the baseline's finished runs, of their validation loss at `share` of their tokens, linear
+    between evaluations; None if no run has one.
+    """
+    losses = []
+    for run in baseline.runs:
+        if run.status == "finished" and len(run.evaluated["tokens"]):
+            loss = loss_at(run, "tokens", share * float(run.evaluated["tokens"][-1]))
+            if loss is not None:
+                losses.append(loss)
+    return median(losses) if losses else None
+
+
+def failed_seeds(group: Group, level: float | None) -> set[int]:
+    """Return the seeds whose run diverged, or finished above `level`.
+
+    A seed with runs at several learning rates never fails: a diverged rate counts with the loss before training.
+    """
+    found = set()
+    for seed, runs in group.by_seed.items():
+        final = runs[0].final_loss
+        stuck = level is not None and final is not None and final > level
+        if len(runs) == 1 and (runs[0].failed or stuck):
+            found.add(seed)
+    return found
+
+
+def shares_text(groups: Sequence[Group], failed: Sequence[Collection[int]]) -> str:
+    """Return how many runs of each arm failed or got stuck, with exact intervals (Clopper and Pearson 1934)."""
+    parts = []
+    for group, lost in zip(groups, failed, strict=True):
+        n = len(group.seeds)
+        interval = stats.binomtest(len(lost), n).proportion_ci(1 - ALPHA)
+        low, high = 100 * interval.low, 100 * interval.high
+        parts.append(f"{group.label} {len(lost)} of {n} ({low:.0f} to {high:.0f} %)")
+    return f"failed or got stuck: {', '.join(parts)}"
