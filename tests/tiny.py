@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.shards import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
@@ -59,9 +59,7 @@ def windows_of(
     folder: Path, ids: np.ndarray, seq_len: int, seed: int, vocab_size: int = VOCAB_SIZE
 ) -> Windows:
     """Windows over one document of these tokens; the last id of the vocabulary ends it."""
-    writer = ShardWriter(
-        folder, "train", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64
-    )
+    writer = ShardWriter(folder, "train", vocab_size=vocab_size, eot_id=vocab_size - 1)
     writer.add(ids.astype(np.uint32), "made")
     writer.close()
-    return Windows(TokenShards([open_shard(path) for path in writer.paths]), seq_len, seed)
+    return Windows(writer.opened(), seq_len, seed)

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.shards import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.methods.ouroboros import Ouroboros
@@ -113,16 +113,15 @@ def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
         4 * recipe.model.seq_len,
         min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len),
     )
-    writer = ShardWriter(
-        folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1, tokenizer_sha256="0" * 64
-    )
+    writer = ShardWriter(folder, "bench", vocab_size=vocab_size, eot_id=vocab_size - 1)
     ids = np.random.Generator(np.random.Philox(0)).integers(
         0, vocab_size - 1, tokens, dtype=np.uint32
     )
     writer.add(ids, "random tokens")
     writer.close()
-    shards = TokenShards([open_shard(path) for path in writer.paths])
-    return Windows(shards, recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available())
+    return Windows(
+        writer.opened(), recipe.model.seq_len, recipe.seed, pin_memory=torch.cuda.is_available()
+    )
 
 
 def bench(

@@ -11,6 +11,7 @@ import json
 import math
 import os
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from efftrain_cli.data import shards
 from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.limits import Limits, apportion
 from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for
-from efftrain_cli.data.split import Place, Report, Split, Tally, check_tally, split_documents
+from efftrain_cli.data.split import Cursor, Report, Split, Tally, check_tally, split_documents
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import DataError, DiskError
@@ -43,14 +44,14 @@ class Building:
     """Bytes of text, where known."""
     tell: Report
     tally: Tally = field(init=False)
-    place: Place = field(init=False)
+    cursor: Cursor = field(init=False)
     written: dict[str, dict[str, int]] = field(init=False)
     """Documents and bytes of each side that are in its shards."""
 
     def __post_init__(self) -> None:
         data = self.split.data
         self.tally = Tally(BadDocuments(data.on_bad_document))
-        self.place = Place()
+        self.cursor = Cursor()
         self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
         weights = [source.weight for source in data.sources or ()] or [1.0]
         self._parts = len(weights)
@@ -60,7 +61,6 @@ class Building:
                 side if self._parts == 1 else f"{side}-{part}",
                 vocab_size=self.tokenizer.vocab_size,
                 eot_id=self.tokenizer.eot_id,
-                tokenizer_sha256=self.tokenizer.sha256,
                 shard_tokens=shards.SHARD_TOKENS,
             )
             for side in _SIDES
@@ -89,17 +89,14 @@ class Building:
         batch: list[tuple[str, int, Document]] = []
         waiting = 0
         try:
-            for side, part, document in split_documents(self.split, self.tally, self.place):
+            for side, part, document in split_documents(self.split, self.tally, self.cursor):
                 batch.append((side, part, document))
                 waiting += len(document.text) if document.ids is None else 4 * len(document.ids)
-                if (waiting >= _BATCH or len(batch) >= 4096) and self.place.between:
+                if (waiting >= _BATCH or len(batch) >= 4096) and self.cursor.between:
                     self._flush(batch)
                     waiting = 0
-                    self.place.enough = self._has_enough(part)
-                    if (
-                        sum(len(writer.headers) for writer in self._writers.values())
-                        > self._saved_shards
-                    ):
+                    self.cursor.enough = self._has_enough(part)
+                    if self._closed_shards() > self._saved_shards:
                         self._save()
             self._flush(batch)
         finally:
@@ -147,12 +144,15 @@ class Building:
                 self._check_room(int(self.total * tokens / done))
             self.tell("bytes tokenized", done, self.total)
 
+    def _closed_shards(self) -> int:
+        return sum(len(writer.entries) for writer in self._writers.values())
+
     def _full(self, side: str, part: int) -> bool:
         return self._writers[side, part].tokens >= self._limits.get((side, part), math.inf)
 
     def _has_enough(self, part: int) -> bool:
         """Nothing more is wanted of the source that is being read."""
-        if self.place.source < len(self.split.valid):
+        if self.cursor.source < len(self.split.valid):
             return self._full("valid", part)
         return self._full("train", part) and (bool(self.split.valid) or self._full("valid", part))
 
@@ -190,11 +190,11 @@ class Building:
             os.fsync(file.fileno())
         self._saved_held_out = len(met)
         progress = {
-            "schema_version": SCHEMA_VERSION,
+            "schema_version": 1,
             "tokenizer_sha256": self.tokenizer.sha256,
-            "source": self.place.source,
-            "taken": self.place.taken,
-            "hub": None if self.place.hub is None else self.place.hub.state(),
+            "source": self.cursor.source,
+            "taken": self.cursor.taken,
+            "hub": None if self.cursor.hub is None else self.cursor.hub.state(),
             "bytes": self.tally.size,
             "documents": self.tally.documents,
             "overlap": [self.tally.overlap, self.tally.overlap_examples],
@@ -204,7 +204,7 @@ class Building:
             "writers": writers,
         }
         write_whole(self.folder / PROGRESS, sealed_text(progress))
-        self._saved_shards = sum(len(writer.headers) for writer in self._writers.values())
+        self._saved_shards = self._closed_shards()
 
     def _take_up(self) -> None:
         """Goes on from what `_save` left; begins anew where that is damaged."""
@@ -238,8 +238,8 @@ class Building:
         tally.overlap, tally.overlap_examples = progress["overlap"]
         bad.seen, bad.skipped, bad.examples = progress["bad"]
         self.written, self._saved_held_out = progress["written"], len(lines)
-        self.place = Place(progress["source"], progress["taken"], hub_state=progress["hub"])
-        self._saved_shards = sum(len(writer.headers) for writer in self._writers.values())
+        self.cursor = Cursor(progress["source"], progress["taken"], hub_state=progress["hub"])
+        self._saved_shards = self._closed_shards()
         tokens = sum(writer.tokens for writer in self._writers.values())
         self.tell(f"going on after {tokens:,} tokens that an earlier start prepared", 0, None)
 
@@ -270,9 +270,8 @@ class Building:
                 **self.written[side],
                 "tokens": sum(writer.tokens for writer in writers),
                 "shards": [
-                    {"file": path.name, "tokens": header.tokens, "sha256": header.sha256}
-                    for writer in writers
-                    for path, header in zip(writer.paths, writer.headers, strict=True)
+                    entry.model_dump()
+                    for entry in chain.from_iterable(writer.entries for writer in writers)
                 ],
             }
             if self._parts > 1 and not (side == "valid" and split.valid):

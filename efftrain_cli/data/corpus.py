@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from efftrain_cli.data.shards import SCHEMA_VERSION, Part, TokenShards, damaged, open_shard
+from efftrain_cli.data.shards import (
+    SCHEMA_VERSION,
+    Part,
+    ShardEntry,
+    TokenShards,
+    damaged,
+    open_shard,
+)
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.records import Part as Fields
 from efftrain_cli.foundation.records import Record, read_record
@@ -20,13 +27,6 @@ class Made(Fields):
     file_sha256: str
     vocab_size: int
     eot_id: int
-
-
-class ShardEntry(Fields):
-    """A shard of a split."""
-
-    file: str
-    sha256: str
 
 
 class SplitEntry(Fields):
@@ -108,27 +108,15 @@ def open_corpus(
         raise damaged(tokenizer_path, "missing or changed since the corpus was prepared")
     splits = {}
     for name in ("train", "valid"):
-        shards = []
-        for entry in manifest[name]["shards"]:
-            shard = open_shard(folder / entry["file"])
-            header = shard.header
-            made_with = header.tokenizer_sha256, header.eot_id, header.vocab_size
-            if made_with != (stated["sha256"], stated["eot_id"], stated["vocab_size"]):
-                raise damaged(
-                    shard.path,
-                    f"made with another tokenizer ({header.tokenizer_sha256[:12]}..., end of text {header.eot_id}, {header.vocab_size} "
-                    f"tokens) than the corpus ({stated['sha256'][:12]}..., {stated['eot_id']}, {stated['vocab_size']})",
-                )
-            if header.sha256 != entry["sha256"]:
-                raise damaged(shard.path, "a sound shard, but not the one that belongs here")
-            shards.append(shard)
-        counts = manifest[name].get("parts", [])
+        side: SplitEntry = getattr(record, name)
+        shards = [open_shard(folder, entry, stated["vocab_size"]) for entry in side.shards]
+        counts = side.parts or []
         parts = (
             tuple(Part(*source, tokens) for source, tokens in zip(sources, counts, strict=True))
             if counts
             else ()
         )
-        splits[name] = TokenShards(shards, parts)
+        splits[name] = TokenShards(shards, parts, side.documents)
     return Corpus(
         folder=folder,
         train=splits["train"],

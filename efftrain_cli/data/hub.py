@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ MODEL_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 
 
 def hub_unreachable() -> str | None:
-    """Why the Hub cannot be asked, or None. Takes at most about `PROBE_SECONDS`."""
+    """Return why the Hub cannot be asked, or None, after `PROBE_SECONDS` and the look-up of its name at most."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON"):
             return f"{name} is set"
@@ -29,24 +28,12 @@ def hub_unreachable() -> str | None:
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
     url = urlsplit(proxy or address)
     host, port = url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
-    reached = []
-
-    def probe() -> None:
-        try:
-            socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
-            reached.append(True)
-        except OSError:
-            pass
-
-    # In a thread, because looking up a name has no timeout of its own.
-    thread = threading.Thread(target=probe, daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS + 0.2)
-    return (
-        None
-        if reached
-        else f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
-    )
+    # The libraries try five times with growing pauses, whatever etag_timeout says: 24 s without network.
+    try:
+        socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
+    except OSError:
+        return f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
+    return None
 
 
 class HubReader:

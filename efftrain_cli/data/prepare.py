@@ -21,9 +21,9 @@ from efftrain_cli.data.building import PROGRESS, Building
 from efftrain_cli.data.corpus import Corpus, open_corpus
 from efftrain_cli.data.documents import BadDocuments, HubDataset, Source, TextFile
 from efftrain_cli.data.limits import Limits
-from efftrain_cli.data.shards import SCHEMA_VERSION, dtype_for
+from efftrain_cli.data.shards import dtype_for
 from efftrain_cli.data.split import (
-    Place,
+    Cursor,
     Report,
     Split,
     Tally,
@@ -31,7 +31,7 @@ from efftrain_cli.data.split import (
     split_documents,
     survey,
 )
-from efftrain_cli.data.text import Found, find_text
+from efftrain_cli.data.text import TextSources, find_text
 from efftrain_cli.data.tokenizer import (
     Tokenizer,
     bpe_size,
@@ -81,8 +81,8 @@ def prepare(
     tokens_from = tokenizer_files(
         data.tokenizer
     )  # these two first: a mistake in the recipe costs no reading
-    found = find_text(data)
-    key = _key(data, found, tokens_from, limits, afresh=verify == "full")
+    text = find_text(data)
+    key = _key(data, text, tokens_from, limits, afresh=verify == "full")
     folder = cache.cache_root() / "corpora" / key
     if not (folder / "manifest.json").exists():
         lock = folder.with_name(f"{key}.lock")
@@ -90,9 +90,9 @@ def prepare(
             lock, lambda: tell("waiting for another process that prepares the same data", 0, None)
         ):
             if not (folder / "manifest.json").exists():
-                _build(folder, data, found, limits, tell)
+                _build(folder, data, text, limits, tell)
     sources = tuple((source.path, source.weight) for source in data.sources or ())
-    corpus = open_corpus(folder, sources, found.notes)
+    corpus = open_corpus(folder, sources, text.notes)
     wanted = bpe_size(data.tokenizer)
     if wanted is not None and corpus.vocab_size < wanted:
         said = (
@@ -107,10 +107,15 @@ def prepare(
 
 
 def _key(
-    data: Data, found: Found, tokens_from: tuple[Path, ...], limits: Limits | None, *, afresh: bool
+    data: Data,
+    text: TextSources,
+    tokens_from: tuple[Path, ...],
+    limits: Limits | None,
+    *,
+    afresh: bool,
 ) -> str:
     """Names the corpus: equal settings on equal file contents give an equal key, wherever the files are."""
-    files = [source.path for source in found.train + found.valid if isinstance(source, TextFile)]
+    files = [source.path for source in text.train + text.valid if isinstance(source, TextFile)]
     hashes = iter(cache.hash_files([*files, *tokens_from], afresh=afresh))
 
     def identity(source: Source) -> list[Any]:
@@ -126,12 +131,12 @@ def _key(
             ]
         return known if data.sources is None else [*known, source.part, source.text_field]
 
-    sides = [[identity(source) for source in side] for side in (found.train, found.valid)]
+    sides = [[identity(source) for source in side] for side in (text.train, text.valid)]
     fields = {kind for kind, *_ in sides[0] + sides[1]} & {"hub", "jsonl", "json", "csv", "parquet"}
     settings = [
-        SCHEMA_VERSION,
+        1,  # format of the key
         sides,
-        None if found.valid else data.valid_fraction,
+        None if text.valid else data.valid_fraction,
         data.text_field if fields else None,
         list(hashes) or data.tokenizer,
     ]
@@ -142,17 +147,17 @@ def _key(
     return digest_of(settings)[:32]
 
 
-def _build(folder: Path, data: Data, found: Found, limits: Limits | None, tell: Report) -> None:
+def _build(
+    folder: Path, data: Data, text: TextSources, limits: Limits | None, tell: Report
+) -> None:
     """Makes the corpus beside its place and renames it there. The caller holds the lock."""
     size = bpe_size(data.tokenizer)
     tokenizer = (
         None if size else load_tokenizer(data.tokenizer)
     )  # a bad tokenizer costs no reading of text
-    texts = sum(isinstance(source, TextFile) and source.kind == "txt" for source in found.train)
-    cut = not found.valid and texts < FEW_TEXT_FILES
-    split = Split(
-        data, found.train, found.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None
-    )
+    texts = sum(isinstance(source, TextFile) and source.kind == "txt" for source in text.train)
+    cut = not text.valid and texts < FEW_TEXT_FILES
+    split = Split(data, text.train, text.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None)
     split, total = survey(split, tell)
     if tokenizer is None:
         assert size is not None
@@ -191,16 +196,16 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
     sample: list[str] = []
     lengths = [0] * len(weights)
     digest = hashlib.sha256()
-    place = Place(source=len(split.valid))
+    cursor = Cursor(source=len(split.valid))
     for side, part, document in split_documents(
-        split, Tally(BadDocuments(split.data.on_bad_document)), place
+        split, Tally(BadDocuments(split.data.on_bad_document)), cursor
     ):
         if side == "train":
             sample.append(document.text)
             lengths[part] += len(document.text)
             digest.update(hashlib.sha256(document.text.encode()).digest())
             if lengths[part] >= wanted[part]:
-                place.enough = True
+                cursor.enough = True
                 if len(weights) == 1:
                     break
     path = cache.cache_root() / "tokenizers" / f"bpe-{size}-{digest.hexdigest()[:32]}.json"

@@ -1,52 +1,44 @@
-"""Token shards: files of token ids behind a header that says what they are and proves it.
+"""Token shards: files of token ids; the corpus's manifest says how many ids each holds, and proves them.
 
-A shard is 1,024 bytes of header and then the ids, little-endian. The header is a line of JSON, spaces, and the sha256
-of what stands before it; the JSON holds the sha256 of the ids. Header and size are checked whenever a shard is opened,
-so truncation never goes unseen. The ids are checked all at once by `TokenShards.verify`, before training, or when a
-shard is first read, and again once the file has changed.
+A shard is 1,024 bytes that say what the file is, and then the ids, little-endian. Shards written before are the same
+but for JSON in the first bytes, which nothing reads. The size is checked whenever a shard is opened, so truncation
+never goes unseen. The ids are checked all at once by `TokenShards.verify`, before training, or when a shard is first
+read, and again once the file has changed.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.files import named_errors
+from efftrain_cli.foundation.records import Part as Fields
 
 MAGIC = "efftrain tokens"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Of a corpus; in format 1 a shard had a header of its own, and the manifest said all of it but documents."""
 HEADER_BYTES = 1024
+_HEADER = MAGIC.encode().ljust(HEADER_BYTES)
+_HEADER_BEFORE = b'{"magic": "efftrain tokens", '
+"""Of shards written before; the JSON goes on."""
 SHARD_TOKENS = 1 << 26
 """A shard is closed with the document that reaches this many tokens: small enough to check in a tenth of a second."""
-_DIGEST_BYTES = 65  # 64 hex digits and a newline
 _CHUNK = 1 << 22  # tokens checked at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a shard says about itself."""
+class ShardEntry(Fields):
+    """What a manifest says of a shard."""
 
-    magic: str = MAGIC
-    schema_version: int = SCHEMA_VERSION
-    dtype: str
-    """"uint16" or "uint32", little-endian."""
+    file: str
     tokens: int
-    """Token ids in this file."""
-    documents: int
-    """Documents in this file; each ends with eot_id."""
-    vocab_size: int
-    """Every id is below this."""
-    eot_id: int
-    """Id of the end-of-text token."""
-    tokenizer_sha256: str
-    """Fingerprint of the tokenizer that made the ids."""
+    """Token ids, end-of-text tokens included."""
     sha256: str
     """Of the ids as stored."""
 
@@ -69,105 +61,102 @@ class ShardWriter:
         *,
         vocab_size: int,
         eot_id: int,
-        tokenizer_sha256: str,
         shard_tokens: int = SHARD_TOKENS,
     ) -> None:
         self.folder, self.prefix, self.shard_tokens = folder, prefix, shard_tokens
-        self.vocab_size, self.eot_id, self.tokenizer_sha256 = vocab_size, eot_id, tokenizer_sha256
-        self.dtype = dtype_for(vocab_size)
-        self.paths: list[Path] = []
-        self.headers: list[Header] = []
+        self.vocab_size, self.eot_id = vocab_size, eot_id
+        self.entries: list[ShardEntry] = []
         """Of the shards that are closed."""
         self.tokens = 0
         """Ids written, end-of-text tokens included."""
         self._file: IO[bytes] | None = None
-        self._tokens = self._documents = 0
+        self._tokens = 0
 
     def add(self, ids: np.ndarray, document: str) -> None:
-        """Appends one document and its end of text; a `DataError` where an id is not below the vocabulary size."""
+        """Append one document and its end of text.
+
+        Raises:
+            DataError: an id is not below the vocabulary size.
+            OSError: the disk refused; the error names the shard.
+        """
         if len(ids) and int(ids.max()) >= self.vocab_size:
             at = int(np.argmax(ids >= self.vocab_size))
             raise DataError(
                 f"{document}: token {at} is {int(ids[at])}, but the tokenizer's vocabulary has {self.vocab_size} tokens "
                 "(ids from 0): the tokenizer's files do not belong together"
             )
-        if self._file is None:
-            self.paths.append(self._path(len(self.paths)))
-            self._file = open(self.paths[-1], "wb")  # noqa: SIM115  closed by close()
-            self._file.write(b"\0" * HEADER_BYTES)
-            self._hash, self._tokens, self._documents = hashlib.sha256(), 0, 0
-        stored = np.empty(len(ids) + 1, dtype=self.dtype)
-        stored[:-1] = ids
-        stored[-1] = self.eot_id
-        content = stored.tobytes()
-        self._file.write(content)
+        with named_errors(self._path):
+            if self._file is None:
+                self._file = open(self._path, "wb")  # noqa: SIM115  closed by close()
+                self._file.write(_HEADER)
+                self._hash, self._tokens = hashlib.sha256(), 0
+            stored = np.empty(len(ids) + 1, dtype=dtype_for(self.vocab_size))
+            stored[:-1] = ids
+            stored[-1] = self.eot_id
+            content = stored.tobytes()
+            self._file.write(content)
         self._hash.update(content)
         self._tokens += len(stored)
         self.tokens += len(stored)
-        self._documents += 1
         if self._tokens >= self.shard_tokens:
             self.close()
 
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{self.prefix}-{number:05d}.bin"
+    @property
+    def _path(self) -> Path:
+        return self.folder / f"{self.prefix}-{len(self.entries):05d}.bin"
 
-    def sync(self) -> dict[str, int]:
-        """Brings what is written to disk and says where it ends: whole shards, and tokens and documents of the open
-        one."""
+    def sync(self) -> dict[str, Any]:
+        """Flush what is written to disk and return where it ends: closed shards, and tokens of the open one."""
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        tokens, documents = (self._tokens, self._documents) if self._file is not None else (0, 0)
-        return {"shards": len(self.headers), "tokens": tokens, "documents": documents}
+            self._flush(self._file)
+        tokens = 0 if self._file is None else self._tokens
+        return {"shards": [entry.model_dump() for entry in self.entries], "tokens": tokens}
 
-    def resume(self, at: dict[str, int]) -> None:
-        """Takes up what `sync` left on disk, cutting off what came after; a `DataError` where less is there."""
-        self.paths = [self._path(number) for number in range(at["shards"])]
-        self.headers = [open_shard(path).header for path in self.paths]
-        self.tokens = sum(header.tokens for header in self.headers) + at["tokens"]
+    def resume(self, at: dict[str, Any]) -> None:
+        """Take up what `sync` left on disk and cut off what came after.
+
+        Raises:
+            DataError: less is there.
+        """
+        self.entries = [ShardEntry(**entry) for entry in at["shards"]]
+        self.tokens = sum(entry.tokens for entry in self.entries) + at["tokens"]
+        self.opened()
         if not at["tokens"]:
             return
-        self.paths.append(self._path(at["shards"]))
-        size = HEADER_BYTES + at["tokens"] * self.dtype.itemsize
+        size = HEADER_BYTES + at["tokens"] * dtype_for(self.vocab_size).itemsize
         try:
-            file = open(self.paths[-1], "r+b")  # noqa: SIM115  closed by close()
-            if os.path.getsize(self.paths[-1]) < size:
-                raise damaged(self.paths[-1], "cut short")
+            file = open(self._path, "r+b")  # noqa: SIM115  closed by close()
+            if os.path.getsize(self._path) < size:
+                raise damaged(self._path, "cut short")
         except OSError as error:
-            raise damaged(self.paths[-1], f"cannot be read: {error.strerror}") from error
+            raise damaged(self._path, f"cannot be read: {error.strerror}") from error
         file.truncate(size)
         file.seek(HEADER_BYTES)
         self._hash = hashlib.sha256()
         while chunk := file.read(1 << 22):
             self._hash.update(chunk)
-        self._file, self._tokens, self._documents = file, at["tokens"], at["documents"]
+        self._file, self._tokens = file, at["tokens"]
 
     def close(self) -> None:
-        """Writes the open shard's header and syncs it to disk."""
+        """Flush the open shard to disk; nothing happens if none is open."""
         if self._file is None:
             return
-        header = Header(
-            dtype=self.dtype.name,
-            tokens=self._tokens,
-            documents=self._documents,
-            vocab_size=self.vocab_size,
-            eot_id=self.eot_id,
-            tokenizer_sha256=self.tokenizer_sha256,
-            sha256=self._hash.hexdigest(),
-        )
         with self._file as file:
             self._file = None
-            file.seek(0)
-            file.write(header_bytes(header))
+            self._flush(file)
+        entry = ShardEntry(file=self._path.name, tokens=self._tokens, sha256=self._hash.hexdigest())
+        self.entries.append(entry)
+
+    def _flush(self, file: IO[bytes]) -> None:
+        with named_errors(self._path):
             file.flush()
             os.fsync(file.fileno())
-        self.headers.append(header)
 
-
-def header_bytes(header: Header) -> bytes:
-    """The `HEADER_BYTES` bytes in front of a shard's ids."""
-    body = json.dumps(asdict(header)).encode().ljust(HEADER_BYTES - _DIGEST_BYTES - 1) + b"\n"
-    return body + hashlib.sha256(body).hexdigest().encode() + b"\n"
+    def opened(self) -> TokenShards:
+        """Open the shards that are closed."""
+        return TokenShards(
+            [open_shard(self.folder, entry, self.vocab_size) for entry in self.entries]
+        )
 
 
 @dataclass
@@ -175,11 +164,13 @@ class Shard:
     """One open shard."""
 
     path: Path
-    header: Header
     ids: np.ndarray
     """Memory-mapped ids, uint16 or uint32 (tokens,)."""
+    sha256: str
+    vocab_size: int
+    """Every id is below this."""
     verified: tuple[int, ...] | None = None
-    """Stamp of the file when its ids were last compared with the header's sha256 and vocabulary."""
+    """Stamp of the file when its ids were last compared with sha256 and vocabulary."""
 
     def check(self) -> None:
         """Verify the ids before their first use, and again if the file has changed since.
@@ -197,7 +188,7 @@ class Shard:
         except OSError as error:
             raise damaged(self.path, f"cannot be read: {error.strerror}") from error
         else:
-            expected = HEADER_BYTES + self.header.tokens * self.ids.itemsize
+            expected = HEADER_BYTES + self.ids.nbytes
             if stat.st_size < expected:
                 sizes = f"{stat.st_size:,} bytes where {expected:,} were when it was opened"
                 raise damaged(self.path, f"{sizes}: the file was cut short while in use")
@@ -213,57 +204,45 @@ class Shard:
         for start in range(0, len(self.ids), _CHUNK):
             chunk = self.ids[start : start + _CHUNK]
             digest.update(chunk.data)
-            if int(chunk.max()) >= self.header.vocab_size:
-                at = start + int(np.argmax(chunk >= self.header.vocab_size))
+            if int(chunk.max()) >= self.vocab_size:
+                at = start + int(np.argmax(chunk >= self.vocab_size))
                 place = f"token {at} (byte {HEADER_BYTES + at * self.ids.itemsize})"
                 raise damaged(
                     self.path,
-                    f"{place} is {int(self.ids[at])}, but the vocabulary has {self.header.vocab_size} tokens",
+                    f"{place} is {int(self.ids[at])}, but the vocabulary has {self.vocab_size} tokens",
                 )
-        if digest.hexdigest() != self.header.sha256:
-            hashes = f"sha256 {digest.hexdigest()[:12]}..., header {self.header.sha256[:12]}..."
+        if digest.hexdigest() != self.sha256:
+            hashes = f"sha256 {digest.hexdigest()[:12]}..., manifest {self.sha256[:12]}..."
             raise damaged(
                 self.path,
                 f"its tokens are not those that were written ({hashes}): the file is damaged",
             )
 
 
-def open_shard(path: Path) -> Shard:
-    """Opens a shard; a `DataError` where it is missing, cut short, too long, of another format, or its header is
-    damaged."""
+def open_shard(folder: Path, entry: ShardEntry, vocab_size: int) -> Shard:
+    """Open a shard of a corpus.
+
+    Raises:
+        DataError: it is missing, cut short, too long or no shard.
+    """
+    path = folder / entry.file
+    dtype = dtype_for(vocab_size)
+    expected = HEADER_BYTES + entry.tokens * dtype.itemsize
     try:
         with open(path, "rb") as file:
             start = file.read(HEADER_BYTES)
         size = path.stat().st_size
+        if size != expected:
+            what = "cut short" if size < expected else "longer than its manifest says"
+            sizes = f"{size:,} bytes where {expected:,} are expected"
+            raise damaged(path, f"{sizes}: the file is {what}")
+        if start != _HEADER and not start.startswith(_HEADER_BEFORE):
+            raise damaged(path, "not a token shard, or its first bytes are damaged")
+        # A plain array over the map: slicing np.memmap itself costs several times as much.
+        ids = np.memmap(path, dtype, "r", HEADER_BYTES, (entry.tokens,)).view(np.ndarray)
     except OSError as error:
         raise damaged(path, f"cannot be read: {error.strerror}") from error
-    if len(start) < HEADER_BYTES:
-        raise damaged(path, f"only {size} bytes, less than the header: the file is cut short")
-    body, digest = start[:-_DIGEST_BYTES], start[-_DIGEST_BYTES:-1]
-    if hashlib.sha256(body).hexdigest().encode() != digest:
-        raise damaged(
-            path, "its header is damaged" if MAGIC.encode() in start else "not a token shard"
-        )
-    fields = json.loads(body)
-    if fields.get("schema_version") != SCHEMA_VERSION or fields["dtype"] not in (
-        "uint16",
-        "uint32",
-    ):
-        raise damaged(
-            path,
-            f"written in format {fields.get('schema_version')}, this version reads {SCHEMA_VERSION}",
-        )
-    header = Header(**fields)
-    dtype = np.dtype(header.dtype).newbyteorder("<")
-    expected = HEADER_BYTES + header.tokens * dtype.itemsize
-    if size != expected:
-        what = "cut short" if size < expected else "longer than its header says"
-        raise damaged(path, f"{size:,} bytes where {expected:,} are expected: the file is {what}")
-    # A plain array over the map: slicing np.memmap itself costs several times as much.
-    ids = np.memmap(path, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(header.tokens,)).view(
-        np.ndarray
-    )
-    return Shard(path, header, ids)
+    return Shard(path, ids, entry.sha256, vocab_size)
 
 
 class Part(NamedTuple):
@@ -282,10 +261,11 @@ class TokenShards:
     shards: list[Shard]
     parts: tuple[Part, ...] = ()
     """The sources in their order, where there are several; their tokens stand one after the other."""
+    documents: int = 0
     _ends: np.ndarray = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._ends = np.cumsum([shard.header.tokens for shard in self.shards])
+        self._ends = np.cumsum([len(shard.ids) for shard in self.shards])
 
     @property
     def tokens(self) -> int:
@@ -293,15 +273,9 @@ class TokenShards:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     @property
-    def documents(self) -> int:
-        return sum(shard.header.documents for shard in self.shards)
-
-    @property
     def sha256(self) -> str:
-        """Fingerprint of every id in order, as the headers state it."""
-        return hashlib.sha256(
-            "\n".join(shard.header.sha256 for shard in self.shards).encode()
-        ).hexdigest()
+        """Fingerprint of every id in order, as the manifest states it."""
+        return hashlib.sha256("\n".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
 
     def read(self, starts: Iterable[int], length: int) -> np.ndarray:
         """Return `length` ids from each of `starts`, int64 (starts, length).

@@ -83,7 +83,7 @@ class Tally:
 
 
 @dataclass
-class Place:
+class Cursor:
     """How far a pass over the documents has come. A later pass that is given one begins there."""
 
     source: int = 0
@@ -101,22 +101,22 @@ class Place:
 
 
 def split_documents(
-    split: Split, tally: Tally, place: Place | None = None
+    split: Split, tally: Tally, cursor: Cursor | None = None
 ) -> Iterator[tuple[str, int, Document]]:
     """Every document with its side, "train" or "valid", and the number of its part, counted into `tally`.
 
     Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
     such order: copies fall on the same side.
     """
-    place = place or Place()
+    cursor = cursor or Cursor()
     for number, source in enumerate(split.valid + split.train):
-        if number < place.source:
+        if number < cursor.source:
             continue
-        if number > place.source:
-            place.source, place.taken, place.hub_state = number, 0, None
-        place.enough = False
-        for document in _documents_from(place, split, source, tally.bad):
-            place.taken += 1
+        if number > cursor.source:
+            cursor.source, cursor.taken, cursor.hub_state = number, 0, None
+        cursor.enough = False
+        for document in _documents_from(cursor, split, source, tally.bad):
+            cursor.taken += 1
             digest = document.digest()
             if number < len(split.valid):
                 parts = [("valid", document)]
@@ -131,30 +131,30 @@ def split_documents(
                 held_out = split.threshold is not None and _number(digest) <= split.threshold
                 parts = [("valid" if held_out else "train", document)]
             for at, (side, part) in enumerate(parts, 1):
-                place.between = at == len(parts)
+                cursor.between = at == len(parts)
                 tally.count(side, part, digest if part is document else part.digest())
                 yield side, source.part, part
-            if place.enough:
+            if cursor.enough:
                 break
     tally.bad.check()
 
 
 def _documents_from(
-    place: Place, split: Split, source: Source, bad: BadDocuments
+    cursor: Cursor, split: Split, source: Source, bad: BadDocuments
 ) -> Iterator[Document]:
-    """The documents of a source from `place` on. What was met before is not counted again."""
+    """The documents of a source from `cursor` on. What was met before is not counted again."""
     if isinstance(source, HubDataset):
-        place.hub = HubReader(
-            source, source.text_field or split.data.text_field, bad, place.hub_state
+        cursor.hub = HubReader(
+            source, source.text_field or split.data.text_field, bad, cursor.hub_state
         )
-        yield from place.hub.documents()
+        yield from cursor.hub.documents()
         return
-    place.hub = None
+    cursor.hub = None
     before = replace(bad, examples=list(bad.examples))
     documents = read_documents(source, split.data.text_field, bad, split.eot_id)
-    for _ in range(place.taken):
+    for _ in range(cursor.taken):
         next(documents)
-    if place.taken:
+    if cursor.taken:
         bad.seen, bad.skipped, bad.examples = before.seen, before.skipped, before.examples
     yield from documents
 
@@ -182,7 +182,7 @@ def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
         bad = BadDocuments(data.on_bad_document)
         numbers = []
         for source in ranked:
-            for document in _documents_from(Place(), split, source, bad):
+            for document in _documents_from(Cursor(), split, source, bad):
                 numbers.append(_number(document.digest()))
                 tell("documents read", len(numbers), None)
         bad.check()

@@ -47,7 +47,7 @@ _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", 
 
 
 @dataclass(frozen=True)
-class Found:
+class TextSources:
     """What `[data]` names."""
 
     train: tuple[Source, ...]
@@ -56,7 +56,7 @@ class Found:
     """What was left out of folders, in sentences."""
 
 
-def find_text(data: Data) -> Found:
+def find_text(data: Data) -> TextSources:
     """The sources that `[data]` names.
 
     Raises:
@@ -78,7 +78,7 @@ def find_text(data: Data) -> Found:
         )
     if problems:
         raise DataError("\n".join(problems))
-    return Found(tuple(sides["train"]), tuple(sides["valid"]), tuple(notes))
+    return TextSources(tuple(sides["train"]), tuple(sides["valid"]), tuple(notes))
 
 
 def names_hub(data: Data) -> bool:

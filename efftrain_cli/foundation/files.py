@@ -40,6 +40,16 @@ def disk_error(error: OSError) -> DiskError | None:
     )
 
 
+@contextlib.contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Name the file in an OSError that names none, as those of write and fsync."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file."""
     with path.open("rb") as file:
@@ -50,7 +60,8 @@ def fsync(path: Path) -> None:
     """Makes a file or directory survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with named_errors(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

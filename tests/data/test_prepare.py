@@ -11,6 +11,7 @@ import pytest
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import prepare
+from efftrain_cli.data.shards import HEADER_BYTES
 from efftrain_cli.data.tokenizer import load_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
@@ -219,7 +220,7 @@ def test_a_flipped_token_is_seen_at_first_use(cache: Path, book: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
-    corpus = prepare(data(book))  # size and header are right
+    corpus = prepare(data(book))  # its size is right
     with pytest.raises(
         DataError, match=r"train-00000\.bin: its tokens are not those that were written"
     ):
@@ -237,13 +238,14 @@ def test_shards_of_another_corpus_or_tokenizer_are_refused(
     other_text.write_text("".join(LINES[:1000]))
     train = corpus.folder / "train-00000.bin"
     content = train.read_bytes()
-    shutil.copy(other_tokenizer.folder / "train-00000.bin", train)
-    with pytest.raises(DataError, match=r"made with another tokenizer .* 301 tokens") as refused:
-        prepare(data(book))
-    assert refused.value.exit_code == 3
-    shutil.copy(corpus.folder / "valid-00000.bin", train)
-    with pytest.raises(DataError, match="not the one that belongs here"):
-        prepare(data(book))
+    for other in (other_tokenizer.folder / train.name, corpus.folder / "valid-00000.bin"):
+        shutil.copy(other, train)
+        with pytest.raises(DataError, match=r"train-00000\.bin: .* are expected") as refused:
+            prepare(data(book))
+        assert refused.value.exit_code == 3
+    train.write_bytes(content[:HEADER_BYTES] + content[HEADER_BYTES:][::-1])
+    with pytest.raises(DataError, match="not those that were written"):
+        prepare(data(book), verify="full")
     train.write_bytes(content)
     shutil.copy(other_tokenizer.tokenizer_path, corpus.tokenizer_path)
     with pytest.raises(DataError, match=r"tokenizer\.json: missing or changed"):

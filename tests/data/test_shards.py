@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from efftrain_cli.data import shards as shards_module
 from efftrain_cli.data.shards import (
     HEADER_BYTES,
     Shard,
+    ShardEntry,
     ShardWriter,
     TokenShards,
     dtype_for,
-    header_bytes,
     open_shard,
 )
 from efftrain_cli.foundation.errors import DataError
@@ -30,52 +30,46 @@ from efftrain_cli.training.session import prepare_session
 
 def write(
     folder: Path, documents: list[list[int]], vocab_size: int = 300, shard_tokens: int = 1 << 26
-) -> list[Path]:
+) -> TokenShards:
     writer = ShardWriter(
         folder,
         "train",
         vocab_size=vocab_size,
         eot_id=7,
-        tokenizer_sha256="f" * 64,
         shard_tokens=shard_tokens,
     )
     for number, ids in enumerate(documents):
         writer.add(np.array(ids, dtype=np.uint32), f"document {number}")
     writer.close()
-    return writer.paths
+    return writer.opened()
 
 
-def opened(path: Path) -> Shard:
-    shard = open_shard(path)
-    TokenShards([shard]).verify()
-    return shard
+def reopened(shard: Shard) -> TokenShards:
+    """Open a shard again that a manifest knows as it was written."""
+    entry = ShardEntry(file=shard.path.name, tokens=len(shard.ids), sha256=shard.sha256)
+    return TokenShards([open_shard(shard.path.parent, entry, shard.vocab_size)])
 
 
 @pytest.mark.parametrize(
     ("vocab_size", "dtype"), [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
 )
 def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, dtype: str) -> None:
-    (path,) = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)
-    shard = opened(path)
+    shards = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)
+    shards.verify()
+    (shard,) = shards.shards
     assert shard.ids.tolist() == [1, 2, 7, 7, vocab_size - 1, 7]
-    header = shard.header
-    assert (header.dtype, header.tokens, header.documents) == (dtype, 6, 3)
-    assert (header.vocab_size, header.eot_id, header.tokenizer_sha256) == (vocab_size, 7, "f" * 64)
-    assert dtype_for(vocab_size) == dtype
-    content = path.read_bytes()
+    assert shard.ids.dtype == dtype_for(vocab_size) == dtype
+    content = shard.path.read_bytes()
     assert len(content) == HEADER_BYTES + 6 * np.dtype(dtype).itemsize
-    assert (
-        json.loads(content[:HEADER_BYTES].split(b"\n")[0])["magic"] == "efftrain tokens"
-    )  # `head -1` shows it
+    assert content.startswith(b"efftrain tokens ")
 
 
 def test_shards_close_with_a_document_and_read_as_one(tmp_path: Path) -> None:
     documents = [list(range(10, 10 + n)) for n in (5, 1, 9, 0, 3, 12)]
-    paths = write(tmp_path, documents, shard_tokens=8)
-    shards = TokenShards([open_shard(path) for path in paths])
-    assert [shard.header.tokens for shard in shards.shards] == [8, 10, 18]
+    shards = write(tmp_path, documents, shard_tokens=8)
+    assert [len(shard.ids) for shard in shards.shards] == [8, 10, 18]
     whole = [token for ids in documents for token in [*ids, 7]]
-    assert (shards.tokens, shards.documents) == (36, 6)
+    assert shards.tokens == 36
     for length in (1, 4, 11, 36):
         starts = list(range(36 - length + 1))
         assert shards.read(starts, length).tolist() == [whole[s : s + length] for s in starts]
@@ -83,7 +77,8 @@ def test_shards_close_with_a_document_and_read_as_one(tmp_path: Path) -> None:
 
 
 def test_truncation_is_seen_at_open(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, [list(range(8, 258))] * 4)
+    (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
+    path = shard.path
     content = path.read_bytes()
     rng = random.Random(1)
     for length in [
@@ -96,57 +91,59 @@ def test_truncation_is_seen_at_open(tmp_path: Path) -> None:
     ]:
         path.write_bytes(content[:length])
         with pytest.raises(DataError, match="cut short") as refused:
-            open_shard(path)
+            reopened(shard)
         assert str(path) in str(refused.value) and refused.value.exit_code == 3
         assert "efftrain prepare" in str(refused.value)
     path.write_bytes(content + b"\0\0")
-    with pytest.raises(DataError, match="longer than its header says"):
-        open_shard(path)
+    with pytest.raises(DataError, match="longer than its manifest says"):
+        reopened(shard)
     path.unlink()
     with pytest.raises(DataError, match="cannot be read: No such file"):
-        open_shard(path)
+        reopened(shard)
 
 
 def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path: Path) -> None:
-    """200 random bits of header and ids: in the header at open, in the ids at the first read anywhere in the shard."""
-    (path,) = write(tmp_path, [list(range(8, 258))] * 4)
-    content = bytearray(path.read_bytes())
+    """200 random bits of header and ids, at the first read anywhere in the shard."""
+    (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
+    content = bytearray(shard.path.read_bytes())
+    first, end = 8 * HEADER_BYTES, 8 * len(content)
     rng = random.Random(2)
-    for bit in [
-        0,
-        8 * HEADER_BYTES - 1,
-        8 * HEADER_BYTES,
-        *(rng.randrange(8 * len(content)) for _ in range(200)),
-    ]:
+    for bit in [0, first - 1, first, end - 1, *(rng.randrange(end) for _ in range(200))]:
         content[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(content)
-        # Byte 1023 is the newline behind the header's digest; nothing reads it.
-        if bit // 8 == HEADER_BYTES - 1:
-            opened(path)
-        else:
-            with pytest.raises(DataError):
-                TokenShards([open_shard(path)]).read([0], 2)
+        shard.path.write_bytes(content)
+        with pytest.raises(DataError):
+            reopened(shard).read([0], 2)
         content[bit // 8] ^= 1 << bit % 8
-    path.write_bytes(content)
-    opened(path)
+    shard.path.write_bytes(content)
+    reopened(shard).verify()
 
 
-def test_wrong_dtype_and_other_formats_are_refused(tmp_path: Path) -> None:
-    (path,) = write(tmp_path, [list(range(8, 258))])
-    content = path.read_bytes()
-    header = open_shard(path).header
-    path.write_bytes(header_bytes(replace(header, dtype="uint32")) + content[HEADER_BYTES:])
-    with pytest.raises(DataError, match="cut short"):
-        open_shard(path)
-    path.write_bytes(header_bytes(replace(header, dtype="float16")) + content[HEADER_BYTES:])
-    with pytest.raises(DataError, match="format"):
-        open_shard(path)
-    path.write_bytes(header_bytes(replace(header, schema_version=2)) + content[HEADER_BYTES:])
-    with pytest.raises(DataError, match="written in format 2, this version reads 1"):
-        open_shard(path)
-    path.write_bytes(b"\x93NUMPY" * 500)
-    with pytest.raises(DataError, match="not a token shard"):
-        open_shard(path)
+def test_a_shard_with_a_header_of_its_own_is_read(tmp_path: Path) -> None:
+    """Format 1: a line of JSON in front of the ids, of which the manifest knows all that counts."""
+    (shard,) = write(tmp_path, [[1, 2]]).shards
+    content = shard.path.read_bytes()
+    before = b'{"magic": "efftrain tokens", "schema_version": 1}'.ljust(HEADER_BYTES)
+    shard.path.write_bytes(before + content[HEADER_BYTES:])
+    assert reopened(shard).read([0], 3).tolist() == [[1, 2, 7]]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "write"])
+def test_a_disk_that_refuses_a_shard_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """The system's own errors of fsync and write name no file."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    if failing == "fsync":
+        monkeypatch.setattr(os, "fsync", refuse)
+    else:
+        full = lambda *args: open("/dev/full", "wb")  # noqa: SIM115, E731
+        monkeypatch.setattr(shards_module, "open", full, False)
+    with pytest.raises(OSError) as refused:
+        write(tmp_path, [list(range(200))] * 100)
+    assert refused.value.filename == str(tmp_path / "train-00000.bin")
 
 
 def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path: Path) -> None:
@@ -156,18 +153,15 @@ def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path: Path) -> N
 
 def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path: Path) -> None:
     """F36: a shard sound in every sum, from a program that did not check."""
-    (path,) = write(tmp_path, [list(range(8, 258))])
-    content = bytearray(path.read_bytes())
+    (shard,) = write(tmp_path, [list(range(8, 258))]).shards
+    content = bytearray(shard.path.read_bytes())
     content[HEADER_BYTES + 2 * 41 : HEADER_BYTES + 2 * 42] = (300).to_bytes(2, "little")
-    header = replace(
-        open_shard(path).header, sha256=hashlib.sha256(content[HEADER_BYTES:]).hexdigest()
-    )
-    path.write_bytes(header_bytes(header) + content[HEADER_BYTES:])
-    shards = TokenShards([open_shard(path)])
+    shard.path.write_bytes(content)
+    shard.sha256 = hashlib.sha256(content[HEADER_BYTES:]).hexdigest()
     with pytest.raises(DataError) as refused:
-        shards.read([0], 4)
+        reopened(shard).read([0], 4)
     assert str(refused.value).startswith(
-        f"{path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300"
+        f"{shard.path}: token 41 (byte {HEADER_BYTES + 82}) is 300, but the vocabulary has 300"
     )
 
 
@@ -186,8 +180,8 @@ def flip_bit(path: Path, byte: int) -> None:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path: Path, number: int) -> None:
     """F96: a bit flipped in a shard that was sound at its first batch, in bytes not read again."""
-    paths = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
-    shards = TokenShards([open_shard(path) for path in paths])
+    shards = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
+    paths = [shard.path for shard in shards.shards]
     assert len(paths) == 2
     before = shards.read([0, 510], 4).tolist()
     flip_bit(paths[number], HEADER_BYTES + 400)
@@ -201,8 +195,8 @@ def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path: Path, n
 
 
 def test_a_batch_looks_at_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
-    shards = TokenShards([open_shard(path) for path in paths])
+    shards = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
+    paths = [shard.path for shard in shards.shards]
     shards.verify()
     looks = []
     stat = os.stat

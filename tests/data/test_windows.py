@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards, open_shard
+from efftrain_cli.data.shards import ShardWriter, TokenShards
 from efftrain_cli.data.windows import Windows, permute
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.foundation.step import StepPlan
@@ -26,7 +26,6 @@ def counting_shards(
         "train",
         vocab_size=tokens + 1,
         eot_id=0,
-        tokenizer_sha256="t",
         shard_tokens=shard_tokens,
     )
     for start in range(0, tokens, document):
@@ -35,7 +34,7 @@ def counting_shards(
         writer.eot_id = end - 1
         writer.add(np.arange(start, end - 1, dtype=np.uint32), "test")
     writer.close()
-    return TokenShards([open_shard(path) for path in writer.paths])
+    return writer.opened()
 
 
 def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 1) -> StepPlan:
