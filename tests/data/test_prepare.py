@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from efftrain_cli.data.corpus import Corpus
@@ -243,7 +244,8 @@ def test_shards_of_another_corpus_or_tokenizer_are_refused(
         with pytest.raises(DataError, match=r"train-00000\.bin: .* are expected") as refused:
             prepare(data(book))
         assert refused.value.exit_code == 3
-    train.write_bytes(content[:HEADER_BYTES] + content[HEADER_BYTES:][::-1])
+    ids = np.frombuffer(content, "<u2", offset=HEADER_BYTES)
+    train.write_bytes(content[:HEADER_BYTES] + ids[::-1].tobytes())
     with pytest.raises(DataError, match="not those that were written"):
         prepare(data(book), verify="full")
     train.write_bytes(content)
