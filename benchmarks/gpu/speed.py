@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -22,7 +20,8 @@ from benchmarks.gpu.measuring import (
     training,
     wait_for,
 )
-from efftrain_cli.bench.bench import phase_seconds, random_windows
+from efftrain_cli.bench.bench import phase_seconds
+from efftrain_cli.training.trainer import read_records
 
 
 def as_shipped(bench: Bench) -> Iterator[Figure]:
@@ -36,10 +35,9 @@ def as_shipped(bench: Bench) -> Iterator[Figure]:
         "of a step",
         f"{1000 * measures:.2f} ms",
     )
-    with TemporaryDirectory(dir=bench.folder) as folder:
-        windows = random_windows(run.recipe, run.state.model.config.vocab_size, Path(folder))
-        phases = phase_seconds(run.recipe, run.state, windows, bench.device, 3, run.stepping)
-    for name, value in phases.items():
+    rows = (read_records(run.state, run.recipe, [record])[0] for record in run.stepping)
+    step_seconds = float(str(rate["seconds_per_step"]))
+    for name, value in phase_seconds(rows, bench.device, step_seconds).items():
         yield figure(f"phase {name}", 1000 * value, "ms a step")
     yield from profiled(bench, run)
 

@@ -1,8 +1,7 @@
-"""`efftrain bench`: how fast a recipe trains on the present device, and where the time of a step goes.
+"""Measure how fast a recipe trains on this device, and what a step's time goes into (`efftrain bench`).
 
-Whole steps are timed through the same `train()` that pretrain uses. Phases are timed in separate steps, made of the
-same functions with the device awaited after each; so phases may add up to a little more than a whole step on CUDA. Data
-are random tokens in a shard of their own, read the way a corpus is.
+Whole steps are timed through the same `train()` that pretrain uses. Its marks (`record_function`) divide a step into
+phases, in further steps under torch.profiler. Data are random tokens in a shard of their own, read like a corpus.
 """
 
 from __future__ import annotations
@@ -10,39 +9,42 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
 
 from efftrain_cli.data.shards import ShardWriter
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.step import Batch, Progress, StepPlan
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import optimizer_flops, plan_step
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_state, compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
 from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.gradient import build_forward_backward, build_objective
 from efftrain_cli.training.memory import building_errors, peak_resident_bytes
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
 from efftrain_cli.training.strategy import choose_strategy
-from efftrain_cli.training.trainer import StepRecord, read_records, train, update
+from efftrain_cli.training.trainer import read_records, train
 
-P = ParamSpec("P")
-T = TypeVar("T")
 PHASES = ("data", "forward", "backward", "optimizer", "measures")
+MARKS = ("data", "forward", "gradient", "optimizer", "measures")
+"""Names of `record_function` in `train()`: a gradient's is around forward and backward."""
+PROFILED_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +72,17 @@ class BenchResult:
     flops_per_token: float
     """(6 N + 12 n_layer n_embd seq_len), logits included."""
     flops_per_second: float
-    """Of whole steps, Muon's Newton-Schulz iterations included."""
+    """FLOP/s of whole steps, Muon's Newton-Schulz iterations included."""
     mfu: float | None
-    """Share of the device's peak matmul rate; None where the peak is not known."""
+    """Share of the device's peak matmul rate; None if the peak is unknown."""
     peak_memory_bytes: int
     """Most memory allocated on the CUDA device, or the process's largest resident size on a CPU."""
     compile_seconds: float
     compiled_graphs: int
     phases: dict[str, float]
-    """Seconds per step: data, forward, backward, optimizer, measures (stability and loss), other (planning, records).
-    On several devices: work, sum (of gradients), exchange (the agreement before it), wait (for the slowest); of shards,
-    whose traffic is part of the passes: work and traffic, exchange, wait."""
+    """Seconds per step, which they add up to: data, forward, backward, optimizer, measures of stability, other
+    (planning, records, an idle device). On several devices: work, sum (of gradients), exchange (the agreement before
+    it), wait (for the slowest); of shards, whose traffic is part of the passes: work and traffic, exchange, wait."""
     devices: int = 1
     peak_memory_by_device: tuple[int, ...] = ()
     """As peak_memory_bytes, of every rank."""
@@ -91,8 +93,10 @@ class BenchResult:
 
     @property
     def overhead(self) -> float:
-        """Share of a step that is not forward, backward or optimizer; on several devices, that is not the first of the
-        phases."""
+        """Return the share of a step that is not forward, backward or optimizer.
+
+        On several devices it is the share that is not the first of the phases.
+        """
         if self.devices > 1:
             return 1 - next(iter(self.phases.values())) / sum(self.phases.values())
         work = self.phases["forward"] + self.phases["backward"] + self.phases["optimizer"]
@@ -100,15 +104,17 @@ class BenchResult:
 
 
 def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """A fresh state that counts as after step 1, so that no evaluation of step 0 stands before the steps to be
-    timed."""
+    """Build a state that counts as after step 1: no evaluation of step 0 precedes the timed steps."""
     state = build_state(recipe, vocab_size, device)
     state.progress = Progress(step=1, schedule_step=1)
     return state
 
 
 def random_windows(recipe: Recipe, vocab_size: int, folder: Path) -> Windows:
-    """Windows over random tokens in a shard on disk, enough for a few hundred steps or 20 million tokens."""
+    """Write random tokens to a shard; return windows over them.
+
+    They are enough for a few hundred steps, but at most 20 million tokens.
+    """
     tokens = max(
         4 * recipe.model.seq_len,
         min(20_000_000, 300 * recipe.train.batch_size * recipe.model.seq_len),
@@ -132,20 +138,14 @@ def bench(
     profile: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> BenchResult:
-    """Times `steps` steps after `warmup` ones, at full length and full batch, then the phases of half as many. Of
-    several ranks, all call it; the times are this one's. To `profile` goes torch.profiler's trace of two whole steps,
-    for chrome://tracing."""
-    # The schedule's first steps are not what a run is made of: benchmark the full length and batch.
-    recipe = replace(
-        recipe,
-        **{
-            name: value
-            for method in recipe.methods.values()
-            for name, value in method.without_schedule().items()
-        },
-        train=replace(recipe.train, tokens=10**15),
-        eval=replace(recipe.eval, every=10**9),
-    )
+    """Time `steps` steps after `warmup` ones, at full length and full batch, then the phases of `PROFILED_STEPS`.
+
+    Of several ranks, all call it; the times are this one's.
+
+    Args:
+        profile: where to write torch.profiler's trace of the steps whose phases are timed, for chrome://tracing.
+    """
+    recipe = _without_schedules(recipe)
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     compiling = compile_seconds()
     graphs = compiled_graphs()
@@ -155,39 +155,28 @@ def bench(
         windows = random_windows(recipe, vocab_size, Path(folder))
         with building_errors(recipe, vocab_size, device):
             state = started_state(recipe, vocab_size, device)
-        model = state.model
         devices = choose_strategy(recipe, state, ranks, device)
         stepping = train(state, recipe, windows, windows.validation(1), devices=devices)
-        times, rows = [], []
-        for i in range(warmup + steps):
-            wait_for(device)
-            start = time.perf_counter()
-            (row,) = read_records(state, recipe, [next(stepping)])
-            wait_for(device)
-            if i >= warmup:
-                times.append(time.perf_counter() - start)
-                rows.append(row)
-        memory = (
-            torch.cuda.max_memory_allocated(device)
-            if device.type == "cuda"
-            else peak_resident_bytes()
-        )
+        rows = (read_records(state, recipe, [record])[0] for record in stepping)
+        timed = _time_steps(rows, device, warmup, steps)
+        median = statistics.median(seconds for seconds, _ in timed)
+        memory = peak_resident_bytes()
+        if device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(device)
         memories = ranks.all_gather_json(memory)
         if ranks.is_single_process:
-            phases = phase_seconds(recipe, state, windows, device, max(3, steps // 2), stepping)
+            phases = phase_seconds(rows, device, median, profile)
         else:
-            phases = _shared_phases(times, rows, devices)
-        if profile is not None:
-            _profile(stepping, profile, device)
-        section = recipe.late_gradients
+            phases = _shared_phases([row for _, row in timed], devices, median)
+    section = recipe.late_gradients
     rings = ranks.world_size // (1 if section is None else section.devices)
     plan = plan_step(recipe, state.progress, max(1, rings))
     tokens = plan.batch_size * plan.seq_len
-    median = statistics.median(times)
-    dtype = compute_dtype(recipe.train.dtype, device)
+    model = state.model
     per_token = model.flops_per_token(plan.seq_len, sum(plan.keep)).with_logits
     flops_per_second = (per_token * tokens + optimizer_flops(recipe, model.config)) / median
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    dtype = compute_dtype(recipe.train.dtype, device)
     peak = peak_flops(name, dtype)
     return BenchResult(
         device=name,
@@ -203,8 +192,8 @@ def bench(
         accumulation_steps=plan.accumulation_steps,
         steps=steps,
         seconds_per_step=median,
-        seconds_per_step_low=min(times),
-        seconds_per_step_high=max(times),
+        seconds_per_step_low=min(seconds for seconds, _ in timed),
+        seconds_per_step_high=max(seconds for seconds, _ in timed),
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
         flops_per_second=flops_per_second,
@@ -220,98 +209,136 @@ def bench(
     )
 
 
+def _without_schedules(recipe: Recipe) -> Recipe:
+    """Return the recipe with full steps from the first on, without an end or an evaluation: what most of a run is."""
+    changes: dict[str, Any] = {}
+    for method in recipe.methods.values():
+        changes |= method.without_schedule()
+    train = replace(recipe.train, tokens=10**15)
+    return replace(recipe, **changes, train=train, eval=replace(recipe.eval, every=10**9))
+
+
+def _time_steps(
+    rows: Iterator[dict[str, Any]], device: torch.device, warmup: int, steps: int
+) -> list[tuple[float, dict[str, Any]]]:
+    """Return (seconds, row) of each of `steps` steps after `warmup` ones."""
+    timed = []
+    for _ in range(warmup + steps):
+        wait_for(device)
+        start = time.perf_counter()
+        row = next(rows)
+        wait_for(device)
+        timed.append((time.perf_counter() - start, row))
+    return timed[warmup:]
+
+
 def _recomputed(
     section: Ouroboros | None, model: GPT, per_token: float, ranks: Ranks
 ) -> float | None:
     if section is None:
         return None
-    again = (
-        not ranks.is_single_process or section.variant == "replay"
-    )  # a delay line of gradients on one device runs nothing again
+    # A delay line of gradients on one device runs nothing again.
+    again = not ranks.is_single_process or section.variant == "replay"
     return per_token * (1 + section.recomputed_share(model.config)) if again else per_token
 
 
 def _shared_phases(
-    times: Sequence[float], rows: Sequence[dict[str, Any]], devices: Devices
+    rows: Sequence[dict[str, Any]], devices: Devices, step_seconds: float
 ) -> dict[str, float]:
-    """Median seconds per step of what the ranks do by themselves, and together. An exchange is timed right after
-    another, when nobody waits for the slowest."""
+    """Divide a step of `step_seconds` into what the ranks do by themselves and together.
+
+    An exchange is timed right after another, when nobody waits for the slowest.
+    """
     exchanges = []
     for _ in range(21):
         start = time.perf_counter()
         devices.sync_stop_flag(0)
         exchanges.append(time.perf_counter() - start)
-    exchange = statistics.median(exchanges)
-    sums, waits = ([row[name] for row in rows] for name in ("comm_seconds", "wait_seconds"))
-    work = statistics.median(t - (s or 0.0) - w for t, s, w in zip(times, sums, waits, strict=True))
-    return {
-        **(
-            {"work and traffic": work}
-            if None in sums
-            else {"work": work, "sum": statistics.median(sums)}
-        ),
-        "exchange": exchange,
-        "wait": statistics.median(max(0.0, wait - exchange) for wait in waits),
-    }
+    waiting = statistics.median(row["wait_seconds"] for row in rows)
+    exchange = min(waiting, statistics.median(exchanges))
+    sums = [row["comm_seconds"] for row in rows]
+    if None in sums:
+        phases = {"work and traffic": max(0.0, step_seconds - waiting)}
+    else:
+        in_sums = statistics.median(sums)
+        phases = {"work": max(0.0, step_seconds - waiting - in_sums), "sum": in_sums}
+    return {**phases, "exchange": exchange, "wait": waiting - exchange}
 
 
 def phase_seconds(
-    recipe: Recipe,
-    state: TrainState,
-    windows: Windows,
+    rows: Iterator[dict[str, Any]],
     device: torch.device,
-    steps: int,
-    stepping: Iterator[StepRecord],
+    step_seconds: float,
+    trace: Path | None = None,
 ) -> dict[str, float]:
-    """Median seconds per step of each phase, the device awaited after each; "other" is what a whole step of `stepping`,
-    taken in the same round, needs beyond them.
+    """Divide a step of `step_seconds` into phases, by their share of `PROFILED_STEPS` steps under torch.profiler.
 
-    Forward and backward are split by running the same micro-batches' loss alone first: a gradient's forward pass and
-    the loss alone do the same work but for what autograd keeps.
+    Args:
+        rows: takes a whole step for each row.
+        trace: where to write the profiler's trace of these steps.
+
+    Returns:
+        Seconds of each phase, and of what is outside all of them, "other". Their sum is `step_seconds`.
     """
-    forward_backward = build_forward_backward(recipe, state.model, device, state.method_tensors)
-    objective = build_objective(recipe, state.model, device)
-    measured: dict[str, list[float]] = {phase: [] for phase in (*PHASES, "other")}
-
-    def timed(phase: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        wait_for(device)
-        start = time.perf_counter()
-        result = work(*args, **kwargs)
-        wait_for(device)
-        measured[phase].append(time.perf_counter() - start)
-        return result
-
-    def batch_of(plan: StepPlan) -> Batch:
-        return windows.batch(plan).to(device)
-
-    def forward(plan: StepPlan, batch: Batch) -> None:
-        for part in Devices().cut(batch, plan):
-            objective(part.tokens, part.targets, None, None)
-
-    for i in range(steps + 1):
-        timed("other", lambda: read_records(state, recipe, [next(stepping)]))
-        plan = plan_step(recipe, state.progress)
-        batch = timed("data", batch_of, plan)
-        with attention_kernels(device, same_shape=True):
-            timed("forward", forward, plan, batch)
-        loss = timed("backward", forward_backward, batch, plan).scalars["loss"]
-        measured["backward"][-1] -= measured["forward"][-1]
-        timed("optimizer", update, state, plan.lr, recipe.optim.grad_clip, loss)
-        timed("measures", state.optimizer.measures)
-        measured["other"][-1] -= sum(measured[phase][-1] for phase in PHASES)
-        if i == 0:  # the first round warms up
-            for times in measured.values():
-                times.clear()
-    return {phase: max(0.0, statistics.median(times)) for phase, times in measured.items()}
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    for steps in (1, PROFILED_STEPS):  # a profiler's own start slows the first step
+        with torch_profile(activities=activities) as profiler:
+            start = time.perf_counter()
+            for _ in islice(rows, steps):
+                pass
+            wait_for(device)
+            seconds = time.perf_counter() - start
+    if trace is not None:
+        profiler.export_chrome_trace(str(trace))
+    events = profiler.events()
+    if device.type == "cuda":
+        # Kernels take as long without a profiler, but the host launches them later with one.
+        phases = kernel_seconds(events)
+        seconds = max(PROFILED_STEPS * step_seconds, sum(phases.values()))
+    else:
+        phases = range_seconds(events)
+    phases["other"] = seconds - sum(phases.values())
+    return {phase: step_seconds * part / seconds for phase, part in phases.items()}
 
 
-def _profile(stepping: Iterator[StepRecord], path: Path, device: torch.device) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as torch_profile
+def range_seconds(events: Iterable[FunctionEvent]) -> dict[str, float]:
+    """Return the seconds that the host spent in each phase."""
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for phase, start, end in _phase_ranges(events):
+        seconds[phase] += (end - start) / 1e6
+        if phase == "forward":
+            seconds["backward"] -= (end - start) / 1e6
+    return seconds
 
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    with torch_profile(activities=activities) as profiler:
-        for _ in islice(stepping, 2):
-            pass
-        wait_for(device)
-    profiler.export_chrome_trace(str(path))
+
+def kernel_seconds(events: Iterable[FunctionEvent]) -> dict[str, float]:
+    """Return the seconds of the device's kernels, by the phase in which the host launched them.
+
+    Any thread may have launched them: autograd has threads of its own.
+    """
+    events = list(events)
+    ranges = sorted(_phase_ranges(events), key=lambda phase_range: PHASES.index(phase_range[0]))
+    seconds = dict.fromkeys(PHASES, 0.0)
+    for event in events:
+        if event.kernels:
+            launched = event.time_range.start
+            # "forward" is in the list before "backward", whose range is around it.
+            phase = next((name for name, start, end in ranges if start <= launched < end), None)
+            if phase is not None:
+                seconds[phase] += sum(kernel.duration for kernel in event.kernels) / 1e6
+    return seconds
+
+
+def _phase_ranges(events: Iterable[FunctionEvent]) -> list[tuple[str, float, float]]:
+    """Return (phase, start, end) of the host's marks, in microseconds.
+
+    The range of "backward" is that of the whole gradient, with those of "forward" inside.
+    """
+    ranges = []
+    for event in events:
+        if event.name in MARKS and event.device_type == DeviceType.CPU:
+            phase = "backward" if event.name == "gradient" else event.name
+            ranges.append((phase, event.time_range.start, event.time_range.end))
+    return ranges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ def bench(
     devices: Devices = 1,
     steps: Annotated[int, Option(min=1, help="Steps to time, after three to warm up.")] = 10,
     profile: Annotated[
-        Path | None, Option(help="Write torch.profiler's trace of two steps here.")
+        Path | None, Option(help="Write torch.profiler's trace of three steps here.")
     ] = None,
     format_: TableOrJson = "table",
 ) -> None:
@@ -35,6 +36,8 @@ def bench(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
+    # torch.profiler reports its own start and end on standard error, unless told before torch is imported.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     share(device, devices)
     from dataclasses import asdict
     from datetime import UTC, datetime

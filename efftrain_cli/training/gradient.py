@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.methods.simigrad import accumulate_by_halves
@@ -163,10 +164,9 @@ def build_forward_backward(
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
-                    shares = {
-                        name: weight * loss / plan.tokens
-                        for name, loss in objective(tokens, targets, gates[number], scales).items()
-                    }
+                    with record_function("forward"):
+                        summed = objective(tokens, targets, gates[number], scales)
+                    shares = {name: weight * loss / plan.tokens for name, loss in summed.items()}
                     for name, share in shares.items():
                         losses[name] = losses[name] + share.detach()
                     if number == micro_batches[-1].number:

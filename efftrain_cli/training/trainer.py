@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.profiler import record_function
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import LostProcessError
@@ -165,7 +166,9 @@ def train(
         devices.patient = clock.start(plan)
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with ranks.interruptible(rescuable=True), devices.together():
-            result = forward_backward(ahead.batch(plan), plan)
+            batch = ahead.batch(plan)
+            with record_function("gradient"):
+                result = forward_backward(batch, plan)
             progress = after_step(recipe, state.progress, plan, result)
             if progress.tokens < recipe.train.tokens and progress.step != until:
                 ahead.fetch(plan_step(recipe, progress, sharing.world_size))
@@ -225,8 +228,9 @@ class Ahead:
     def fetch(self, plan: StepPlan) -> None:
         """Read this rank's share of the batch of `plan` and send it to the device."""
         sharing = self._sharing
-        batch = self._windows.batch(plan, sharing.rank, sharing.world_size)
-        self._batch = batch.to(self._device)
+        with record_function("data"):
+            batch = self._windows.batch(plan, sharing.rank, sharing.world_size)
+            self._batch = batch.to(self._device)
         self._plan = plan
 
     def batch(self, plan: StepPlan) -> Batch:
@@ -318,24 +322,26 @@ def apply_step(
     if recipe.eval.measures_internals(plan.step):
         names = [name for name, _ in state.model.named_parameters()]
         watch = UpdateWatch(names, devices, result.norms)
-    grad_norm = update(
-        state,
-        plan.lr,
-        recipe.optim.grad_clip,
-        result.scalars["loss"],
-        result.grad_norm,
-        devices,
-        watch,
-    )
+    with record_function("optimizer"):
+        grad_norm = update(
+            state,
+            plan.lr,
+            recipe.optim.grad_clip,
+            result.scalars["loss"],
+            result.grad_norm,
+            devices,
+            watch,
+        )
     if result.method_tensors is not None:
         state.method_tensors.clear()
         state.method_tensors.update(result.method_tensors)
-    measures = {
-        "grad_norm": grad_norm,
-        **devices.measures(state),
-        **(watch.end() if watch else {}),
-        "nonfinite": state.nonfinite,
-    }
+    with record_function("measures"):
+        measures = {
+            "grad_norm": grad_norm,
+            **devices.measures(state),
+            **(watch.end() if watch else {}),
+            "nonfinite": state.nonfinite,
+        }
     # A record waits to be read: it must not keep gradients alive.
     return result._replace(scalars={**result.scalars, **measures}, norms=None, method_tensors=None)
 
@@ -364,8 +370,7 @@ def update(
             torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
     state.nonfinite = torch.maximum(state.nonfinite, (~finite).float())
-    with torch.autograd.profiler.record_function("Optimizer.step"):
-        state.optimizer.step(lr, found_inf=state.nonfinite)
+    state.optimizer.step(lr, found_inf=state.nonfinite)
     for parameter in parameters:
         parameter.grad = None
     return grad_norm

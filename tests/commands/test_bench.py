@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd.profiler_util import FunctionEvent
 
-from efftrain_cli.bench.bench import PHASES, bench, peak_resident_bytes
+from efftrain_cli.bench.bench import (
+    PHASES,
+    PROFILED_STEPS,
+    bench,
+    kernel_seconds,
+    peak_resident_bytes,
+    range_seconds,
+)
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Train
 from efftrain_cli.training.trainer import finite_or_none
@@ -37,15 +45,50 @@ def test_figures_belong_together(tmp_path: Path) -> None:
     assert result.mfu is None and result.compiled_graphs == 0
     assert set(result.phases) == {*PHASES, "other"}
     assert 0 <= result.overhead < 1
+    assert sum(result.phases.values()) == pytest.approx(result.seconds_per_step)
+    assert min(result.phases.values()) >= 0
     # The largest phase is the backward pass, about twice the forward's work.
     assert result.phases["backward"] > result.phases["optimizer"]
 
 
-def test_the_profiler_sees_the_same_two_steps(tmp_path: Path) -> None:
+def mark(name: str, start: float, end: float, kernels: tuple[float, ...] = ()) -> FunctionEvent:
+    """A host event from `start` to `end` that launched kernels of so many microseconds each."""
+    event = FunctionEvent(0, name, thread=0, start_us=start, end_us=end)
+    for duration in kernels:
+        event.append_kernel("kernel", 0, duration)
+    return event
+
+
+def test_phases_of_a_trace_are_added_up() -> None:
+    """Two micro-batches: 100 + 80 us forward within 500 us of gradient, so 320 us backward."""
+    marks = [
+        mark("data", 0, 50),
+        mark("gradient", 50, 550),
+        mark("forward", 60, 160),
+        mark("forward", 300, 380),
+        mark("optimizer", 600, 700),
+    ]
+    milliseconds = {name: 1000 * value for name, value in range_seconds(marks).items()}
+    assert milliseconds == pytest.approx(
+        {"data": 0.05, "forward": 0.18, "backward": 0.32, "optimizer": 0.1, "measures": 0.0}
+    )
+    ops = [
+        mark("aten::mm", 70, 75, (1000.0, 500.0)),  # in forward, and in the gradient around it
+        mark("MmBackward0", 200, 205, (4000.0,)),
+        mark("aten::add", 560, 565, (9.0,)),  # between phases
+    ]
+    milliseconds = {name: 1000 * value for name, value in kernel_seconds([*marks, *ops]).items()}
+    assert milliseconds == pytest.approx(
+        {"data": 0, "forward": 1.5, "backward": 4.0, "optimizer": 0, "measures": 0}
+    )
+
+
+def test_the_trace_has_the_profiled_steps(tmp_path: Path) -> None:
     result = bench(RECIPE, torch.device("cpu"), steps=6, profile=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    steps = [event for event in events if event.get("name", "").startswith("Optimizer.step")]
-    assert len(steps) == 2
+    steps = [event for event in events if event.get("name") == "optimizer"]
+    assert len(steps) == PROFILED_STEPS
+    assert len([event for event in events if event.get("name") == "forward"]) == 2 * PROFILED_STEPS
     between = abs(steps[1]["ts"] - steps[0]["ts"]) / 1e6
     # Under the profiler a small step is slower; it stays of the same size.
     assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
@@ -69,6 +112,7 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(
     )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
+    assert "profiler" not in done.stderr
     assert figures["tokens_per_second"] > 0 and figures["phases"]["forward"] > 0
     assert finite_or_none(figures["overhead"]) is not None
     (remembered,) = map(json.loads, (tmp_path / "cache" / "bench.jsonl").read_text().splitlines())
