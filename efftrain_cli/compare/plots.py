@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -14,6 +15,7 @@ from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.picture import Plot, curve
 from efftrain_cli.compare.reading import AXES, POINTS, RunNumbers
 from efftrain_cli.foundation.console import counted
+from efftrain_cli.run.columns import COLUMNS, Column
 from efftrain_cli.run.stability import SEVERE, SLIGHT
 
 AXIS_LABELS = {
@@ -26,20 +28,6 @@ LATE = 1 / 3
 FALL = 0.08
 """Losses before this share of the cost may leave the frame; spikes and divergences after it stay inside."""
 SCHEDULES = ("seq_len", "batch_size", "lr")
-_SERIES = {
-    "seq_len": ("Sequence length", "sequence length (tokens)"),
-    "batch_size": ("Batch size", "batch size (sequences)"),
-    "lr": ("Learning rate", "learning rate"),
-    "loss": ("Training loss", "training loss (nats/token)"),
-    "grad_norm": ("Gradient norm before clipping", "gradient norm"),
-    "loss_ratio": ("Loss ratio", "loss / lowest loss so far"),
-    "adam_sqrt_v_max": ("Largest Adam sqrt(v)", "max sqrt(v)"),
-    "standardization_loss": (
-        "Divergence of activations from N(0, 1), mean over sites",
-        "nats per channel",
-    ),
-}
-"""Column -> title of its figure, what y is."""
 
 
 def plots_of(comparison: Comparison) -> list[Plot]:
@@ -53,14 +41,14 @@ def plots_of(comparison: Comparison) -> list[Plot]:
     if evaluations:
         plots += [loss_plot(comparison, axis) for axis in AXES]
     plots += [
-        _series(comparison, name)
-        for name in _SERIES
-        if any(name in run.series for run in comparison.runs)
+        _series(comparison, column)
+        for column in COLUMNS
+        if any(column.name in run.series for run in comparison.runs)
     ]
-    for group in comparison.groups:
-        run = next((run for run in group.runs if run.sites), None)
+    for column, group in product([c for c in COLUMNS if c.by], comparison.groups):
+        run = next((run for run in group.runs if run.parts(column.name)), None)
         if run is not None:
-            plots.append(_sites(comparison.letter(group), run))
+            plots.append(_parts(column, comparison.letter(group), run))
     return plots
 
 
@@ -155,8 +143,8 @@ def _difference(comparison: Comparison) -> Plot:
     )
 
 
-def _series(comparison: Comparison, name: str) -> Plot:
-    curves = []
+def _series(comparison: Comparison, column: Column) -> Plot:
+    curves, name = [], column.name
     for i, group in enumerate(comparison.groups):
         found = [run.series[name] for run in group.runs if name in run.series]
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
@@ -168,38 +156,40 @@ def _series(comparison: Comparison, name: str) -> Plot:
             label = _label(comparison, group)
             curves.append(curve(i, label, series.tokens, series.values, line=line))
     points = pd.concat(curves, ignore_index=True)
-    title, unit = _SERIES[name]
     is_ratio = name == "loss_ratio"
     return Plot(
         name.replace("_", "-"),
-        title,
+        column.title,
         points,
         AXIS_LABELS["tokens"],
-        unit,
+        column.unit,
         fit_from=FALL * float(points.x.max()) if name == "loss" else 0.0,
         include=(SEVERE,) if is_ratio else (0.0,) * (name in SCHEDULES),
         levels=(SLIGHT, SEVERE) if is_ratio else (),
     )
 
 
-def _sites(letter: str, run: RunNumbers) -> Plot:
-    """A line per site: the colour is the kind of activation, a paler line stands earlier in the network."""
+def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
+    """Plot a line per site or block: the colour is the kind of activation, a paler line stands earlier in the model."""
     kinds: dict[str, list[str]] = {}
-    for site in run.sites:  # "h.3.mlp.c_fc" is of the kind "mlp.c_fc"
-        kinds.setdefault(site.split(".", 2)[-1], []).append(site)
+    series = run.parts(column.name)
+    for part in series:  # the site "h.3.mlp.c_fc" is of the kind "mlp.c_fc"
+        names = part.split(".", 2)
+        kinds.setdefault("block" if len(names) == 2 else names[-1], []).append(part)
     curves = []
-    for i, (kind, sites) in enumerate(kinds.items()):
-        label = f"{kind} (paler: earlier blocks)" if len(sites) > 1 else kind
-        for line, site in enumerate(sites):
-            series = run.sites[site]
-            curves.append(curve(i, label, series.tokens, series.values, line=line))
+    for i, (kind, parts) in enumerate(kinds.items()):
+        label = f"{kind} (paler: earlier blocks)" if len(parts) > 1 else kind
+        for line, part in enumerate(parts):
+            curves.append(curve(i, label, series[part].tokens, series[part].values, line=line))
+    points = pd.concat(curves, ignore_index=True)
+    name = "sites" if column.by == "site" else column.name.strip("_").replace("_", "-")
     return Plot(
-        f"sites-{letter}",
-        f"Divergence from N(0, 1) by site: {letter}, seed {run.seed}",
-        pd.concat(curves, ignore_index=True),
+        f"{name}-{letter}",
+        f"{column.title}: {letter}, seed {run.seed}",
+        points,
         AXIS_LABELS["tokens"],
-        "nats per channel",
-        log="y",
+        column.unit,
+        log="y" if bool((points.y > 0).all()) else "",
         fades=True,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,17 @@ from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
+from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import Metrics, read_metrics
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.rows import RunDirectory, read_run
 from efftrain_cli.run.stability import measure
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
-COLUMNS = (
-    "step tokens total_flops train_seconds val_loss loss_ratio seq_len batch_size lr adam_sqrt_v_max seconds mfu nonfinite "
-    "eval_seconds checkpoint_seconds compile_seconds wall_seconds segment loss grad_norm cpu_seconds "
-    "optimizer_flops"
+READ = tuple(
+    column.name for column in COLUMNS if column.compared or (column.title and not column.by)
 )
+"""Columns whose names do not depend on the recipe."""
 SITE = "std_kl_"
 """Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
 POINTS = 200
@@ -139,10 +140,14 @@ class RunNumbers:
     @property
     def sites(self) -> dict[str, Series]:
         """The divergence from N(0, 1) over the run's tokens, by site; empty without the standardization loss."""
+        return self.parts(SITE)
+
+    def parts(self, family: str) -> dict[str, Series]:
+        """Return the series of a family of columns by part of the model, such as "h.0"; empty if the run has none."""
         return {
-            name.removeprefix(SITE): series
+            name.removeprefix(family): series
             for name, series in self.series.items()
-            if name.startswith(SITE)
+            if name.startswith(family)
         }
 
     @property
@@ -159,13 +164,13 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     """
     run = read_run(path)
     rows = Metrics(
-        {name: np.empty(0) for name in COLUMNS.split()},
+        {name: np.empty(0) for name in READ},
         segments=0,
         nonfinite_segments=0,
         damaged=(),
     )
     if (path / "metrics.jsonl").exists():
-        rows = read_metrics(path, (*COLUMNS.split(), *_site_columns(run.recipe)))
+        rows = read_metrics(path, (*READ, *_columns_by_part(run.recipe)))
     columns = dict(rows.columns)
     status = status_of(run, rows)
     marks = _marks(run, rows, status, int(_last(columns["step"])))
@@ -364,25 +369,32 @@ def _wall(columns: dict[str, np.ndarray]) -> float | None:
     )
 
 
-def _site_columns(recipe: dict[str, Any]) -> tuple[str, ...]:
-    """Columns of the standardization loss that the rows of a recipe have."""
+def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:
+    """Return the columns by site and by block that the rows of a recipe have."""
     section, layers = recipe.get("standardization_loss"), recipe.get("model", {}).get("n_layer")
-    if not isinstance(section, dict) or not isinstance(layers, int):
+    if not isinstance(layers, int):
         return ()
-    sites = StandardizationLoss(weight=0.0, sites=section.get("sites", "preact")).sites_of(layers)
-    return ("standardization_loss", *(f"{SITE}{site}" for site in sites))
+    columns = []
+    if isinstance(section, dict):
+        loss = StandardizationLoss(weight=0.0, sites=section.get("sites", "preact"))
+        columns = [f"{SITE}{site}" for site in loss.sites_of(layers)]
+    if recipe.get("eval", {}).get("internals"):
+        families = [column.name for column in COLUMNS if column.by == "block"]
+        columns += [f"{family}h.{n}" for family, n in product(families, range(layers))]
+    return tuple(columns)
 
 
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     series = {}
-    sites = [name for name in columns if name == "standardization_loss" or name.startswith(SITE)]
-    extremes = ("grad_norm", "loss_ratio", "adam_sqrt_v_max")
-    for name in ("seq_len", "batch_size", "lr", "loss", *extremes, *sites):
+    for name in columns:
+        column = find_column(name)
+        if column is None or not column.title:
+            continue
         there = np.isfinite(columns[name])
         tokens, values = np.nan_to_num(columns["tokens"][there]), columns[name][there]
         if len(values) > POINTS:
             edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
-            if name in extremes:  # a spike of one step must stay visible
+            if column.is_extreme:  # a spike of one step must stay visible
                 values = np.maximum.reduceat(values, edges)
             else:
                 edges = np.unique(np.append(edges, len(values) - 1))

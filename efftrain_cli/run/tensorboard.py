@@ -14,8 +14,8 @@ from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
+from efftrain_cli.run.columns import grouped
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.series import grouped
 from efftrain_cli.run.written import as_written
 
 FOLDER = "tensorboard"

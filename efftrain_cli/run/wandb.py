@@ -25,9 +25,9 @@ from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
 from efftrain_cli.foundation.records import read_json
 from efftrain_cli.recipe.toml import flatten
+from efftrain_cli.run.columns import AXES, COLUMNS, grouped
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.rows import RunDirectory, read_run
-from efftrain_cli.run.series import AXES, HIGHEST, LOWEST, grouped
 from efftrain_cli.run.written import as_written
 
 if TYPE_CHECKING:
@@ -286,9 +286,9 @@ def _init(
     for axis in AXES.values():
         session.define_metric(axis)
     session.define_metric("*", step_metric=AXES["tokens"])
-    for names, summary in ((LOWEST, "min"), (HIGHEST, "max")):
-        for name in names:
-            session.define_metric(name, step_metric=AXES["tokens"], summary=summary)
+    for column in COLUMNS:
+        if column.summary:
+            session.define_metric(column.series, step_metric=AXES["tokens"], summary=column.summary)
     return session
 
 

@@ -15,8 +15,8 @@ import pytest
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
+from efftrain_cli.run.columns import AXES, grouped, series_of
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.series import AXES, grouped, series_of
 from tests.conftest import REPOSITORY, Efftrain
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.launch import wait_until

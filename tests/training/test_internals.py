@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from efftrain_cli.compare.comparison import compare, read_sound
+from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.run.columns import series_of
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import largest_logit, norms_by_block
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import plan_step, read_records, train
+from tests.fake_runs import rows_of, write_run
 from tests.resume_law import TIMES, RandomTokens, assert_resumes_exactly_at_every_step
 from tests.tiny import CPU, FOUR_BLOCKS, fresh, tensors_of
 
@@ -177,6 +182,7 @@ def test_measuring_moves_no_bit(method: str) -> None:
         due = [other[name] for name in sorted(there - LOGITS) if other[name] is not None]
         waiting = 2 if method in ("ouroboros", "replay") and other["step"] == 2 else 0
         assert len(due) == len(there - LOGITS) - waiting and min(due, default=0.0) >= 0
+        assert not [name for name in map(series_of, other) if name.startswith("other/")]
         same = other.keys() - there - TIMES
         assert {name: other[name] for name in same} == {name: one.get(name) for name in same}
 
@@ -190,3 +196,29 @@ def test_resuming_writes_the_same_rows(method: str) -> None:
     overrides = [*FOUR_BLOCKS, *METHODS[method], "eval.internals=3", "train.tokens=448"]
     rows = assert_resumes_exactly_at_every_step(load_recipe("small", overrides))
     assert [row["step"] for row in rows if "residual_rms_h.3" in row] == [3, 6]
+
+
+def test_compare_and_wandb_draw_every_block(tmp_path: Path) -> None:
+    """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every fifth RMS."""
+    rows = rows_of(1000, 0)
+    for row in rows[1:]:
+        step = row["step"]
+        row |= {f"attention_logit_max_h.{n}": float(step % 5 - n) for n in range(2)}
+        row |= {f"residual_rms_h.{n}": float(step + n) for n in range(2)}
+        row |= {f"update_ratio_h.{n}": 1e-3 for n in range(2)}
+        row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)}
+    more = "\n[eval]\ninternals = 1\n"
+    path = write_run(tmp_path, "small", 0, steps=1000, rows=rows, more=more)
+    plots = {plot.name: plot for plot in plots_of(compare(read_sound([path])[0]))}
+    drawn = {"residual-rms-A", "attention-logit-max-A", "grad-norm-A", "update-ratio-A"}
+    assert drawn <= plots.keys()
+    largest = plots["attention-logit-max-A"].curves
+    assert {line: set(part.y) for line, part in largest.groupby("line")} == {0: {4.0}, 1: {3.0}}
+    assert plots["attention-logit-max-A"].title == "Largest attention logit: A, seed 0"
+    sizes = plots["residual-rms-A"]
+    assert sizes.log == "y" and sizes.curves.y.min() == 1.0 and sizes.curves.y.max() == 1001.0
+    assert set(sizes.curves.label) == {"block (paler: earlier blocks)"}
+    assert series_of("update_ratio_h.1") == "internals/update_ratio_h.1"
+    assert series_of("grad_norm_h.1") == "internals/grad_norm_h.1"
+    assert series_of("grad_norm") == "optim/grad_norm"
+    assert series_of("val_loss_from_16") == "val/loss_from_16"

@@ -1,0 +1,179 @@
+"""The columns of metrics.jsonl, each declared once: what wandb, TensorBoard and `compare` make of it.
+
+A method's other columns need no entry: they begin with the section's name, or its `prefix`, which is their group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from efftrain_cli.recipe.check import methods_in
+from efftrain_cli.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, or a family of them."""
+
+    name: str
+    """Name in a row; of a family, what its columns begin with."""
+    group: str
+    """Group in wandb and TensorBoard."""
+    compared: bool = False
+    """Whether `compare` reads it beyond a figure."""
+    title: str = ""
+    """Title of its figure in `compare`; "" if it has none."""
+    unit: str = ""
+    """What the figure's y is, with its unit."""
+    is_extreme: bool = False
+    """Whether a figure with fewer points than steps shows the largest value of each stretch."""
+    drawn_as: str = ""
+    """Name in its group; "" for its own."""
+    by: Literal["", "site", "block", "position"] = ""
+    """What the names of a family end with, a column each: `grad_norm_h.0`; "" for one column."""
+    summary: Literal["", "min", "max"] = ""
+    """What wandb's summary holds; "": the last value."""
+
+    @property
+    def series(self) -> str:
+        """Name in wandb and TensorBoard."""
+        return f"{self.group}/{self.drawn_as or self.name}"
+
+
+COLUMNS = (
+    Column("step", "axis", compared=True),
+    Column("tokens", "axis", compared=True),
+    Column("total_flops", "axis", compared=True, drawn_as="flops"),
+    Column("train_seconds", "axis", compared=True),
+    Column("stage", "train"),
+    Column("segment", "train", compared=True),
+    Column("tokens_discarded", "train"),
+    Column("windows", "train"),
+    Column("sequences", "train"),
+    Column("accumulation_steps", "train"),
+    Column("seq_len", "train", True, "Sequence length", "sequence length (tokens)"),
+    Column("batch_size", "train", True, "Batch size", "batch size (sequences)"),
+    Column("lr", "optim", True, "Learning rate", "learning rate"),
+    Column("loss", "train", True, "Training loss", "training loss (nats/token)", summary="min"),
+    Column("z_loss", "train"),
+    Column("val_loss", "val", compared=True, drawn_as="loss", summary="min"),
+    Column("val_loss_from_", "val", drawn_as="loss_from_", by="position"),
+    Column(
+        "grad_norm",
+        "optim",
+        compared=True,
+        title="Gradient norm before clipping",
+        unit="gradient norm",
+        is_extreme=True,
+    ),
+    Column(
+        "loss_ratio",
+        "stability",
+        compared=True,
+        title="Loss ratio",
+        unit="loss / lowest loss so far",
+        is_extreme=True,
+        summary="max",
+    ),
+    Column("adam_sqrt_v_l1", "stability"),
+    Column(
+        "adam_sqrt_v_max",
+        "stability",
+        compared=True,
+        title="Largest Adam sqrt(v)",
+        unit="max sqrt(v)",
+        is_extreme=True,
+        summary="max",
+    ),
+    Column("nonfinite", "stability", compared=True),
+    Column("tokens_per_second", "throughput"),
+    Column("mfu", "throughput", compared=True),
+    Column("flops", "throughput", drawn_as="step_flops"),
+    Column("flops_without_logits", "throughput"),
+    Column("optimizer_flops", "throughput", compared=True),
+    Column("seconds", "throughput", compared=True, drawn_as="step_seconds"),
+    Column("cpu_seconds", "throughput", compared=True),
+    Column("eval_seconds", "throughput", compared=True),
+    Column("checkpoint_seconds", "throughput", compared=True),
+    Column("compile_seconds", "throughput", compared=True),
+    Column("comm_seconds", "throughput"),
+    Column("wait_seconds", "throughput"),
+    Column("wall_seconds", "throughput", compared=True),
+    Column("other_seconds", "throughput"),
+    Column(
+        "standardization_loss",
+        "standardization_loss",
+        title="Divergence of activations from N(0, 1), mean over sites",
+        unit="nats per channel",
+        drawn_as="loss",
+    ),
+    Column(
+        "std_kl_",
+        "standardization_loss",
+        title="Divergence from N(0, 1) by site",
+        unit="nats per channel",
+        drawn_as="kl_",
+        by="site",
+    ),
+    Column(
+        "residual_rms_", "internals", title="RMS of the residual stream", unit="RMS", by="block"
+    ),
+    Column(
+        "attention_logit_max_",
+        "internals",
+        title="Largest attention logit",
+        unit="logit",
+        is_extreme=True,
+        by="block",
+    ),
+    Column(
+        "grad_norm_",
+        "internals",
+        title="Gradient norm by block before clipping",
+        unit="gradient norm",
+        is_extreme=True,
+        by="block",
+    ),
+    Column(
+        "update_ratio_",
+        "internals",
+        title="Update relative to the weights",
+        unit="norm of update / norm of weights",
+        by="block",
+    ),
+)
+DECLARED = {column.name: column for column in COLUMNS}
+AXES = {column.name: column.series for column in COLUMNS if column.group == "axis"}
+"""What a curve can be drawn over, and its name in wandb."""
+METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).items()}
+"""Prefix of a method's columns -> its section."""
+
+
+def find_column(name: str) -> Column | None:
+    """Return the declaration of a column, its family's if it has none of its own; None if it has neither."""
+    if name in DECLARED:
+        return DECLARED[name]
+    families = [column for column in COLUMNS if column.by]
+    return next((column for column in families if name.startswith(column.name)), None)
+
+
+def series_of(name: str) -> str:
+    """Return the grouped name of a column: "loss" is "train/loss", "pld_theta" "theta" of the method so abbreviated."""
+    column = find_column(name)
+    if column is not None:
+        return column.series + name.removeprefix(column.name)
+    prefix, _, rest = name.partition("_")
+    if rest and prefix in METHODS:
+        return f"{METHODS[prefix]}/{rest}"
+    return f"other/{name}"
+
+
+def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of metrics.jsonl under grouped names, without what is null and what only the file needs."""
+    return {
+        series_of(column): value
+        for column, value in row.items()
+        if value is not None and column != "check"
+    }
