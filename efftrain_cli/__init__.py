@@ -71,7 +71,7 @@ def comparison(
         DataError: no run can be read.
     """
     from efftrain_cli.compare.comparison import compare, read_sound
-    from efftrain_cli.compare.formats import frame_of
+    from efftrain_cli.compare.frames import frame_of
     from efftrain_cli.compare.groups import select_runs
 
     read, left_out = read_sound(select_runs(names or ["*"]))

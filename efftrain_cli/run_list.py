@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from efftrain_cli.foundation.console import counted, printable
+from efftrain_cli.compare.formats import format_number, format_value
+from efftrain_cli.foundation.console import counted, human_seconds, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
@@ -65,10 +67,29 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
         found = list(pool.map(_describe, chosen))
     frame = pd.DataFrame([row for row, _ in found], columns=COLUMNS)
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
-    for key in differing_keys([recipe for _, recipe in found if recipe]):
-        frame[key] = pd.Series([recipe.get(key) for _, recipe in found], dtype=object)
+    keys = differing_keys([recipe for _, recipe in found if recipe])
+    settings = [[recipe.get(key) for key in keys] for _, recipe in found]
+    frame = frame.join(pd.DataFrame(settings, frame.index, keys, dtype=object))
     column = _SORTED_BY[sort]
     return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)
+
+
+def format_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame of runs as text for people; "-" for what a run does not have."""
+    formats: dict[str, Callable[[Any], str]] = {
+        "tokens": partial(format_number, axis="tokens"),
+        "budget": partial(format_number, axis="tokens"),
+        "flops": partial(format_number, axis="flops"),
+        "seconds": partial(format_number, axis="seconds"),
+        "final_loss": partial(format_number, unit="nats/token"),
+        "best_val_loss": partial(format_number, unit="nats/token"),
+        "age_seconds": human_seconds,
+    }
+    text = frame.astype(object).where(frame.notna() & (frame != ""), None)
+    for name in text:
+        write = formats.get(name, format_value)
+        text[name] = ["-" if value is None else write(value) for value in text[name]]
+    return text
 
 
 def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

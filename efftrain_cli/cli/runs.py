@@ -38,38 +38,37 @@ def list_(
 ) -> None:
     """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.run_list import read_runs
+    from efftrain_cli.run_list import format_columns, read_runs
 
     frame = read_runs(names or [], sort)
-    found = frame.astype(object).where(frame.notna(), None).to_dict("records")
     if format_ == "json":
         import json
 
-        print(json.dumps(found, indent=1, allow_nan=False))
+        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
+        print(json.dumps(rows, indent=1, allow_nan=False))
         return
-    if not found:
+    if frame.empty:
         which = f" called {' or '.join(names)}" if names else ""
         print(f"no runs{which} in {runs_root()}; `efftrain pretrain` makes one")
         return
-    from efftrain_cli.compare.formats import print_tables
-    from efftrain_cli.compare.groups import shown
-    from efftrain_cli.compare.measures import human
+    from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import Table
-    from efftrain_cli.foundation.console import human_seconds, make_console
+    from efftrain_cli.foundation.console import make_console
 
-    rows = []
-    for run in found:
-        tokens = human(run["tokens"])
-        if run["budget"]:
-            tokens = f"{tokens} of {human(run['budget'])}"
-        loss = "-" if run["best_val_loss"] is None else f"{run['best_val_loss']:.4f}"
-        labels = (run["name"], run["status"], run["recipe"], shown(run["seed"]))
-        rows.append((*labels, tokens, loss, human_seconds(run["age_seconds"])))
-    header = ("run", "status", "recipe", "seed", "tokens", "best val loss", "age")
-    print_tables(make_console(result=True), [Table("", header, tuple(rows))])
-    for run in found:
-        if run["problem"]:
-            print(f"warning: {run['problem']}", file=sys.stderr)
+    titles = {
+        "name": "run",
+        "status": "status",
+        "recipe": "recipe",
+        "seed": "seed",
+        "tokens": "tokens",
+        "budget": "budget",
+        "best_val_loss": "best val loss",
+        "age_seconds": "age",
+    }
+    rows = format_columns(frame[list(titles)]).itertuples(index=False, name=None)
+    print_tables(make_console(result=True), [Table("", tuple(titles.values()), tuple(rows))])
+    for problem in filter(None, frame.problem):
+        print(f"warning: {problem}", file=sys.stderr)
 
 
 @runs_app.command(
@@ -80,11 +79,11 @@ def list_(
 )
 def show(name: RunArgument, format_: TableOrJson = "table") -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
-    from efftrain_cli.compare.formats import print_tables
-    from efftrain_cli.compare.show_run import tables_of_run, values_of_run
+    from efftrain_cli.compare.show import print_tables
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
+    from efftrain_cli.run_show import tables_of_run, values_of_run
 
     path = existing_run(find_run(name))
     if format_ == "json":

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from efftrain_cli.compare.groups import Group, differing_keys, shown
+from efftrain_cli.compare.formats import format_value
+from efftrain_cli.compare.groups import Group, differing_keys
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
@@ -150,7 +151,9 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
         cut = key == "parallel.lanes" and any(map(_takes_moments, recipes))
         if not key.startswith(SHARED_SECTIONS) and not cut:
             continue
-        values = ", ".join(f"{group.label} {shown(group.recipe.get(key))}" for group in groups)
+        values = ", ".join(
+            f"{group.label} {format_value(group.recipe.get(key))}" for group in groups
+        )
         meaning = {
             "train.tokens": "different budget",
             "train.batch_size": "different batch",

@@ -12,6 +12,7 @@ import numpy as np
 
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.engine import Verdict, correct, verdict
+from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.groups import (
     BEST_RULE,
     Group,
@@ -20,7 +21,6 @@ from efftrain_cli.compare.groups import (
     differing_keys,
     group_runs,
     rank_of,
-    shown,
 )
 from efftrain_cli.compare.measures import (
     PRIMARY,
@@ -171,7 +171,7 @@ def compare(
             *_pending_notes(groups),
         ),
         recipe_differences=tuple(
-            (key, tuple(shown(group.conditions.get(key)) for group in groups))
+            (key, tuple(format_value(group.conditions.get(key)) for group in groups))
             for key in differing_keys([group.conditions for group in groups])
         ),
         trials=tuple(trials),

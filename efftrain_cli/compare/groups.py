@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import UsageError, nearest
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.names import runs_by_recipe
@@ -147,7 +147,7 @@ def _settings(firsts: Sequence[RunNumbers]) -> list[tuple[str, ...]]:
     for run in firsts:
         same = [_with_devices(other) for other in firsts if other.recipe_name == run.recipe_name]
         own = _with_devices(run)
-        found.append(tuple(f"{key}={shown(own.get(key))}" for key in differing_keys(same)))
+        found.append(tuple(f"{key}={format_value(own.get(key))}" for key in differing_keys(same)))
     return found
 
 
@@ -218,16 +218,3 @@ def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("see
         and not key.startswith(NOT_COMPUTED)
         and any(recipe.get(key, missing) != recipes[0].get(key, missing) for recipe in recipes)
     ]
-
-
-def shown(value: object) -> str:
-    """A recipe's value as TOML writes it; "-" where the key is absent."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
-    if value == {}:
-        return "on"
-    return printable(value) if isinstance(value, str) else json.dumps(value, default=str)

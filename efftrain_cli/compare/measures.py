@@ -14,10 +14,11 @@ from functools import partial
 
 import numpy as np
 
+from efftrain_cli.compare.formats import format_number, format_quantity
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.reading import AXES, RunNumbers
-from efftrain_cli.foundation.console import human_count, perplexity
+from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.stability import SLIGHT
 
@@ -47,7 +48,7 @@ class Question:
     "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "score" (of
     zero-shot results), "" shown and never tested."""
     axis: str = ""
-    """Tokens, FLOPs or seconds, where it is about cost."""
+    """Tokens, FLOPs or seconds, if it is about cost."""
     point: float | None = None
     """Cost at which losses are compared; None: at the runs' ends."""
     direction: Direction = "different"
@@ -305,8 +306,8 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
     if most <= (1 + SAME_SCHEDULE) * least:
         return ""
     return (
-        f"schedules of {human(least)} and {human(most)} tokens, and the longer is read in mid-decay; compare over a ladder "
-        "of budgets instead: efftrain sweep --set train.tokens=a,b,c"
+        f"schedules of {format_number(least, axis='tokens')} and {format_quantity(most, 'tokens')}, and the longer is read in "
+        "mid-decay; compare over a ladder of budgets instead: efftrain sweep --set train.tokens=a,b,c"
     )
 
 
@@ -333,7 +334,7 @@ def measures(
         title = "final, per byte of text"
         found.append(Question("final_bits_per_byte", title, "bits/byte", loss, _bits_per_byte))
     for axis, point in points.items():
-        title = f"loss at {quantity(point.value, axis)}"
+        title = f"loss at {format_quantity(point.value, axis)}"
         read = partial(_loss_at, axis=axis, value=point.value)
         found.append(
             Question(
@@ -420,12 +421,13 @@ def _plain(
     value: Callable[[RunNumbers], float | None],
     tested: str = "",
     missing: str = "not logged",
+    axis: str = "",
 ) -> Question:
     def read(run: RunNumbers) -> Value:
         found = value(run)
         return Why("missing", missing) if found is None else float(found)
 
-    return Question(key, title, unit, section, read, tested)
+    return Question(key, title, unit, section, read, tested, axis)
 
 
 def _share(run: RunNumbers, steps: int) -> float | None:
@@ -455,6 +457,7 @@ _STEADY = (
         "Throughput",
         lambda run: run.tokens_per_second,
         missing="N/A",
+        axis="tokens",
     ),
     _plain(
         "mfu",
@@ -464,37 +467,26 @@ _STEADY = (
         lambda run: None if run.mfu is None else 100 * run.mfu,
         missing="N/A",
     ),
-    _plain("trained_tokens", "tokens trained", "", "Throughput", lambda run: run.tokens),
-    _plain("trained_flops", "FLOPs executed", "", "Throughput", lambda run: run.flops),
-    _plain("train_seconds", "training time", "", "Throughput", lambda run: run.seconds),
+    _plain(
+        "trained_tokens",
+        "tokens trained",
+        "",
+        "Throughput",
+        lambda run: run.tokens,
+        axis="tokens",
+    ),
+    _plain(
+        "trained_flops", "FLOPs executed", "", "Throughput", lambda run: run.flops, axis="flops"
+    ),
+    _plain(
+        "train_seconds", "training time", "", "Throughput", lambda run: run.seconds, axis="seconds"
+    ),
     _plain(
         "train_cpu_seconds",
         "processor time of training",
         "",
         "Throughput",
         lambda run: run.cpu_seconds,
+        axis="seconds",
     ),
 )
-
-
-def human(value: float) -> str:
-    """A large number with four significant digits and a suffix: 1.536M, 81.9K, 512."""
-    return human_count(value, 4)
-
-
-def quantity(value: float, axis: str) -> str:
-    """A number of tokens, FLOPs or seconds with its unit."""
-    if axis == "tokens":
-        return f"{human(value)} tokens"
-    if axis == "flops":
-        return f"{value:.4g} FLOPs"
-    return duration(value)
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 41.3 s, 12.5 min, 3.25 h."""
-    if abs(seconds) < 120:
-        return f"{seconds:.4g} s"
-    if abs(seconds) < 7200:
-        return f"{seconds / 60:.4g} min"
-    return f"{seconds / 3600:.4g} h"

@@ -1,4 +1,4 @@
-"""Where a comparison goes: the terminal, standard output or a file."""
+"""Where a comparison goes: the terminal, standard output or a file, as text, Markdown, LaTeX, CSV, JSON or HTML."""
 
 from __future__ import annotations
 
@@ -7,17 +7,57 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from efftrain_cli.compare import formats
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.tables import equal_point_lines, plan_table, tables_of
+from efftrain_cli.compare.frames import as_json, comma_separated
+from efftrain_cli.compare.tables import (
+    SIGNS,
+    Table,
+    equal_point_lines,
+    gravest_first,
+    opening_lines,
+    plan_table,
+    tables_of,
+)
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
 
-if TYPE_CHECKING:
-    from rich.console import Console
+
+def print_tables(console: Console, tables: Sequence[Table]) -> None:
+    """Print tables; if the terminal is too narrow for one, its rows become short blocks."""
+    for table in tables:
+        if table.title:
+            console.print(table.title, style="bold", markup=False, highlight=False)
+        widths = [max(map(len, cells)) for cells in zip(table.header, *table.rows, strict=True)]
+        # The last column may wrap: it holds words.
+        needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths) - 1
+        if console.is_terminal and needed > console.width:
+            for row in table.rows:
+                if row[0]:  # the others go on with the question above them
+                    console.print(Text(row[0]))
+                for name, value in zip(table.header[1:], row[1:], strict=True):
+                    if value not in ("-", ""):
+                        console.print(
+                            Text.assemble("  ", (f"{name} " if name else "", "dim"), value)
+                        )
+        else:
+            drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+            drawn.show_header = any(table.header)  # no head over a table of names and values
+            for i, name in enumerate(table.header):
+                drawn.add_column(Text(name), no_wrap=i < len(widths) - 1, overflow="fold")
+            for row in table.rows:
+                drawn.add_row(*map(Text, row))
+            console.print(drawn)
+        if table.note:
+            console.print(Text(table.note, style="dim"))
+        console.print()
 
 
 PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
@@ -95,13 +135,13 @@ def _text_of(
             _print_all(console, comparison, details)
             return out.getvalue()
         case "json":
-            values = {**(first or {}), **formats.as_json(comparison)}
+            values = {**(first or {}), **as_json(comparison)}
             return json.dumps(values, indent=1, allow_nan=False) + "\n"
         case "markdown":
-            return formats.markdown(comparison)
+            return _markdown(comparison)
         case "latex":
-            return formats.latex(comparison)
-    return formats.comma_separated(comparison)
+            return _latex(comparison)
+    return comma_separated(comparison)
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
@@ -119,24 +159,67 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
         raise UsageError(
             "--plan needs the runs of two recipes: the spread of their differences decides the number of seeds"
         )
-    formats.print_tables(make_console(result=True), [plan_table(comparison, sizes or PLANNED)])
+    print_tables(make_console(result=True), [plan_table(comparison, sizes or PLANNED)])
 
 
 def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
-    for line in formats.opening(comparison):
+    lines = [*opening_lines(comparison), ""]
+    console.print("\n".join(lines), markup=False, highlight=False)
+    print_tables(console, tables_of(comparison, details))
+    for line in equal_point_lines(comparison) if details else []:
         console.print(line, markup=False, highlight=False)
-    console.print()
-    formats.print_tables(console, tables_of(comparison, details))
-    if details:
-        for line in equal_point_lines(comparison):
-            console.print(line, markup=False, highlight=False)
-    formats.print_labels(console, comparison.labels)
+    for label in gravest_first(comparison.labels):
+        style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}[label.kind]
+        console.print(Text.assemble((f"{SIGNS[label.kind]}:", style), f" {label.text}"))
     if not details and len(comparison.groups) > 1:
-        console.print(
-            "Every measure, test and run: --details; curves: --plot, --format html",
-            style="dim",
-            highlight=False,
-        )
+        more = "Every measure, test and run: --details; curves: --plot, --format html"
+        console.print(more, style="dim", highlight=False)
+
+
+def _markdown(comparison: Comparison) -> str:
+    """Write the tables in GitHub's Markdown."""
+    parts = [f"{line}  " for line in opening_lines(comparison)]
+    for table in tables_of(comparison):
+        parts += ["", *([f"### {table.title}", ""] if table.title else [])]
+        parts.append(_tabulate(table, _MARKDOWN, "github"))
+        if table.note:
+            parts += ["", table.note]
+    if comparison.labels:
+        parts += ["", "### Read with care", ""]
+        parts += [f"- **{SIGNS[label.kind]}**: {label.text}" for label in comparison.labels]
+    return "\n".join(parts).strip() + "\n"
+
+
+def _latex(comparison: Comparison) -> str:
+    """Write the tables for LaTeX with the booktabs package."""
+    labels = [f"{SIGNS[label.kind]}: {label.text}" for label in comparison.labels]
+    comments = ["needs \\usepackage{booktabs}", *opening_lines(comparison), *labels]
+    parts = [f"% {line}" for line in comments]
+    for table in tables_of(comparison):
+        texts = filter(None, (table.title, table.note))
+        caption = ". ".join(text.translate(_LATEX).rstrip(".") for text in texts)
+        tabular = _tabulate(table, _LATEX, "latex_raw")
+        for rule in ("toprule", "midrule", "bottomrule"):
+            tabular = tabular.replace("\\hline", f"\\{rule}", 1)
+        parts += ["", "\\begin{table}", "\\centering", f"\\caption{{{caption}}}"]
+        parts += [tabular, "\\end{table}"]
+    return "\n".join(parts) + "\n"
+
+
+_MARKDOWN = str.maketrans({"|": "\\|"})
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+    | {mark: f"$^{digit}$" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
+
+
+def _tabulate(table: Table, escapes: dict[int, str], form: str) -> str:
+    from tabulate import tabulate
+
+    head, *rows = [[cell.translate(escapes) for cell in row] for row in (table.header, *table.rows)]
+    return tabulate(rows, head, tablefmt=form, disable_numparse=True)
 
 
 def _write(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ import math
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
+from efftrain_cli.compare.formats import format_p
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import PRIMARY
@@ -75,15 +76,8 @@ def _cost(comparison: Comparison, group: Group) -> str:
 
 def p_words(p: float | None) -> str:
     """ "p = 0.012", "p < 0.0001"."""
-    text = p_text(p)
+    text = format_p(p)
     return f"p {text[0]} {text[1:]}" if text.startswith("<") else f"p = {text}"
-
-
-def p_text(p: float | None) -> str:
-    """A p-value with two digits."""
-    if p is None:
-        return "-"
-    return f"{p:.2g}" if p >= 0.0001 else "<0.0001"
 
 
 _SHORT = {

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from efftrain_cli.compare import inference
+from efftrain_cli.compare.formats import format_number
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import Question, Value, human
+from efftrain_cli.compare.measures import Question, Value
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.why import Why
 
@@ -98,7 +99,8 @@ def other_tokens(sides: Sequence[Results]) -> str:
     if len(tokens) < len(results):
         return "the tokens of a checkpoint are unknown"
     if max(tokens) > (1 + SAME_TOKENS) * min(tokens):
-        return f"checkpoints after different tokens ({human(min(tokens))} to {human(max(tokens))})"
+        least, most = (format_number(each(tokens), axis="tokens") for each in (min, max))
+        return f"checkpoints after different tokens ({least} to {most})"
     return ""
 
 

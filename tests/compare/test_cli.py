@@ -250,8 +250,8 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
     from rich.console import Console
 
     from efftrain_cli.compare.comparison import compare, read_sound
-    from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.groups import select_runs
+    from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import tables_of
 
     out = StringIO()
@@ -275,8 +275,8 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
     from rich.console import Console
 
     from efftrain_cli.compare.comparison import compare, read_sound
-    from efftrain_cli.compare.formats import print_tables
     from efftrain_cli.compare.groups import select_runs
+    from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import answers
 
     for seed in range(3):

@@ -15,7 +15,7 @@ from scipy import stats
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.formats import as_json
+from efftrain_cli.compare.frames import as_json
 from efftrain_cli.compare.measures import (
     NOT_REACHED,
     Costs,

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import efftrain_cli as efftrain
-from efftrain_cli.compare.formats import as_json, comma_separated
+from efftrain_cli.compare.frames import as_json, comma_separated
 from tests.compare.known_runs import SLW, curve, of
 
 COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"

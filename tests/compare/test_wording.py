@@ -10,7 +10,7 @@ import pytest
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
-from efftrain_cli.compare.formats import frame_of
+from efftrain_cli.compare.frames import frame_of
 from efftrain_cli.compare.verdicts import short_verdict
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.judge import judge

@@ -74,7 +74,7 @@ def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
     table = next(
         table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot"
     )
-    assert table.rows[0][1] == "0.3667 ± 0.033"
+    assert table.rows[0][1] == "0.3667 ± 0.0333"
 
 
 def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root: Path) -> None:

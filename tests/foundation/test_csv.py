@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.formats import comma_separated
+from efftrain_cli.compare.frames import comma_separated
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.files import csv_text
 from efftrain_cli.plan.preview import csv_lines

@@ -14,12 +14,12 @@ from torch import Tensor
 from efftrain_cli.compare.comparison import compare, read_sound
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.compare.plots import plots_of
-from efftrain_cli.compare.show_run import tables_of_run
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.hf import to_hf
 from efftrain_cli.model.standardization import folded
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.run_show import tables_of_run
 from efftrain_cli.training import trained_model
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs

@@ -1,0 +1,180 @@
+"""A comparison as a frame, and what prints that frame for programs: CSV and JSON.
+
+`rows_of` computes every row once; the tables for people (compare.tables) are views of the same rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.engine import Verdict
+from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import PRIMARY, mean_sd
+from efftrain_cli.compare.verdicts import short_verdict, verdict_sentences
+from efftrain_cli.foundation.files import csv_text
+from efftrain_cli.foundation.why import Why
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 3
+"""Format of `--format json`."""
+COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"
+"""Of the frame: a row per measure and recipe."""
+_MORE = "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p text"
+"""What JSON's rows hold besides."""
+_CSV_COLUMNS = (
+    "section measure unit recipe baseline seeds values mean sd estimate kind low high p p_holm shared_seeds method verdict "
+    "exploratory"
+)
+
+
+Row = dict[str, Any]
+"""A measure of a recipe by column: those of the frame, of JSON, and what the tables need besides."""
+
+
+def frame_of(comparison: Comparison) -> pd.DataFrame:
+    """Return a row per measure and recipe, in COLUMNS: values by seed, mean, spread, test against the baseline.
+
+    `seeds` and `values` are lists; a value without a number is the reason in words. `verdict` is empty if nothing was
+    judged: `reason` says why in words, `kind` for programs.
+    """
+    import pandas as pd
+
+    return pd.DataFrame(rows_of(comparison))[COLUMNS.split()]
+
+
+def rows_of(comparison: Comparison) -> list[Row]:
+    """Return every row of a comparison: each measure of each group, the baseline first."""
+    verdicts = {(found.question.key, found.arm): found for found in comparison.verdicts}
+    untested = dict.fromkeys(f"{COLUMNS} {_MORE} short caveat ratio".split())
+    rows = []
+    for question in comparison.questions:
+        for group in comparison.groups:
+            # A cost to match is of a pair of runs.
+            matched = question.tested == "match"
+            values = [] if matched else comparison.values[question.key, group.label].values()
+            mean, sd = mean_sd(values)
+            row = {
+                "section": question.section,
+                "measure": question.key,
+                "title": question.title,
+                "unit": question.unit,
+                "axis": question.axis,
+                "test": question.tested,
+                "arm": group.label,
+                "letter": comparison.letter(group),
+                "baseline": group is comparison.baseline,
+                "seeds": list(group.seeds),
+                "values": [value.text if isinstance(value, Why) else value for value in values],
+                "mean": mean,
+                "sd": sd,
+            }
+            found = verdicts.get((question.key, group.label))
+            rows.append(untested | row | (_test(found) if found else {}))
+    return rows
+
+
+def _test(found: Verdict) -> Row:
+    why, estimate, exact = found.why, found.estimate, found.exact
+    return {
+        "estimate": _number(estimate.mean),
+        "low": estimate.low,
+        "high": estimate.high,
+        "p": found.test.p,
+        "p_holm": found.p_holm,
+        "verdict": None if why else found.outcome,
+        "reason": why.text if why else None,
+        "kind": why.kind if why else None,
+        "tested": found.question.tested,
+        "shared_seeds": list(found.seeds),
+        "method": found.test.method,
+        "n": estimate.n,
+        "spread": estimate.sd,
+        "se": estimate.se,
+        "df": estimate.df,
+        "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
+        "exact": exact and asdict(exact) | {"wins": _number(exact.wins)},
+        "p_equivalent": found.p_equivalent,
+        "could_see": found.min_detectable_effect,
+        "items": found.items and asdict(found.items),
+        "items_p": found.items_p,
+        "text": found.text,
+        "short": short_verdict(found),
+        "caveat": found.caveat,
+        "ratio": estimate.log,
+    }
+
+
+def comma_separated(comparison: Comparison) -> str:
+    """The frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
+    columns, rows = _CSV_COLUMNS.split(), []
+    for row in rows_of(comparison):
+        shared = row["shared_seeds"]
+        row |= {
+            "recipe": row["arm"],
+            "baseline": str(row["baseline"]).lower(),
+            "seeds": " ".join(map(str, row["seeds"])),
+            # A reason may hold spaces, so values are set apart by semicolons.
+            "values": ";".join(map(str, row["values"])),
+            "kind": row["tested"],
+            "shared_seeds": None if shared is None else len(shared),
+            "verdict": row["text"],
+            "exploratory": str(comparison.exploratory).lower(),
+        }
+        rows.append(["" if row[name] is None else str(row[name]) for name in columns])
+    return csv_text(columns, rows)
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything as plain values, at full precision; None where there is no number."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdicts": verdict_sentences(comparison),
+        "baseline": comparison.baseline.label,
+        "primary": PRIMARY,
+        "alpha": ALPHA,
+        "margin": comparison.margin,
+        "target_loss": comparison.target_loss,
+        "equal_points": {
+            axis: {"value": point.value, "limited_by": point.limited_by}
+            for axis, point in comparison.points.items()
+        },
+        "labels": [{"severity": each.kind, "text": each.text} for each in comparison.labels],
+        "recipe_differences": {
+            key: {group.label: group.conditions.get(key) for group in comparison.groups}
+            for key, _ in comparison.recipe_differences
+        },
+        "settings_tried": [asdict(trial) for trial in comparison.trials],
+        "groups": [
+            {
+                "letter": comparison.letter(group),
+                "label": group.label,
+                "recipe": group.recipe_name,
+                "runs": [
+                    {
+                        "name": run.name,
+                        "seed": run.seed,
+                        "status": run.status,
+                        "marks": [mark.text for mark in run.marks],
+                        "steps": run.step,
+                        "seconds": run.all_seconds,
+                        "speeds_gflops": list(run.speeds),
+                    }
+                    for run in group.runs
+                ],
+            }
+            for group in comparison.groups
+        ],
+        "rows": [
+            {name: row[name] for name in f"{COLUMNS} {_MORE}".split()}
+            for row in rows_of(comparison)
+        ],
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
