@@ -10,36 +10,36 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import HungError, LostProcessError, UsageError
 from efftrain_cli.foundation.signals import interruptible
-from efftrain_cli.training.buckets import buckets, flattened, scatter
 from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 T = TypeVar("T")
+BUCKET = 1 << 24
+"""Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
 FOREVER = timedelta(days=7)
 """How long a rank waits for rank 0 to prepare a run."""
 LIMIT = "EFFTRAIN_HANG_SECONDS"
 """Environment variable: seconds that a rank waits for the others within a step."""
 ANSWER = 5.0
-"""Seconds in which the ranks that notice a hang say so."""
+"""Seconds in which the ranks that notice a hang report it."""
 LONG = 20
 """Times that limit are the limit of declared phases: first step, compilation, evaluation, saving."""
-CONNECTION = ("onnection", "Timed out", "gloo", "remote process exited", "ncclRemoteError")
-"""Words in the errors of a lost connection."""
+LOST_PEER = ("onnection", "Broken pipe", "imed out", "emote process exit", "ncclRemoteError")
+"""Words in the errors of a lost peer, by gloo, the store and NCCL. All other errors are the rank's own."""
 
 
 def limit_seconds() -> int:
@@ -47,20 +47,57 @@ def limit_seconds() -> int:
     return environment_number(LIMIT, 300)
 
 
+def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield the tensors in order, together as long as they stay below `BUCKET` elements.
+
+    The layout is a function of the tensors' sizes, so it is the same in every step and in every process.
+    """
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.numel() > BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.numel()
+    if bucket:
+        yield bucket
+
+
+def flatten(bucket: Sequence[Tensor]) -> Tensor:
+    """Return the tensors of a bucket as one."""
+    return torch.cat([tensor.reshape(-1) for tensor in bucket])
+
+
+def scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
+    """Copy a bucket's flat tensor back into its tensors."""
+    for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def flat_buckets(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield the flat tensor of each bucket, and copy back what the caller has made of it."""
+    for bucket in buckets(tensors):
+        flat = flatten(bucket)
+        yield flat
+        scatter(flat, bucket)
+
+
 @dataclass(frozen=True)
 class Ranks:
-    """Who this process is among those of its run. A call that needs the others raises a LostProcessError if one has
-    ended."""
+    """Who this process is among those of its run.
+
+    A method that needs the other ranks raises a LostProcessError if one has ended.
+    """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Among those on this machine: the index of its CUDA device."""
-    store: Store | None = None
+    """Rank among those on this machine: the index of its CUDA device."""
+    store: dist.Store | None = None
     patient: Any = None
-    """The process group of declared phases, between hosts."""
+    """Process group of declared phases, between hosts."""
     _comm: CommStats = field(default_factory=CommStats)
-    """Since it was asked for last."""
 
     @property
     def is_single_process(self) -> bool:
@@ -68,35 +105,16 @@ class Ranks:
         return self.world_size == 1
 
     def interruptible(self, rescuable: bool = False) -> AbstractContextManager[None]:
-        """Work that a signal may abandon; on several ranks none stops by itself: they agree once a step."""
+        """Return the context of work that a signal may abandon; several ranks agree to stop once a step instead."""
         return interruptible(rescuable) if self.is_single_process else nullcontext()
 
     def pop_comm_stats(self) -> CommStats | None:
-        """What this rank has spent on the others since the last call; None where it is alone."""
+        """Return what this rank has spent on the others since the last call; None for a single process."""
         if self.is_single_process:
             return None
         spent = replace(self._comm)
         self._comm.sums, self._comm.wait_seconds = [], 0.0
         return spent
-
-    def all_reduce(self, tensors: Sequence[Tensor], group: Any = None) -> None:
-        """Replace each tensor by its sum over the ranks, or those of a `group`, in place.
-
-        Tensors are sent in flat buckets of the same layout in every step.
-        """
-        if self.is_single_process:
-            return
-        with self.timing_sum(tensors[0].device):
-            self._by_buckets(tensors, lambda dist, flat: dist.all_reduce(flat, group=group))
-
-    def _by_buckets(
-        self, tensors: Sequence[Tensor], collective: Callable[[Any, Tensor], object]
-    ) -> None:
-        """Has `collective(torch.distributed, flat)` change the tensors in place, bucket by bucket."""
-        for bucket in buckets(tensors):
-            flat = flattened(bucket)
-            self._carry(lambda dist, flat=flat: collective(dist, flat))
-            scatter(flat, bucket)
 
     @contextmanager
     def timing_sum(self, device: torch.device) -> Iterator[None]:
@@ -109,12 +127,24 @@ class Ranks:
         """Count seconds that the host has waited for the slowest rank."""
         self._comm.wait_seconds += seconds
 
+    # --- collectives ---
+
+    def all_reduce(self, tensors: Sequence[Tensor], group: Any = None) -> None:
+        """Replace each tensor by its sum over the ranks, or over a `group` of them, in place."""
+        if self.is_single_process:
+            return
+        with self.peer_errors(), self.timing_sum(tensors[0].device):
+            for flat in flat_buckets(tensors):
+                dist.all_reduce(flat, group=group)
+
     def all_reduce_async(self, flat: Tensor) -> Callable[[], None]:
-        """Begins to replace a tensor by its sum over the ranks, in place; the result waits for it, on CUDA on the
-        device alone."""
-        works: list[Any] = []
-        self._carry(lambda dist: works.append(dist.all_reduce(flat, async_op=True)))
-        return lambda: self._carry(lambda dist: works[0].wait())
+        """Begin to replace a tensor by its sum over the ranks, in place; return a function that waits for it.
+
+        On CUDA only the device waits.
+        """
+        with self.peer_errors():
+            work = dist.all_reduce(flat, async_op=True)
+        return partial(self._wait, work, flat)
 
     def all_reduce_in_pairs(self, tensors: Sequence[Tensor]) -> None:
         """As `all_reduce`, in a balanced tree over the ranks: recursive doubling.
@@ -123,19 +153,15 @@ class Ranks:
         """
         distance = 1
         while distance < self.world_size:
-
-            def exchange(dist: Any, flat: Tensor, partner: int = self.rank ^ distance) -> None:
-                theirs = torch.empty_like(flat)
-                sending, receiving = (
-                    dist.P2POp(dist.isend, flat, partner),
-                    dist.P2POp(dist.irecv, theirs, partner),
-                )
-                for work in dist.batch_isend_irecv([sending, receiving]):
-                    work.wait()
-                flat += theirs  # a + b = b + a: only the shape of the tree counts
-
-            with self.timing_sum(tensors[0].device):
-                self._by_buckets(tensors, exchange)
+            partner = self.rank ^ distance
+            with self.peer_errors(), self.timing_sum(tensors[0].device):
+                for flat in flat_buckets(tensors):
+                    theirs = torch.empty_like(flat)
+                    send = dist.P2POp(dist.isend, flat, partner)
+                    receive = dist.P2POp(dist.irecv, theirs, partner)
+                    for work in dist.batch_isend_irecv([send, receive]):
+                        work.wait()
+                    flat += theirs  # a + b = b + a: only the shape of the tree counts
             distance *= 2
 
     def all_reduce_max(self, tensor: Tensor, patient: bool = False) -> None:
@@ -143,8 +169,8 @@ class Ranks:
 
         With `patient`, wait as long as a declared phase may last; the tensor is then on the host.
         """
-        group = self.patient if patient else None
-        self._carry(lambda dist: dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group))
+        with self.peer_errors():
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.patient if patient else None)
 
     def barrier(self) -> None:
         """Wait for all ranks, as long as a declared phase may last."""
@@ -152,63 +178,59 @@ class Ranks:
             self.all_reduce_max(torch.zeros(1), patient=True)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, all of one shape, on rank 0; nothing on the others."""
-        parts = (
-            [torch.empty_like(tensor) for _ in range(self.world_size)] if self.rank == 0 else None
-        )
-        self._carry(lambda dist: dist.gather(tensor, parts))
-        return parts or []
+        """Return every rank's tensor, all of one shape, on rank 0; an empty list on the others."""
+        parts = [torch.empty_like(tensor) for _ in range(0 if self.rank else self.world_size)]
+        with self.peer_errors():
+            dist.gather(tensor, parts or None)
+        return parts
 
-    def broadcast_int(self, number: int = 0) -> int:
-        """What rank 0 says comes next; it gives the `number`."""
-        said = torch.tensor([number])
-        self._carry(lambda dist: dist.broadcast(said, src=0, group=self.patient))
-        return int(said)
-
-    def broadcast(self, tensors: Mapping[str, Tensor]) -> None:
-        """Gives every rank the values of rank 0, in place, in the order of the names."""
-        for name in sorted(tensors):
-            tensor = tensors[name]
+    def broadcast(self, tensors: Iterable[Tensor], src: int = 0) -> None:
+        """Give every rank the values of rank `src`, in place; the tensors come in one order on all ranks."""
+        for tensor in tensors:
             contiguous = tensor.detach().contiguous()
-            self._carry(lambda dist, contiguous=contiguous: dist.broadcast(contiguous, src=0))
+            with self.peer_errors():
+                dist.broadcast(contiguous, src)
             with torch.no_grad():
                 tensor.copy_(contiguous)
 
-    def broadcast_flat(self, tensors: Sequence[Tensor], src: int) -> None:
-        """Gives every rank the values of rank `src`, in place; fp32."""
-        self._by_buckets(tensors, lambda dist, flat: dist.broadcast(flat, src=src))
-
     def new_group(self, members: Sequence[Sequence[int]]) -> Any:
-        """A group of this rank with the others of its list, of lists that together are all ranks; None where it would
-        be alone. All ranks call it with the same lists."""
-        groups: list[Any] = []
-        if len(members[0]) > 1:
-            self._carry(
-                lambda dist: groups.extend(dist.new_group(list(ranks)) for ranks in members)
-            )
+        """Return a group of this rank with the others of its list; None if the lists have one rank each.
+
+        Together the lists are all ranks; all ranks call this with the same ones.
+        """
+        if len(members[0]) == 1:
+            return None
+        with self.peer_errors():
+            groups = [dist.new_group(list(ranks)) for ranks in members]
         return next(
-            (group for group, ranks in zip(groups, members, strict=False) if self.rank in ranks),
-            None,
+            group for group, ranks in zip(groups, members, strict=True) if self.rank in ranks
         )
 
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
-        """Sends a tensor on the host without waiting; the result waits until it is sent, and until then keeps the
-        tensor."""
-        works: list[Any] = []
-        self._carry(lambda dist: works.append((dist.isend(tensor, to), tensor)))
-        return lambda: self._carry(lambda dist: works[0][0].wait())
+        """Begin to send a tensor on the host; return a function that waits until it is sent."""
+        with self.peer_errors():
+            work = dist.isend(tensor, to)
+        return partial(self._wait, work, tensor)
+
+    def _wait(self, work: Any, tensor: Tensor) -> None:
+        """Wait for `work`, which needs the memory of `tensor` until then."""
+        with self.peer_errors():
+            work.wait()
 
     def recv(self, tensor: Tensor, src: int) -> None:
-        """Fills a tensor on the host with the next one that `src` sends here."""
-        self._carry(lambda dist: dist.recv(tensor, src))
+        """Fill a tensor on the host with the next one that `src` sends here."""
+        with self.peer_errors():
+            dist.recv(tensor, src)
+
+    # --- values between hosts ---
 
     def store_set(self, key: str, values: Mapping[str, object]) -> None:
-        """Says something, as JSON, that other ranks `store_get`; each key once."""
+        """Leave JSON that other ranks `store_get`; each key once."""
         if self.store is not None:
             self.store.set(key, json.dumps(values))
 
     def store_get(self, key: str) -> dict[str, Any]:
-        """Waits for what another rank announces under `key`."""
+        """Wait for what another rank leaves under `key`."""
         assert self.store is not None
         try:
             self.store.wait([key], FOREVER)
@@ -217,21 +239,22 @@ class Ranks:
             raise _lost(self.rank) from None
 
     def all_gather_json(self, value: object) -> list[Any]:
-        """What every rank gives here, JSON values, on all ranks, in their order."""
+        """Gather a JSON value from every rank, in rank order."""
         if self.is_single_process:
             return [value]
-        said = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        sizes[self.rank] = len(said)
-        self._carry(lambda dist: dist.all_reduce(sizes, group=self.patient))
-        parts = [torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()]
-        parts[self.rank] = said
-        everything = torch.cat(parts)
-        self._carry(lambda dist: dist.all_reduce(everything, group=self.patient))
+        sizes[self.rank] = len(mine)
+        with self.peer_errors():
+            dist.all_reduce(sizes, group=self.patient)
+            parts = [torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()]
+            parts[self.rank] = mine
+            everything = torch.cat(parts)
+            dist.all_reduce(everything, group=self.patient)
         return [json.loads(part.numpy().tobytes()) for part in everything.split(sizes.tolist())]
 
     def check_alike(self, facts: Mapping[str, str]) -> None:
-        """Compares facts (versions, hashes) that must be the same on every rank.
+        """Compare facts (versions, hashes) that must be the same on every rank.
 
         Raises:
             UsageError: they are not; the message names rank, fact and values.
@@ -246,20 +269,15 @@ class Ranks:
         if different:
             raise UsageError(different)
 
-    def _carry(self, work: Any) -> None:
-        """Does `work(torch.distributed)`, as `carrying`."""
-        import torch.distributed as dist
-
-        with self.carrying():
-            work(dist)
+    # --- lost ranks ---
 
     @contextmanager
-    def carrying(self) -> Iterator[None]:
-        """Work that needs the other ranks: a lost connection is a LostProcessError, other errors stay what they are."""
+    def peer_errors(self) -> Iterator[None]:
+        """Turn the error of a lost connection into a LostProcessError; other errors stay what they are."""
         try:
             yield
         except RuntimeError as error:
-            if not any(word in str(error) for word in CONNECTION):
+            if not any(word in str(error) for word in LOST_PEER):
                 raise
             line = str(error).splitlines()[0]
             if hang := self._find_hang("Timed out" in line):
@@ -267,7 +285,7 @@ class Ranks:
             raise _lost(self.rank, f"see its message, or the system's log ({line})") from error
 
     def _notice(self, timed_out: bool) -> dict[int, bytes]:
-        """Say in the store how this rank noticed a loss; return what the ranks have said by then."""
+        """Report in the store how this rank noticed a loss; return what the ranks have reported by then."""
         assert self.store is not None
         keys = [f"noticed/{rank}" for rank in range(self.world_size)]
         self.store.set(keys[self.rank], "hang" if timed_out else "end")
@@ -275,14 +293,14 @@ class Ranks:
         noticed: dict[int, bytes] = {}
         while len(noticed) < self.world_size and time.monotonic() < deadline:
             time.sleep(0.1)
-            said = [rank for rank, key in enumerate(keys) if self.store.check([key])]
-            noticed = {rank: self.store.get(keys[rank]) for rank in said}
+            reported = [rank for rank, key in enumerate(keys) if self.store.check([key])]
+            noticed = {rank: self.store.get(keys[rank]) for rank in reported}
         return noticed
 
     def _find_hang(self, timed_out: bool) -> LostProcessError | None:
-        """Return the error of a hang that this rank has noticed by a time-out, or heard of; None if there is none.
+        """Return the error of a hang that this or another rank has noticed by a time-out; None if none has.
 
-        Ranks that notice a loss say so in the store: those that do not, hang. The first that does names them.
+        Ranks that notice a loss report it in the store: those that do not, hang. The first that does names them.
         """
         if self.store is None:
             return None
@@ -340,7 +358,7 @@ def differences(facts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
-    """Shape and type of each tensor, as JSON."""
+    """Return the shape and type of each tensor, as JSON."""
     return {
         name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         for name, tensor in tensors.items()
@@ -348,7 +366,7 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]
 
 
 def as_described(described: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Tensors of these shapes and types, to be filled."""
+    """Return tensors of these shapes and types, to be filled."""
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         for name, (shape, dtype) in described.items()

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.errors import LostProcessError, ReplicaError
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of
-from efftrain_cli.training.buckets import buckets, flattened, scatter
 from efftrain_cli.training.devices import Devices, Losses, Passes
-from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.ranks import Ranks, buckets, flatten, scatter
 from efftrain_cli.training.state import TrainState
 
 OVERLAPPING = frozenset({"cuda"})
@@ -162,7 +161,7 @@ class OverlappedAllReduce:
             t.grad if isinstance(t, nn.Parameter) else t for t in self._buckets[self._left]
         ]
         bucket = [gradient for gradient in gradients if gradient is not None]
-        flat = flattened(bucket)
+        flat = flatten(bucket)
         self._under_way.append((bucket, flat, self._ranks.all_reduce_async(flat)))
 
     def _receive(self) -> None:

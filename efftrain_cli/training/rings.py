@@ -363,7 +363,7 @@ class Rings(Devices):
             tensors += [
                 tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names
             ]
-            self.ranks.broadcast_flat(tensors, src=position)
+            self.ranks.broadcast(tensors, src=position)
         if not everything:
             return
         if self._section.variant == "stash":

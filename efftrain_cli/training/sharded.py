@@ -81,7 +81,7 @@ class Sharded(Devices):
         self._serve(state, GO)  # which waits as long as rank 0 saves
 
     def together(self) -> AbstractContextManager[None]:
-        return self.ranks.carrying()
+        return self.ranks.peer_errors()
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
         """As `Devices.cut`, with one of weight 0 for each that is empty: the others need this rank in their passes."""
@@ -139,9 +139,15 @@ class Sharded(Devices):
         self._order(REWIND)
 
     def _order(self, order: int) -> None:
-        """On rank 0: say what comes next; on the other ranks do nothing."""
+        """Order on rank 0 what comes next; do nothing on the other ranks."""
         if self.ranks.rank == 0:
-            self.ranks.broadcast_int(order)
+            self._exchange(order)
+
+    def _exchange(self, order: int = -1) -> int:
+        """Return the order of rank 0, the only one that gives any."""
+        given = torch.tensor(order)
+        self.ranks.all_reduce_max(given, patient=True)
+        return int(given)
 
     def _serve(self, state: TrainState, until: int) -> None:
         """Order `until` on rank 0; on the others do as they are asked until it does.
@@ -150,7 +156,7 @@ class Sharded(Devices):
             Rewinding: rank 0 has gone back to an earlier state.
         """
         self._order(until)
-        while self.ranks.rank and (order := self.ranks.broadcast_int()) != until:
+        while self.ranks.rank and (order := self._exchange()) != until:
             if order == REWIND:
                 raise Rewinding
             if order == GATHER:

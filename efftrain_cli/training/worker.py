@@ -155,9 +155,8 @@ def fix_sums(recipe: Recipe) -> None:
 def _broadcast(ranks: Ranks, state: TrainState, recipe: Recipe) -> None:
     fix_sums(recipe)
     ranks.barrier()
-    ranks.broadcast(model_tensors(state))
-    ranks.broadcast(state.optimizer.tensors())
-    ranks.broadcast(state.method_tensors)
+    for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
+        ranks.broadcast(tensors.values())
 
 
 def _facts(session: Session) -> dict[str, str]:

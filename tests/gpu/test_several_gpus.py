@@ -79,7 +79,7 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(
     tmp_path: Path, fresh_efftrain: Efftrain
 ) -> None:
     """In small buckets, of which some are sent early."""
-    patch = "import efftrain_cli.training.buckets as buckets\nbuckets.BUCKET = 1 << 16\n"
+    patch = "import efftrain_cli.training.ranks as ranks\nranks.BUCKET = 1 << 16\n"
     after = "import efftrain_cli.training.replicated as replicated\nreplicated.OVERLAPPING = frozenset()\n"
     for name, code in (("beside", patch), ("after", patch + after)):
         (tmp_path / name).mkdir()

@@ -18,7 +18,8 @@ import torch
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training import buckets, gradient, replicated
+from efftrain_cli.training import gradient, replicated
+from efftrain_cli.training import ranks as ranks_module
 from efftrain_cli.training.compiling import compile_parts, compile_whole
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.joining import joined
@@ -203,8 +204,8 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     if tensors[0]:
         load_tensors(resumed, *tensors)
     if is_sharded(recipe, ranks):
-        ranks.broadcast(model_tensors(resumed))
-        ranks.broadcast(resumed.optimizer.tensors())
+        ranks.broadcast(model_tensors(resumed).values())
+        ranks.broadcast(resumed.optimizer.tensors().values())
     second = choose_strategy(recipe, resumed, ranks, CPU)
     resumed.progress = stopped.progress
     after = run(resumed, STEPS, second)
@@ -277,7 +278,7 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
 
     found: dict[str, object] = {}
     with (
-        mock.patch.object(buckets, "BUCKET", 4000),
+        mock.patch.object(ranks_module, "BUCKET", 4000),
         mock.patch.multiple(OverlappedAllReduce, begin=beginning, _send=sending, finish=finishing),
         mock.patch.multiple(
             gradient,

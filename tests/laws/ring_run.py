@@ -123,7 +123,7 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                 for name, (shape, kind) in heard.items()
             }
         for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
-            ranks.broadcast(tensors)
+            ranks.broadcast(tensors.values())
         trained.calls += 1  # type: ignore[attr-defined]
     run(state, STEPS)
     return {"rows": rows, "middle": middle, "end": state_digest(state)}
