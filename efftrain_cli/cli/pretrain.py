@@ -11,7 +11,7 @@ from efftrain_cli.cli.complete import recipe_names, run_names
 from efftrain_cli.cli.options import Device, Overrides, Quiet, share
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.launch import check_devices, speaks
+from efftrain_cli.training.launch import check_devices, should_log
 
 
 @app.command(
@@ -147,7 +147,7 @@ def pretrain(
 
         resume = find_run(resume)
         if (
-            speaks()
+            should_log()
         ):  # whether another process owns it, before PyTorch is imported, which takes seconds
             take_lock(existing_run(resume) / "lock").close()
         share(device, devices or 1)
@@ -176,7 +176,7 @@ def pretrain(
     if seed is not None:
         overrides.append(f"seed={seed}")
     loaded = load_recipe(recipe, overrides)
-    if speaks():
+    if should_log():
         for warning in warnings_of(loaded):
             say(f"warning: {warning}")
     if plan:

@@ -6,17 +6,17 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import LostProcessError, UsageError
-from efftrain_cli.training.launch import by_srun, end_with_parent
+from efftrain_cli.training.launch import end_with_parent, is_by_srun
 from efftrain_cli.training.ranks import (
     ALONE,
     LONG,
@@ -26,9 +26,6 @@ from efftrain_cli.training.ranks import (
     limit_seconds,
 )
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 JOINING = timedelta(minutes=2)
 """How long the ranks wait for each other to start."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -36,14 +33,15 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def ranks_wanted() -> tuple[int, int, int, str, int] | None:
-    """(rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun; None
-    where this process was started alone.
+    """Return (rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun.
+
+    None if this process was started alone.
 
     Raises:
         UsageError: the environment is incomplete or makes no sense.
     """
     environment = os.environ
-    if by_srun():
+    if is_by_srun():
         head = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
         # Jobs that share a node need ports of their own.
         port = 20000 + environment_number("SLURM_JOB_ID", 0) % 20000
@@ -74,19 +72,19 @@ def ranks_wanted() -> tuple[int, int, int, str, int] | None:
 
 
 def _first_host(nodes: str) -> str:
-    """The first host of Slurm's compressed list: "gpu[03-05,9],login" -> "gpu03"."""
+    """Return the first host of Slurm's compressed list: "gpu[03-05,9],login" -> "gpu03"."""
     name, _, rest = nodes.partition("[")
     if "," in name or not rest:
         return name.split(",")[0]
     return name + rest.replace("]", ",").replace("-", ",").split(",")[0]
 
 
-def _open_store(address: str, port: int, world_size: int, rank: int, client: bool = False) -> Store:
-    """Where the ranks leave each other messages: torchrun's own, where its agent keeps one. Each restart of torchrun's
-    begins with empty keys. A `client` is one more connection."""
-    import torch.distributed as dist
+def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Store:
+    """Open the store in which the ranks leave each other messages: torchrun's own if its agent keeps one.
 
-    kept = client or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    Each restart of torchrun's begins with empty keys.
+    """
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     waits_for = None if kept else world_size
     store = dist.TCPStore(
         address, port, waits_for, is_master=rank == 0 and not kept, timeout=JOINING
@@ -94,7 +92,7 @@ def _open_store(address: str, port: int, world_size: int, rank: int, client: boo
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-def _check_commands(store: Store, rank: int, world_size: int) -> None:
+def _check_commands(store: dist.Store, rank: int, world_size: int) -> None:
     """Wait for all ranks, and compare what they were started as.
 
     Raises:
@@ -127,7 +125,7 @@ def source_hash() -> str:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """The ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
+    """Join the ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
 
     Raises:
         UsageError: the environment is wrong, or the others were not reached within `JOINING`.
@@ -136,8 +134,6 @@ def joined() -> Iterator[Ranks]:
     if wanted is None:
         yield ALONE
         return
-    import torch.distributed as dist
-
     end_with_parent()
     rank, world_size, local_rank, address, port = wanted
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -161,7 +157,14 @@ def joined() -> Iterator[Ranks]:
             "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free;\n"
             "on nodes with several networks set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the shared one (ip addr)"
         ) from None
+    world = dist.group.WORLD
+    assert world is not None
+    leave: Callable[[], None] = dist.destroy_process_group
     try:
         yield Ranks(rank, world_size, local_rank, store, patient)
+    except LostProcessError:
+        # With NCCL the usual end would wait for the lost rank.
+        leave = world.abort
+        raise
     finally:
-        dist.destroy_process_group()
+        leave()

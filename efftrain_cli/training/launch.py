@@ -7,6 +7,7 @@ not.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -23,29 +24,41 @@ PARENT = "EFFTRAIN_PARENT"
 """Environment variable that names the launching process in those that it started."""
 PATIENCE = 60.0
 """Seconds in which the others must end once one process has failed."""
+HALTED = 5.0
+"""The same once a rank hangs: a process that was halted (SIGSTOP) cannot end."""
 LOST, HUNG, HUNG_FIRST = 96, 97, 98
 """Exit codes between a rank and this launcher: it lost another rank, whose end the launcher reports; a rank hangs; rank
 0 is among those that do. The run's own is 1."""
-HALTED = 5.0
-"""Seconds in which the others must end then: a process that was halted (SIGSTOP) cannot."""
+FOLLOWING = (0, LostProcessError.exit_code, LOST, HUNG, HUNG_FIRST)
+"""Exit codes of a rank that is not the cause of the run's end."""
 
 
 def launch(devices: int, arguments: Sequence[str]) -> int:
-    """Runs `efftrain ARGUMENTS` in `devices` processes, and returns the exit code of the run: that of the process that
-    ended it.
+    """Run `efftrain ARGUMENTS` in `devices` processes; return the exit code of the one that ended the run.
 
     Raises:
         UsageError: this process was started by a launcher itself.
     """
     if is_one_of_several():
         raise UsageError(
-            "--devices starts processes itself, and this one was started as one of several by torchrun or srun\n"
-            "leave --devices out: their number is found in the environment"
+            "--devices cannot be combined with torchrun or srun\n"
+            "  remove it: the environment sets the world size"
         )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // devices))
+    environment = {
+        # PyTorch's own account of a lost connection is a page of C++ frames; ours is a line.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "LOCAL_WORLD_SIZE": str(devices),
+        "WORLD_SIZE": str(devices),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        PARENT: str(os.getpid()),
+    }
     children: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 
@@ -61,25 +74,14 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
     }
     try:
         for rank in range(devices):
-            environment = {
-                **os.environ,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "LOCAL_WORLD_SIZE": str(devices),
-                "WORLD_SIZE": str(devices),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "OMP_NUM_THREADS": threads,
-                # PyTorch's own account of a lost connection is a page of C++ frames; ours is a line.
-                "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-                PARENT: str(os.getpid()),
-            }
+            # NCCL writes what NCCL_DEBUG asks for to standard output.
+            is_heard = rank == 0 or "NCCL_DEBUG" in environment
             # A session of its own: Ctrl-C in the terminal then arrives once, from here.
             child = subprocess.Popen(
                 [sys.executable, "-m", "efftrain_cli", *arguments],
-                env=environment,
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.DEVNULL,
-                stdout=None if rank == 0 else subprocess.DEVNULL,
+                stdout=None if is_heard else subprocess.DEVNULL,
                 start_new_session=True,
             )
             children.append(child)
@@ -87,11 +89,8 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
                 child.send_signal(asked[0])
         code = _wait(children, asked)
         # A signal in the first moments may end a process before it listens.
-        early = asked and all(
-            child.returncode in (0, 75, -asked[0], LOST, LostProcessError.exit_code)
-            for child in children
-        )
-        if early:
+        codes = {child.returncode for child in children}
+        if asked and codes <= {LostProcessError.exit_code, 0, 75, -asked[0], LOST}:
             return StoppedError.exit_code if set(arguments[:1]) & set(STOPPABLE) else 128 + asked[0]
         return code
     finally:
@@ -102,8 +101,52 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
+def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()) -> int:
+    """Wait for all children; return the exit code of the cause. `asked`: signals that were passed on to them."""
+    codes: dict[int, int] = {}  # by rank, in the order of their ends
+    killed: set[int] = set()
+    deadline = math.inf
+    while len(codes) < len(children):
+        for rank, child in enumerate(children):
+            code = child.poll()
+            if code is not None and rank not in codes:
+                codes[rank] = code
+                if code:
+                    patience = HALTED if code in (HUNG, HUNG_FIRST) else PATIENCE
+                    deadline = min(deadline, time.monotonic() + patience)
+        ends = set(codes.values())
+        # Rank 0 saves after the others have stopped, however long that takes.
+        stuck = set(range(0 if HUNG_FIRST in ends else 1, len(children))) - codes.keys() - killed
+        if stuck and time.monotonic() > deadline:
+            if not {HUNG, HUNG_FIRST} & ends:  # else the message is out
+                names = ", ".join(map(str, sorted(stuck)))
+                what = f"did not end within {PATIENCE:.0f} s of another and was killed"
+                print(f"error: rank {names} {what}", file=sys.stderr)
+            for rank in stuck:
+                children[rank].kill()
+            killed |= stuck
+        time.sleep(0.02)
+    causes = {
+        rank: code for rank, code in codes.items() if code not in FOLLOWING and rank not in killed
+    }
+    for rank, code in causes.items():
+        if code < 0 and -code not in asked:
+            how = describe_end(code)[0]
+            print(f"error: rank {rank} {how}; the others have stopped", file=sys.stderr)
+            print("resume the run from its last checkpoint", file=sys.stderr)
+    if causes:
+        return describe_end(causes.get(0) or next(iter(causes.values())))[1]
+    if LOST in codes.values() and set(codes.values()) <= {0, LOST}:
+        print("error: the processes lost their connection to each other", file=sys.stderr)
+    return LostProcessError.exit_code if any(codes.values()) else 0
+
+
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
-    """Refuses, with a UsageError, what `--devices` cannot be combined with: `--device cuda:1` and `--jobs 2`."""
+    """Check that `--devices` is not combined with what it cannot be: `--device cuda:1` and `--jobs 2`.
+
+    Raises:
+        UsageError: it is.
+    """
     if devices > 1 and jobs > 1:
         both = f"--jobs {jobs} and --devices {devices}"
         raise UsageError(f"{both}: runs side by side take one device each\ngive one of the two")
@@ -114,7 +157,7 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
 
 
 def launch_this(devices: int) -> int:
-    """Runs this command in as many processes; returns its exit code."""
+    """Run this command in as many processes; return its exit code."""
     arguments, words = [], iter(sys.argv[1:])
     for word in words:
         if word == "--devices":
@@ -130,7 +173,7 @@ def is_one_of_several() -> bool:
     return any(environment_number(name, 1) > 1 for name in started)
 
 
-def by_srun() -> bool:
+def is_by_srun() -> bool:
     """Whether a step of srun has started this process as one of several, and nothing else has given it a rank."""
     return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
@@ -145,8 +188,11 @@ ALONE = {
 
 
 def refuse_several(command: str) -> None:
-    """Refuses, by a UsageError, to run a command of one process as one of several that torchrun or srun has started:
-    all would do the same in one folder."""
+    """Check that a command of one process is not run as one of several: all would do the same in one folder.
+
+    Raises:
+        UsageError: torchrun or srun has started several.
+    """
     if command in ALONE and is_one_of_several():
         raise UsageError(
             f"{command} is one process, and was started as one of several by torchrun or srun\n"
@@ -154,70 +200,17 @@ def refuse_several(command: str) -> None:
         )
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()) -> int:
-    """Waits for all; the exit code of the cause. `asked`: signals that were passed on to them."""
-    ended: dict[int, int] = {}  # rank -> code, in the order of their ends
-    killed: set[int] = set()
-    failed_at: float | None = None
-    while len(ended) < len(children):
-        for rank, child in enumerate(children):
-            code = child.poll()
-            if code is not None and rank not in ended:
-                ended[rank] = code
-                if code and failed_at is None:
-                    failed_at = time.monotonic()
-        # Rank 0 saves after the others have stopped, however long that takes.
-        hung = {HUNG, HUNG_FIRST} & set(ended.values())
-        stuck = {
-            rank
-            for rank in range(len(children))
-            if rank not in ended and (rank or HUNG_FIRST in hung)
-        }
-        patience = min(PATIENCE, HALTED) if hung else PATIENCE
-        if failed_at is not None and stuck - killed and time.monotonic() - failed_at > patience:
-            names = ", ".join(map(str, sorted(stuck)))
-            if not hung:  # else the message is out
-                what = f"did not end within {PATIENCE:.0f} s of another and was killed"
-                print(f"error: rank {names} {what}", file=sys.stderr)
-            for rank in stuck:
-                children[rank].kill()
-            killed |= stuck
-        time.sleep(0.02)
-    if LOST in ended.values() and set(ended.values()) <= {0, LOST} and not killed:
-        print("error: the processes lost their connection to each other", file=sys.stderr)
-    ended = {
-        rank: LostProcessError.exit_code if code in (LOST, HUNG, HUNG_FIRST) else code
-        for rank, code in ended.items()
-    }
-    harmless = (0, LostProcessError.exit_code)
-    causes = {
-        rank: code for rank, code in ended.items() if code not in harmless and rank not in killed
-    }
-    for rank, code in causes.items():
-        if code < 0 and -code not in asked:
-            how = describe_end(code)[0]
-            print(f"error: rank {rank} {how}; the others have stopped", file=sys.stderr)
-            print("resume the run from its last checkpoint", file=sys.stderr)
-    if not causes:
-        return max(
-            (code for code in ended.values() if code >= 0), default=LostProcessError.exit_code
-        )
-    return describe_end(causes.get(0) or next(iter(causes.values())))[1]
-
-
 def process_rank() -> int:
-    """This process's rank by its environment; 0 where it was started alone."""
-    return environment_number("SLURM_PROCID" if by_srun() else "RANK", 0)
+    """Return this process's rank by its environment; 0 if it was started alone."""
+    return environment_number("SLURM_PROCID" if is_by_srun() else "RANK", 0)
 
 
-def speaks() -> bool:
-    """Whether warnings before training are this process's to print: of those that `--devices` started, the launcher
-    has."""
+def should_log() -> bool:
+    """Whether this process prints warnings before training: of those that `--devices` starts, the launcher does."""
     return process_rank() == 0 and PARENT not in os.environ
 
 
 def end_with_parent() -> None:
-    """Asks the system to send SIGTERM to this process when the one that launched it ends. Linux only; elsewhere
-    nothing."""
+    """On Linux, have the system send SIGTERM to this process when the one that launched it ends."""
     if PARENT in os.environ:
         end_with(int(os.environ[PARENT]))

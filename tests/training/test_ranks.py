@@ -143,7 +143,7 @@ def test_an_environment_that_cannot_be_is_refused(
 
 def test_devices_are_not_launched_by_a_process_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, WORLD_SIZE="2", RANK="0")
-    with pytest.raises(UsageError, match="leave --devices out"):
+    with pytest.raises(UsageError, match="cannot be combined with torchrun or srun\\n  remove it"):
         launch(2, ["pretrain"])
 
 
