@@ -37,7 +37,6 @@ from efftrain_cli.model.flops import inner_parameters
 from efftrain_cli.plan.plan import (
     model_config,
     model_parameters,
-    optimizer_flops,
     padded_vocab_size,
     plan_step,
 )
@@ -66,12 +65,12 @@ from efftrain_cli.training.session import (
     fresh_state,
     origin_of,
     prepare_session,
-    probe,
+    probe_seconds,
 )
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.strategy import check_ranks, is_sharded
-from efftrain_cli.training.worker import release, run_worker, start_workers
+from efftrain_cli.training.worker import run_worker, share_state, start_workers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -300,14 +299,13 @@ def _train(
     try:
         with memory_errors(recipe, summary):
             # Else only an evaluation is left, or the whole model is on no device.
-            if (
-                with_probe
-                and summary.steps > state.progress.step
-                and not is_sharded(recipe, session.ranks)
-            ):
+            has_steps = summary.steps > state.progress.step
+            probes = with_probe and has_steps and not is_sharded(recipe, session.ranks)
+            start_workers(run.path, state, session, until, probes=probes)
+            if probes:
                 _show_time(console, session, state, summary)
             console.print()
-            devices = start_workers(run.path, state, session, until)
+            devices = share_state(state, session)
             with (
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
                 TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
@@ -326,8 +324,9 @@ def _train(
                         where = f"step {rewound.progress.step}; the batches up to there are skipped"
                         screen.say(f"{error}\nrewound to {where}")
                         state = rewound
-                        release(devices)
-                        devices = start_workers(run.path, state, session, until, attempt)
+                        devices.rewind()
+                        start_workers(run.path, state, session, until, attempt)
+                        devices = share_state(state, session)
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
     except OSError as error:
@@ -350,17 +349,8 @@ def _train(
 
 
 def _show_time(console: Console, session: Session, state: TrainState, summary: PlanSummary) -> None:
-    """Says how long training will take, by a probe that also shows whether memory suffices."""
-    seconds = probe(session, state, summary) * (summary.tokens - state.progress.tokens)
-    if state.progress.stage + 1 < len(session.recipe.stages):
-        # The largest stage must fit into memory too, and its rate is that of most FLOPs.
-        last = fresh_state(session, stage=len(session.recipe.stages) - 1)
-        recipe, config = session.recipe, last.model.config
-        step_tokens = recipe.train.batch_size * config.seq_len
-        flops_per_token = last.model.flops_per_token().with_logits
-        flops_per_token += optimizer_flops(recipe, config) / step_tokens
-        flops_left = summary.flops - state.progress.flops
-        seconds = probe(session, last, summary) * flops_left / flops_per_token
+    """Show how long training will take, by a probe that also shows whether memory suffices."""
+    seconds = probe_seconds(session, state, summary)
     ranks = session.ranks
     shared = (
         ""

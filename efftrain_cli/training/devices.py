@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of, take_gradients
@@ -74,8 +74,6 @@ class Devices:
 
     computes_alone = True
     """Whether this process can compute the whole model by itself."""
-    survives_lost_rank = True
-    """Whether rank 0 can save the last step if another rank has ended."""
     is_whole = True
     """Whether rank 0 has, or can gather, all that a checkpoint holds."""
 
@@ -181,6 +179,13 @@ class Devices:
         """
         self.patient = True
         self.exchange_flags(state.progress.step)
+
+    def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
+        """Return what may end training and leave a state that rank 0 can read and save.
+
+        The loss of another rank does not on CUDA: the device waits for it, and all that reads from the device too.
+        """
+        return (Stop,) if state.model.device.type == "cuda" else (Stop, LostProcessError)
 
     def after_stop(self, state: TrainState) -> None:
         """Let the other ranks end after rank 0 has saved."""

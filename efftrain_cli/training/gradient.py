@@ -131,6 +131,7 @@ def build_forward_backward(
     device: torch.device,
     method_tensors: Mapping[str, Tensor] = MappingProxyType({}),
     devices: Devices | None = None,
+    ranks: Ranks | None = None,
 ) -> ForwardBackward:
     """Build the function that computes a step's gradient by accumulation over micro-batches.
 
@@ -141,15 +142,14 @@ def build_forward_backward(
         method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps.
             They are read in each step, and not changed: `StepResult.method_tensors` are those after it.
         devices: this process alone if None.
+        ranks: those that share a step of the run; None: those of `devices`. A probe is alone, and compiled as for them.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
     devices = devices or single_device(recipe, model, method_tensors)
-    ranks = devices.ranks
-    objective, terms = (
-        build_objective(recipe, model, device, ranks),
-        Terms(recipe, model, device),
-    )
+    ranks = ranks or devices.ranks
+    objective = build_objective(recipe, model, device, ranks)
+    terms = Terms(recipe, model, device)
     full_shape = full_micro_batch(recipe, ranks.world_size)
     accumulation = recipe.chunked_accumulation
     parameters = list(model.parameters())
@@ -182,7 +182,7 @@ def build_forward_backward(
             step = devices.step(passes, micro_batches, plan)
         columns = terms.columns(step.losses, plan, gates)
         if accumulation is not None:
-            columns |= accumulation.seen_columns(_seen_everywhere(model, ranks))
+            columns |= accumulation.seen_columns(_seen_everywhere(model, devices.ranks))
         blocks_times_sequences = sum(
             plan.sequences_of(number) * (len(plan.keep) if gate is None else sum(gate))
             for number, gate in enumerate(gates)

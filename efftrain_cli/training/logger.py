@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from efftrain_cli.data.tokenizer import Tokenizer
-from efftrain_cli.foundation.errors import DiskError, LostProcessError, UnsoundError
+from efftrain_cli.foundation.errors import DiskError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling
@@ -268,13 +268,10 @@ def stopped_by(
     try:
         with rescued_by(stop_from_another_thread):
             yield
-    except LostProcessError:
-        if devices.survives_lost_rank:
-            stop_here()
-        raise
-    except Stop:
+    except devices.survivable(state) as error:
         stop_here()
-        devices.after_stop(state)
+        if isinstance(error, Stop):
+            devices.after_stop(state)
         raise
 
 

@@ -29,7 +29,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.step import Batch
 from efftrain_cli.plan.cost import gradient_copies
-from efftrain_cli.plan.plan import full_plan
+from efftrain_cli.plan.plan import full_plan, optimizer_flops
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
@@ -44,6 +44,7 @@ from efftrain_cli.training.strategy import (
     loading_device,
     note_on_change,
     sharing_facts,
+    single_device,
 )
 
 _SLOW_TO_VERIFY = 10**9
@@ -143,13 +144,38 @@ def fresh_state(session: Session, stage: int = 0) -> TrainState:
         return build_state(session.recipe, session.corpus.vocab_size, device, stage)
 
 
+def probe_seconds(session: Session, state: TrainState, summary: PlanSummary) -> float:
+    """Return the seconds that one device needs for the rest of the plan, by probes.
+
+    The largest stage must fit into memory too, and its rate is that of most FLOPs.
+    """
+    recipe = session.recipe
+    seconds = probe(session, state, summary) * (summary.tokens - state.progress.tokens)
+    if state.progress.stage + 1 >= len(recipe.stages):
+        return seconds
+    last = fresh_state(session, stage=len(recipe.stages) - 1)
+    config = last.model.config
+    flops_per_token = last.model.flops_per_token().with_logits
+    flops_per_token += optimizer_flops(recipe, config) / (recipe.train.batch_size * config.seq_len)
+    flops_left = summary.flops - state.progress.flops
+    return probe(session, last, summary) * flops_left / flops_per_token
+
+
 def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
-    """Runs the largest planned micro-batch forward and backward, so that memory fails now or never; returns the seconds
-    per token of a second, warm run. Leaves the state as it was."""
+    """Run the largest planned micro-batch forward and backward, so that memory fails now or never.
+
+    Return the seconds per token of a second, warm run. Leave the state as it was.
+    """
     sequences, seq_len = summary.largest_micro_batch
     alone = replace(session.recipe, parallel=None)  # one micro-batch is not shared
+    tensors = dict(state.method_tensors)
     forward_backward = build_forward_backward(
-        alone, state.model, session.device, dict(state.method_tensors)
+        session.recipe,
+        state.model,
+        session.device,
+        tensors,
+        single_device(alone, state.model, tensors),
+        session.ranks,
     )
     # A step that measures needs memory for the gradient of one half while it computes the other's.
     micro_batches = 2 if "steps" in session.recipe.varies else 1

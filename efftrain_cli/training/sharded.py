@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_optimizer
@@ -31,7 +32,6 @@ class Sharded(Devices):
     """This rank's rows of the parameters, and how they become whole."""
 
     computes_alone = False
-    survives_lost_rank = False
 
     def __init__(
         self, recipe: Recipe, state: TrainState, ranks: Ranks, device: torch.device
@@ -131,6 +131,9 @@ class Sharded(Devices):
     def end(self, state: TrainState) -> None:
         self._serve(state, END)
         super().end(state)
+
+    def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
+        return (Stop,)  # a rank's share is lost with it
 
     def after_stop(self, state: TrainState) -> None:
         self._serve(state, END)

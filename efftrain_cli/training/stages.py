@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.errors import LostProcessError
-from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
 from efftrain_cli.methods.staged_growth import (
     SYMMETRY_CHECK_STEPS,
@@ -150,7 +148,7 @@ def train_stages(
         record = grow_stage(state, recipe, measure())
         try:
             record = replace(record, val_loss_after=measure())
-        except (Stop, LostProcessError):
+        except devices.survivable(state):
             yield record
             raise
         yield record

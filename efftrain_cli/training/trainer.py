@@ -20,8 +20,6 @@ from torch.nn import functional as F
 from torch.profiler import record_function
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.errors import LostProcessError
-from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan, StepResult
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.model.gpt import GPT
@@ -193,7 +191,7 @@ def train(
         if due or plan.step == until:
             try:
                 record = evaluate_state(record, state, recipe, val_windows, devices)
-            except (Stop, LostProcessError):
+            except devices.survivable(state):
                 # The step itself is finished: its row is written, its evaluation made up for after a resume.
                 state.progress = state.progress._replace(evaluation_due=due)
                 yield record

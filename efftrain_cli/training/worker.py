@@ -1,15 +1,12 @@
-"""A run on several devices: what its first rank tells the others before they train together, and all that the others
-do."""
+"""A run on several devices: what rank 0 tells the others before they train together, and all that the others do."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,7 +18,13 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.devices import Devices, Rewinding
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.ranks import Ranks, as_described, described
-from efftrain_cli.training.session import Session, choose_device, fresh_state, prepare_session
+from efftrain_cli.training.session import (
+    Session,
+    choose_device,
+    fresh_state,
+    prepare_session,
+    probe_seconds,
+)
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import (
     TrainState,
@@ -33,44 +36,52 @@ from efftrain_cli.training.strategy import choose_strategy
 
 
 def start_workers(
-    run: Path, state: TrainState, session: Session, until: int | None, attempt: int = 0
-) -> Devices:
-    """Give the other ranks the recipe and, bit for bit, the state, just before training.
+    run: Path,
+    state: TrainState,
+    session: Session,
+    until: int | None,
+    attempt: int = 0,
+    probes: bool = False,
+) -> None:
+    """Have the other ranks prepare to train from `state`; `share_state` then gives it to them.
 
-    Return what carries the run. `attempt` counts, from 0: after each `release` they start again.
+    Args:
+        attempt: counts, from 0, the states that this run starts from.
+        probes: they probe memory, as rank 0 does meanwhile.
 
     Raises:
-        UsageError: another rank has other versions, recipe or data.
+        UsageError: another rank has other versions or data.
         LostProcessError: another rank has ended.
     """
-    ranks = session.ranks
+    if session.ranks.is_single_process:
+        return
+    session.ranks.store_set(
+        f"start/{attempt}",
+        {
+            "recipe": str((run / "recipe.toml").resolve()),
+            "until": until,
+            "probes": probes,
+            "progress": progress_to_json(state.progress),
+            "method_tensors": described(state.method_tensors),
+        },
+    )
+    if not attempt:
+        _check_facts(session)
+
+
+def share_state(state: TrainState, session: Session) -> Devices:
+    """Give all ranks the state of rank 0, bit for bit; return what carries the run. All ranks call it."""
+    recipe, ranks = session.recipe, session.ranks
     if not ranks.is_single_process:
-        ranks.store_set(
-            f"start/{attempt}",
-            {
-                "recipe": str((run / "recipe.toml").resolve()),
-                "until": until,
-                "progress": progress_to_json(state.progress),
-                "method_tensors": described(state.method_tensors),
-            },
-        )
-        if not attempt:
-            ranks.check_alike(_facts(session))
-        _broadcast(ranks, state, session.recipe)
-    return choose_strategy(session.recipe, state, ranks, session.device)
-
-
-def release(devices: Devices) -> None:
-    """Have the other ranks stop training, as rank 0 has left this state for another, and wait for the next start.
-
-    Raises:
-        Stop: a rank was asked to stop.
-    """
-    devices.rewind()
+        fix_sums(recipe)
+        ranks.barrier()
+        for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
+            ranks.broadcast(tensors.values())
+    return choose_strategy(recipe, state, ranks, session.device)
 
 
 def dismiss(ranks: Ranks, attempt: int) -> None:
-    """Let the other ranks end, after `attempt` starts and as many releases."""
+    """Let the other ranks end instead of preparing a further attempt."""
     ranks.store_set(f"start/{attempt}", {"recipe": None})
 
 
@@ -82,53 +93,56 @@ def run_worker(device: str, ranks: Ranks) -> None:
         EfftrainError: any fault a user can act on.
     """
     try:
-        _run_worker(device, ranks)
+        with stop_on_signals():
+            _run_worker(device, ranks)
+    except Stop:
+        raise StoppedError(f"rank {ranks.rank} has stopped") from None
     except (StoppedError, LostProcessError):
         raise
-    except EfftrainError as error:  # rank 0 cannot know it, so this rank says it
+    except EfftrainError as error:  # rank 0 cannot know it
         print(f"error: rank {ranks.rank}: {error}", file=sys.stderr)
         raise
 
 
 def _run_worker(device: str, ranks: Ranks) -> None:
-    with stop_on_signals():
-        path: str | None = None
-        for attempt in count():
-            start = ranks.store_get(f"start/{attempt}")
-            if start["recipe"] is None:
-                return
-            try:
-                if start["recipe"] != path:
-                    path = str(start["recipe"])
-                    with (
-                        interruptible(rescuable=True),
-                        rescued_by(lambda: None),
-                    ):  # nothing is to be saved here
-                        session = replace(
-                            prepare_session(load_recipe(path), choose_device(device, ranks)),
-                            ranks=ranks,
-                        )
-                if not attempt:
-                    ranks.check_alike(_facts(session))
-                return _train_along(start, session)
-            except Stop:
-                raise StoppedError(f"rank {ranks.rank} has stopped") from None
-            except Rewinding:
-                continue
+    path = ""
+    for attempt in count():
+        start = ranks.store_get(f"start/{attempt}")
+        if start["recipe"] is None:
+            return
+        if start["recipe"] != path:
+            path = start["recipe"]
+            # A stop meanwhile has nothing to save.
+            with interruptible(rescuable=True), rescued_by(lambda: None):
+                session = prepare_session(load_recipe(path), choose_device(device, ranks))
+            session = replace(session, ranks=ranks)
+        if not attempt:
+            _check_facts(session)
+        state = fresh_state(session)
+        progress = progress_from_json(start["progress"])
+        if progress.stage:
+            set_stage(state, session.recipe, progress.stage)
+        state.progress = progress
+        state.method_tensors = as_described(start["method_tensors"], session.device)
+        try:
+            return _train(state, session, start["until"], start["probes"])
+        except Rewinding:
+            continue
 
 
-def _train_along(start: Mapping[str, Any], session: Session) -> None:
-    """Train from the state that rank 0 broadcasts, to the end or until it will broadcast another."""
-    recipe, ranks, until = session.recipe, session.ranks, start["until"]
-    state = fresh_state(session)
-    progress = progress_from_json(start["progress"])
-    if progress.stage:
-        set_stage(state, recipe, progress.stage)
-    state.progress = progress
-    state.method_tensors = as_described(start["method_tensors"], session.device)
-    _broadcast(ranks, state, recipe)
-    devices = choose_strategy(recipe, state, ranks, session.device)
-    with memory_errors(recipe, summarize_plan(recipe, progress, session.corpus.vocab_size, until)):
+def _train(state: TrainState, session: Session, until: int | None, probes: bool) -> None:
+    """Train from the state of rank 0 to the end.
+
+    Raises:
+        Stop: the ranks have agreed to stop.
+        Rewinding: rank 0 will share another state.
+    """
+    recipe = session.recipe
+    summary = summarize_plan(recipe, state.progress, session.corpus.vocab_size, until)
+    with memory_errors(recipe, summary):
+        if probes:
+            probe_seconds(session, state, summary)
+        devices = share_state(state, session)
         try:
             for _ in train_stages(
                 state, recipe, session.train_data, session.val_windows, until, devices
@@ -146,26 +160,21 @@ call (NCCL's issue 1497)."""
 
 
 def fix_sums(recipe: Recipe) -> None:
-    """Has NCCL add up in one order if the recipe asks for deterministic kernels; the user's own setting is kept."""
+    """Have NCCL add up in one order if the recipe asks for deterministic kernels; the user's own setting is kept."""
     if recipe.train.deterministic:
         for name, value in NCCL_THAT_REPEATS.items():
             os.environ.setdefault(name, value)
 
 
-def _broadcast(ranks: Ranks, state: TrainState, recipe: Recipe) -> None:
-    fix_sums(recipe)
-    ranks.barrier()
-    for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
-        ranks.broadcast(tensors.values())
-
-
-def _facts(session: Session) -> dict[str, str]:
-    """What must be the same on every rank. The recipe is rank 0's."""
-    return {
-        "efftrain": __version__,
-        "torch": torch.__version__,
-        "device": session.device.type,
-        "training data": session.corpus.train.sha256,
-        "validation data": session.corpus.valid.sha256,
-        "tokenizer": session.corpus.tokenizer_sha256,
-    }
+def _check_facts(session: Session) -> None:
+    """Compare what must be the same on every rank. The recipe is rank 0's."""
+    session.ranks.check_alike(
+        {
+            "efftrain": __version__,
+            "torch": torch.__version__,
+            "device": session.device.type,
+            "training data": session.corpus.train.sha256,
+            "validation data": session.corpus.valid.sha256,
+            "tokenizer": session.corpus.tokenizer_sha256,
+        }
+    )

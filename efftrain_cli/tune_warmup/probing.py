@@ -24,7 +24,7 @@ from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session, environment_of, fresh_state, origin_of
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
-from efftrain_cli.training.worker import release, start_workers
+from efftrain_cli.training.worker import share_state, start_workers
 from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import fluctuation
@@ -65,7 +65,8 @@ def run_probe(
             try:
                 check_disk(run.path, state, recipe)
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
-                    devices = start_workers(run.path, state, session, probe.horizon, number)
+                    start_workers(run.path, state, session, probe.horizon, number)
+                    devices = share_state(state, session)
                     calm = _train_until_clear(
                         run, state, session, devices, search, probe, curve, screen
                     )
@@ -112,7 +113,7 @@ def run_probe(
         if not goes_on:
             forget_checkpoints(run.path)
         # Last: where another rank was asked to stop, this ends the search, and the probe is finished.
-        release(devices)
+        devices.rewind()
     return receipt
 
 

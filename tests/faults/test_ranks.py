@@ -216,6 +216,15 @@ def test_a_fault_of_one_rank_ends_all_with_one_message(
     assert run.last_step() == (5 if code == 4 else 4) and run.saved() == 4 and run.is_sound()
 
 
+def test_every_rank_probes_its_memory(tmp_path: Path) -> None:
+    fault = "raise RuntimeError('DefaultCPUAllocator: not enough memory')"
+    run = Launched(tmp_path, probe=True, inject=CALLS.replace("FAULT", fault).replace("5", "1"))
+    _, errors = run.process.communicate(timeout=120)
+    assert run.process.returncode == 5, errors
+    assert errors.count("rank 1: out of memory in the largest micro-batch planned") == 1
+    assert run.last_step() == -1
+
+
 def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path: Path) -> None:
     """F80: nothing in it can run, nor can the store that it keeps."""
     run = Launched(tmp_path, EFFTRAIN_HANG_SECONDS="3")

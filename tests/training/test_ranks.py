@@ -7,11 +7,13 @@ import socket
 import threading
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import LostProcessError, UsageError
+from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.cost import gradient_copies
@@ -19,9 +21,10 @@ from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
-from efftrain_cli.training.devices import Passes, add_lanes
+from efftrain_cli.training.devices import Devices, Passes, add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import _wait, launch, refuse_several
+from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.worker import fix_sums
 
@@ -331,6 +334,45 @@ def test_a_silent_service_at_the_address_ends_the_start(monkeypatch: pytest.Monk
         monkeypatch.setattr("efftrain_cli.training.joining.JOINING", timedelta(seconds=2))
         with pytest.raises(UsageError, match=f"cannot reach the others at 127.0.0.1:{port}"):
             joined().__enter__()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13204.", True),
+        ("[gloo/transport/tcp/pair.cc:601] Read error: Connection reset by peer", True),
+        ("[gloo/transport/tcp/pair.cc:355] writev [127.0.0.1]:1: Broken pipe", True),
+        ("[gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 3000ms for recv", True),
+        ("ncclRemoteError: A call failed possibly due to a remote process exiting", True),
+        ("[enforce fail at gloo/transport/tcp/pair.cc:451] op.preamble.length <= op.nbytes", False),
+        ("NCCL error: unhandled cuda error\nLast error: illegal memory access", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_only_connection_errors_are_lost_peers(text: str, is_lost: bool) -> None:
+    with (
+        pytest.raises(LostProcessError if is_lost else RuntimeError) as caught,
+        Ranks(rank=1, world_size=2).peer_errors(),
+    ):
+        raise RuntimeError(text)
+    assert is_lost or str(caught.value) == text
+
+
+@pytest.mark.parametrize(("device", "keeps"), [("cpu", 1), ("cuda", 0)])
+def test_nothing_is_read_after_a_lost_peer_on_cuda(device: str, keeps: int) -> None:
+    """The device waits for the lost rank, and reading from it would wait too."""
+    model = SimpleNamespace(device=torch.device(device), zero_grad=lambda set_to_none: None)
+    state, kept = SimpleNamespace(model=model), []
+
+    def keep() -> None:
+        kept.append(None)
+
+    with pytest.raises(LostProcessError), stopped_by(keep, state, Devices(), keep):  # type: ignore[arg-type]
+        raise LostProcessError("rank 1 has ended")
+    assert len(kept) == keeps
+    with pytest.raises(Stop), stopped_by(keep, state, Devices(), keep):  # type: ignore[arg-type]
+        raise Stop
+    assert len(kept) == keeps + 1
 
 
 @pytest.mark.parametrize(
