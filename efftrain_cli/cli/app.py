@@ -169,19 +169,20 @@ def run_app() -> None:
     from efftrain_cli.cli.commands import register
 
     register(*sys.argv[1:2])
-    first = True  # of several processes; whose rank is not known before the environment is checked
+    rank = 0  # of several processes; not known before the environment is checked
     try:
         check_environment()
-        first = process_rank() == 0
+        rank = process_rank()
         _check_place()
         refuse_several("".join(sys.argv[1:2]))
         app()
     except EfftrainError as error:
         if type(error) is LostProcessError and PARENT in os.environ:
             raise SystemExit(LOST) from None  # the launcher names the process that was lost
-        # Of several processes the first one speaks; what only another one knows it has said itself.
-        if first or isinstance(error, HungError):
+        if rank == 0 or isinstance(error, HungError):
             _say(str(error) if isinstance(error, StoppedError) else f"error: {error}")
+        elif not isinstance(error, StoppedError | LostProcessError | UsageError):
+            _say(f"error: rank {rank}: {error}")  # of the others, rank 0 prints its own
         raise SystemExit(error.exit_code) from None
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the

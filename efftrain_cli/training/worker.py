@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.errors import EfftrainError, LostProcessError, StoppedError
+from efftrain_cli.foundation.errors import StoppedError, UsageError
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -97,9 +97,7 @@ def run_worker(device: str, ranks: Ranks) -> None:
             _run_worker(device, ranks)
     except Stop:
         raise StoppedError(f"rank {ranks.rank} has stopped") from None
-    except (StoppedError, LostProcessError):
-        raise
-    except EfftrainError as error:  # rank 0 cannot know it
+    except UsageError as error:  # other commands make the same mistake on all ranks
         print(f"error: rank {ranks.rank}: {error}", file=sys.stderr)
         raise
 
