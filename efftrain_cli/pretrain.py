@@ -51,12 +51,12 @@ from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.calibration import calibrated_gflops
+from efftrain_cli.training.display import TrainingDisplay
 from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors, peak_memory
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import (
     Session,
     choose_device,
@@ -308,7 +308,7 @@ def _train(
             devices = share_state(state, session)
             with (
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
-                TrainingScreen(console, summary.tokens, state.progress.tokens, steps) as screen,
+                TrainingDisplay(console, summary.tokens, state.progress.tokens, steps) as screen,
             ):
                 for attempt in count(1):
                     try:

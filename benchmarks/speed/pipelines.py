@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
     recipe = load_recipe(options.recipe, options.set)
-    section = recipe.late_gradients
+    section = recipe.delayed_gradients
     with joined() as ranks, tempfile.TemporaryDirectory() as folder:
         if section is None or ranks.world_size != section.devices:
             parser.error(

@@ -168,7 +168,7 @@ def bench(
             phases = phase_seconds(rows, device, median, profile)
         else:
             phases = _shared_phases([row for _, row in timed], devices, median)
-    section = recipe.late_gradients
+    section = recipe.delayed_gradients
     rings = ranks.world_size // (1 if section is None else section.devices)
     plan = plan_step(recipe, state.progress, max(1, rings))
     tokens = plan.batch_size * plan.seq_len

@@ -147,7 +147,7 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
     Raises:
         UsageError: a step has fewer sequences than there are devices, or the recipe has a ring.
     """
-    if recipe.late_gradients is not None:
+    if recipe.delayed_gradients is not None:
         raise UsageError(
             "a ring of Ouroboros's modules passes activations, for which this model has no term\n  --set ouroboros=false plans the rest"
         )

@@ -92,7 +92,7 @@ class Recipe:
         return None if self.parallel is None else self.parallel.lanes
 
     @property
-    def late_gradients(self) -> Ouroboros | None:
+    def delayed_gradients(self) -> Ouroboros | None:
         """The method whose gradients are late, where any is."""
         return self.ouroboros if self.ouroboros is not None and self.ouroboros.modules > 1 else None
 

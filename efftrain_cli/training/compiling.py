@@ -83,7 +83,7 @@ def compiles_blocks(recipe: Recipe, n_layer: int, ranks: int = 1) -> bool:
     gradients all arrive at its end.
     """
     # Ouroboros differentiates embedding and head apart; lanes are added up after the pass, with any number of ranks.
-    apart = recipe.late_gradients is not None or (ranks > 1 and not recipe.lanes)
+    apart = recipe.delayed_gradients is not None or (ranks > 1 and not recipe.lanes)
     return apart or "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 

@@ -18,9 +18,9 @@ from efftrain_cli.run.directory import Run
 from efftrain_cli.run.stability import gradient_warnings, loss_spikes
 from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.display import TrainingDisplay
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
 from efftrain_cli.training.sampling import generate_text
-from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session
 from efftrain_cli.training.stages import (
     GrowthRecord,
@@ -47,7 +47,7 @@ class Logbook:
         state: TrainState,
         session: Session,
         devices: Devices,
-        screen: TrainingScreen,
+        screen: TrainingDisplay,
         rewinding: bool = False,
     ) -> None:
         self._rewinding, self._devices = rewinding, devices
@@ -211,7 +211,7 @@ def train_and_log(
     session: Session,
     devices: Devices,
     until: int | None,
-    screen: TrainingScreen,
+    screen: TrainingDisplay,
     rewinding: bool = False,
 ) -> float | None:
     """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the

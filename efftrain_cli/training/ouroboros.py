@@ -436,9 +436,9 @@ class DelayedGradients:
         return cosines
 
 
-def delayed_gradients(recipe: Recipe, model: GPT, world_size: int = 1) -> DelayedGradients:
+def build_delayed_gradients(recipe: Recipe, model: GPT, world_size: int = 1) -> DelayedGradients:
     """Build Ouroboros's gradients for a run of `world_size` processes."""
-    section, device = recipe.late_gradients, model.device
+    section, device = recipe.delayed_gradients, model.device
     assert section is not None
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
     recompute = checkpoints_activations(

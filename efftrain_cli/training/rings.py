@@ -39,7 +39,7 @@ from efftrain_cli.training.devices import Devices, GradientStep, Passes
 from efftrain_cli.training.ouroboros import (
     PREFIX,
     DelayedGradients,
-    delayed_gradients,
+    build_delayed_gradients,
     fault,
     norms_of,
     pop,
@@ -71,7 +71,7 @@ class Rings(Devices):
 
     def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
         super().__init__(ranks)
-        delayed = delayed_gradients(recipe, state.model, ranks.world_size)
+        delayed = build_delayed_gradients(recipe, state.model, ranks.world_size)
         mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
         self._boundary = state.model.residual_dtype if mixed else torch.float32
         self._late, self._state = delayed, state

@@ -13,7 +13,7 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.ouroboros import delayed_gradients
+from efftrain_cli.training.ouroboros import build_delayed_gradients
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.replicated import Replicated
 from efftrain_cli.training.rings import RingOnOneDevice, Rings
@@ -30,7 +30,7 @@ def choose_strategy(
     """
     if ranks.is_single_process:
         return single_device(recipe, state.model, state.method_tensors)
-    if recipe.late_gradients:
+    if recipe.delayed_gradients:
         return Rings(recipe, state, ranks)
     if is_sharded(recipe, ranks):
         return Sharded(recipe, state, ranks, device)
@@ -40,8 +40,8 @@ def choose_strategy(
 
 def single_device(recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor]) -> Devices:
     """Return what carries a run of `recipe` in this process alone."""
-    if recipe.late_gradients:
-        return RingOnOneDevice(delayed_gradients(recipe, model), method_tensors)
+    if recipe.delayed_gradients:
+        return RingOnOneDevice(build_delayed_gradients(recipe, model), method_tensors)
     return Devices(lanes=recipe.lanes)
 
 
@@ -76,7 +76,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     """
     if ranks.is_single_process:
         return
-    ring = recipe.late_gradients
+    ring = recipe.delayed_gradients
     sharing, what = ranks.world_size, "devices"
     if ring:
         _check_ring(ring, recipe, ranks)

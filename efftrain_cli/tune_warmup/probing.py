@@ -18,9 +18,9 @@ from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.training.checkpoints import check_disk, load_checkpoint, newest_checkpoint, save
 from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.display import TrainingDisplay
 from efftrain_cli.training.logger import Logbook, stopped_by
 from efftrain_cli.training.memory import memory_errors
-from efftrain_cli.training.screen import TrainingScreen
 from efftrain_cli.training.session import Session, environment_of, fresh_state, origin_of
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import train
@@ -59,7 +59,7 @@ def run_probe(
             )  # the beginning is validated anew
             if row.get("val_loss") is not None
         ]
-        with TrainingScreen(
+        with TrainingDisplay(
             console, search.tokens_of(probe), state.progress.tokens, probe.horizon
         ) as screen:
             try:
@@ -153,7 +153,7 @@ def _train_until_clear(
     search: Search,
     probe: Probe,
     curve: list[tuple[int, float]],
-    screen: TrainingScreen,
+    screen: TrainingDisplay,
 ) -> float | None:
     """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly
     calm: the bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""

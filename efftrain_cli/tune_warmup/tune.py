@@ -121,7 +121,7 @@ def _check_ranks(search: Search, ranks: Ranks) -> None:
     Raises:
         UsageError: naming what they cannot share.
     """
-    if not ranks.is_single_process and search.recipe.late_gradients is not None:
+    if not ranks.is_single_process and search.recipe.delayed_gradients is not None:
         raise UsageError(
             "tune-warmup trains its probes on copies of the model, and with [ouroboros] devices are a ring of its modules\n"
             "leave --devices out: one device computes the same"

@@ -114,8 +114,8 @@ def test_a_log_that_fills_up_while_training(lab: Laboratory) -> None:
 import errno, os
 import efftrain_cli.foundation.console as console
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.training.screen import TrainingScreen
-TrainingScreen.FIRST_INTERVAL = 0.0
+from efftrain_cli.training.display import TrainingDisplay
+TrainingDisplay.FIRST_INTERVAL = 0.0
 batch, write, broken = Windows.batch, console._Output.write, []
 
 def breaking(self, plan, *rest):

@@ -21,8 +21,8 @@ import pytest
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import Run, run_path
-from efftrain_cli.training import screen as screen_module
-from efftrain_cli.training.screen import TrainingScreen
+from efftrain_cli.training import display as screen_module
+from efftrain_cli.training.display import TrainingDisplay
 from tests.conftest import python
 from tests.launch import Laboratory, Process, wait_until
 
@@ -347,7 +347,7 @@ def test_lines_of_a_long_run(
     """F42: at least a line in 30 s, at most 3,000 lines in a million steps of 70 ms."""
     now, printed = [0.0], []
     monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
-    with TrainingScreen(make_console(), total_tokens=10**9, tokens=0, steps=10**6) as screen:
+    with TrainingDisplay(make_console(), total_tokens=10**9, tokens=0, steps=10**6) as screen:
         monkeypatch.setattr(
             screen,
             "_print_line",
@@ -373,8 +373,8 @@ def test_a_line_while_nothing_happens(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """F42: also where one step takes minutes."""
-    monkeypatch.setattr(TrainingScreen, "SILENCE", 0.2)
-    with TrainingScreen(make_console(), total_tokens=10, tokens=0, steps=10):
+    monkeypatch.setattr(TrainingDisplay, "SILENCE", 0.2)
+    with TrainingDisplay(make_console(), total_tokens=10, tokens=0, steps=10):
         shown = ""
 
         def said_twice() -> bool:
@@ -437,7 +437,7 @@ def test_a_reader_that_goes_away(lab: Laboratory) -> None:
     """F42: `efftrain pretrain ... | head -1` ends without a word about pipes, and what was trained is saved."""
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)
-    often = "from efftrain_cli.training.screen import TrainingScreen\nTrainingScreen.FIRST_INTERVAL = 0.2\n"
+    often = "from efftrain_cli.training.display import TrainingDisplay\nTrainingDisplay.FIRST_INTERVAL = 0.2\n"
     process = start_into(
         lab, pipe, "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.1") + often
     )

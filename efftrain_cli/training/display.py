@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-class TrainingScreen:
+class TrainingDisplay:
     """Shows a run as its rows come in: a bar on a terminal, a line every half minute at most elsewhere.
 
     Where no row comes for long (one step can take minutes), a line says that the run is alive.
@@ -41,7 +41,7 @@ class TrainingScreen:
         self._ended = threading.Event()
         self._lock = threading.Lock()
 
-    def __enter__(self) -> TrainingScreen:
+    def __enter__(self) -> TrainingDisplay:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.progress import BarColumn, Progress, TextColumn
 
