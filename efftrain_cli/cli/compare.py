@@ -70,6 +70,13 @@ def compare(
             help="Difference of final losses, nats per token, within which recipes count as equivalent."
         ),
     ] = None,
+    equal: Annotated[
+        Literal["tokens", "flops", "seconds"] | None,
+        Option(
+            help="Budget that final losses are judged at, equal within 2 %; without it, tokens, or FLOPs where only "
+            "these agree."
+        ),
+    ] = None,
     every_setting: Annotated[
         bool,
         Option("--every-setting", help="Compare every setting of a recipe instead of its best."),
@@ -147,6 +154,7 @@ def compare(
         margin=margin,
         every_setting=every_setting or study is not None,
         allow=allow,
+        equal=equal,
         costs=Costs(price_per_hour, power_watts),
         left_out=left_out,
     )

@@ -24,6 +24,7 @@ from efftrain_cli.compare.groups import (
 )
 from efftrain_cli.compare.measures import (
     PRIMARY,
+    Cost,
     Costs,
     EqualPoint,
     Question,
@@ -109,6 +110,7 @@ def compare(
     margin: float | None = None,
     every_setting: bool = False,
     allow: bool = False,
+    equal: Cost | None = None,
     costs: Costs | None = None,
     left_out: Sequence[str] = (),
 ) -> Comparison:
@@ -120,6 +122,7 @@ def compare(
         target_loss: nats per token; default: per pair of runs, the worse one's final loss.
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
+        equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only these agree.
         left_out: why runs that were asked for are not among `runs`; a reader of the comparison must know.
 
     Raises:
@@ -148,7 +151,7 @@ def compare(
     groups = [base, *(group for group in groups if group is not base)]
     points = equal_points([run for group in groups for run in group.runs])
     questions = [
-        *measures(costs, _has_bytes(groups), points, target_loss, len(groups) > 1, margin),
+        *measures(costs, _has_bytes(groups), points, target_loss, len(groups) > 1, margin, equal),
         *score_questions(groups, allow),
     ]
     # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
@@ -251,6 +254,8 @@ def _named(groups: Sequence[Group], name: str) -> Group:
         # One recipe in several settings: it stands at its own best, as the others do.
         best, _ = best_settings([*matches, *(g for g in groups if g.recipe_name != name)])
         chosen = [group for group in best if group.recipe_name == name]
+        if len(matches) < len(groups) and _differ_in_budget(chosen):
+            chosen = [max(chosen, key=lambda group: group.budget)]
     if len(chosen) == 1:
         return chosen[0]
     names = ", ".join(repr(group.label) for group in groups)
@@ -262,6 +267,12 @@ def _named(groups: Sequence[Group], name: str) -> Group:
     raise UsageError(f"--baseline {name!r} {fault}; choose one of {names}")
 
 
+def _differ_in_budget(groups: Sequence[Group]) -> bool:
+    """Return whether all are one recipe with different budgets."""
+    one_recipe = len({group.recipe_name for group in groups}) == 1
+    return one_recipe and len({group.budget for group in groups}) == len(groups)
+
+
 def _default_baseline(groups: Sequence[Group]) -> Group:
     over = [group for group in groups if any(not run.pending for run in group.runs)] or list(groups)
     if len({group.recipe_name for group in groups}) == 1 and len(groups) > 1:
@@ -271,8 +282,10 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
         for group in over
         if not methods_among({key.split(".")[0]: True for key in group.recipe})
     ]
+    if _differ_in_budget(plain):
+        return max(plain, key=lambda group: group.budget)
     finished = [group for group in over if any(run.status == "finished" for run in group.runs)]
-    return plain[0] if len(plain) == 1 else (finished or over)[0]
+    return (finished or over)[0]
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Why]]:

@@ -22,10 +22,14 @@ from efftrain_cli.compare.failures import FEWEST_FINISHED, failed_seeds, shares_
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
 from efftrain_cli.compare.measures import (
+    AXIS_WORDS,
     SAME_SCHEDULE,
+    Cost,
     Question,
     Value,
+    budget_ratio,
     evaluated_every,
+    is_same_budget,
     match,
     match_error,
     numbers,
@@ -151,10 +155,12 @@ def verdict(
     counted = question.tested in ("rank", "failures")
     if counted and not any(any(numbers(side.values())) for side in sides):
         return replace(found, why=NOTHING)
-    why = withheld or _why_incomparable(question, baseline, method)
+    unequal, budgets = _check_budgets(question, baseline, method, looks)
+    why = withheld or unequal or _why_incomparable(question, baseline, method)
     if why and looks.registered:
         return _unjudged(found, why, looks)
     found = _test(found, (baseline, method), sides, looks)
+    found = replace(found, note="; ".join(filter(None, (budgets, found.note))))
     why = why or found.why
     return _unjudged(found, why, looks) if why else found
 
@@ -231,6 +237,35 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
     if not reason and question.tested in ("difference", "match"):
         reason = _why_other_schedule(question, baseline, method)
     return Why("not_judged", f"not judged: {reason}") if reason else None
+
+
+def _check_budgets(
+    question: Question, baseline: Group, method: Group, looks: Looks
+) -> tuple[Why | None, str]:
+    """Return why final losses are not judged, and at which equal cost they are if that is not tokens."""
+    if question.tested != "difference" or question.point is not None:
+        return None, ""
+    cost = question.equal
+    ratios: dict[Cost, float] = {
+        axis: budget_ratio(baseline, method, axis) for axis in ("tokens", "flops", "seconds")
+    }
+    tokens = f"{ratios['tokens']:.2f}x the tokens"
+    if cost is None and looks.registered:
+        # Registered before a study had to say what its arms have in common.
+        return None, "" if is_same_budget(ratios["tokens"]) else f"{method.label} spent {tokens}"
+    if cost is None:
+        by_tokens = is_same_budget(ratios["tokens"]) or not is_same_budget(ratios["flops"])
+        cost = "tokens" if by_tokens else "flops"
+    words = AXIS_WORDS[cost]
+    reason = why_cost_not_judged(cost, [*baseline.runs, *method.runs])
+    if not reason and not is_same_budget(ratios[cost]):
+        reason = f"{method.label} spent {ratios[cost]:.2f}x the {words} of {baseline.label}"
+        if question.equal is None:
+            reason += "; --equal flops or --equal seconds judges at another equal cost"
+    if reason:
+        return Why("not_judged", f"not judged: {reason}"), ""
+    other = cost != "tokens" and not is_same_budget(ratios["tokens"])
+    return None, f"at equal {words}, and {tokens}" if other else ""
 
 
 def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:

@@ -54,6 +54,11 @@ class Group:
         return {key: value for key, value in self.runs[0].recipe.items() if key != "seed"}
 
     @property
+    def budget(self) -> float:
+        """Tokens to train."""
+        return float(self.recipe.get("train.tokens", 0))
+
+    @property
     def devices(self) -> int:
         """How many the runs were begun on."""
         return self.runs[0].origin.get("world_size", 1)
@@ -177,18 +182,19 @@ BEST_RULE = "the setting with the fewest unfinished runs; of those, the lowest m
 def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
     """Each recipe at its own best setting by BEST_RULE, in the order of the groups, and all the settings tried.
 
+    Settings with other budgets are other recipes: the longest run would always be the best.
     Where every group is a setting of one recipe all of them stay: they are what is compared.
     """
-    names = list(dict.fromkeys(group.recipe_name for group in groups))
-    if len(names) in (1, len(groups)):
+    if len({group.recipe_name for group in groups}) in (1, len(groups)):
         return list(groups), []
-    best = [
-        min((group for group in groups if group.recipe_name == name), key=rank_of) for name in names
-    ]
+    alike: dict[tuple[str, object], list[Group]] = {}
+    for group in groups:
+        alike.setdefault((group.recipe_name, group.budget), []).append(group)
+    best = [min(settings, key=rank_of) for settings in alike.values()]
     trials = []
     for group in groups:
         unfinished, mean = rank_of(group)
-        if sum(other.recipe_name == group.recipe_name for other in groups) > 1:
+        if len(alike[group.recipe_name, group.budget]) > 1:
             loss = None if math.isinf(mean) else mean
             trials.append(
                 Trial(group.label, group.recipe_name, loss, unfinished, group.seeds, group in best)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -30,6 +31,7 @@ PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
 SAME_SCHEDULE = 0.02
 """Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
+Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "training seconds"}
 
 
@@ -58,6 +60,8 @@ class Question:
     """Loss to reach, nats per token."""
     higher: bool = False
     """Whether a higher value is better."""
+    equal: Cost | None = None
+    """What the recipes must have in common within SAME_SCHEDULE; None: tokens, or else FLOPs."""
     stuck_at: float = 0.2
     """Share of the tokens: a run that ends above the baseline's median loss there is stuck."""
     allow: bool = False
@@ -238,6 +242,28 @@ def evaluated_every(runs: Sequence[RunNumbers]) -> float:
     return max(float(np.median(np.diff(run.evaluated["step"]))) for run in runs)
 
 
+def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
+    """Return what the method's finished runs spent on average over what the baseline's did; 1 if that is unknown.
+
+    Tokens that a rewind abandoned do not count: the budget is what the learning rate's schedule ran over.
+    """
+    axis = "schedule_tokens" if cost == "tokens" else cost
+    means = []
+    for group in (baseline, method):
+        ends = [
+            float(run.evaluated[axis][-1])
+            for run in group.runs
+            if run.status == "finished" and len(run.evaluated.get(axis, ()))
+        ]
+        means.append(sum(ends) / len(ends) if ends else 0.0)
+    return means[1] / means[0] if min(means) > 0 else 1.0
+
+
+def is_same_budget(ratio: float) -> bool:
+    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1."""
+    return max(ratio, 1 / ratio) <= 1 + SAME_SCHEDULE
+
+
 def other_shapes(runs: Sequence[RunNumbers]) -> str:
     """Return why costs that are read along these runs' ways are not judged; "" if their learning rates decay alike.
 
@@ -318,16 +344,20 @@ def measures(
     target: float | None,
     several: bool = True,
     margin: float | None = None,
+    equal: Cost | None = None,
 ) -> list[Question]:
     """The measures of a comparison, in the order of its table.
 
     Args:
         several: there is a baseline to compare with; without one, costs to match it are left out.
         margin: nats per token within which final losses count as equal.
+        equal: what final losses are judged at.
     """
     loss, cost, nats = "Validation loss", "Cost", "nats/token"
     found = [
-        Question(PRIMARY, "final loss", nats, loss, final_loss, "difference", margin=margin),
+        Question(
+            PRIMARY, "final loss", nats, loss, final_loss, "difference", margin=margin, equal=equal
+        ),
         Question("final_perplexity", "final perplexity", "", loss, _perplexity),
     ]
     if with_bits:

@@ -125,6 +125,8 @@ class Study:
     """Name of the arm that the others are compared with."""
     primary: Annotated[tuple[Primary, ...], Field(min_length=1)]
     """Measures that the study is judged by; all others are exploratory."""
+    equal: Literal["tokens", "flops", "seconds"] | None = None
+    """What the arms have in common, within 2 %; must be given where their tokens differ."""
     stuck_at: float | None = Field(default=None, gt=0, lt=1)
     """Share of the tokens, 0.2 unless set: a run is stuck if it ends above the baseline's median loss there."""
     tuning: Tuning | None = None

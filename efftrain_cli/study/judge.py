@@ -128,7 +128,7 @@ def _judge_look(
     base, found = file.study.baseline, []
     seeds = file.seeds[: looks.plan[looks.taken - 1]]
     for primary in file.study.primary:
-        question = question_of(primary)
+        question = replace(question_of(primary), equal=file.study.equal)
         if file.study.stuck_at is not None:
             question = replace(question, stuck_at=file.study.stuck_at)
         over_rates = primary.measure == "lr_sensitivity"

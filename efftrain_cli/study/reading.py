@@ -127,7 +127,11 @@ def _check_tuning(check: Check, valid: Mapping[str, Any]) -> None:
             grids.append((f"arms.{i}.grid", arm.grid))
     for key, grid in grids:
         for name, values in grid.items():
-            if name in ("seed", "base") or name.startswith(NOT_COMPUTED):
+            if name == "train.tokens":
+                check.add(
+                    key, "train.tokens cannot be tuned: the longest run would always be best", None
+                )
+            elif name in ("seed", "base") or name.startswith(NOT_COMPUTED):
                 check.add(
                     key, f"{name} cannot be tuned: it does not change what a recipe computes", None
                 )

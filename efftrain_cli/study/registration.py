@@ -21,9 +21,11 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from efftrain_cli import __version__
+from efftrain_cli.compare.measures import human, is_same_budget
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import Part, Record, digest_of, read_record, write_record
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
@@ -89,6 +91,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
     """
     path = study_folder(file.name) / "plan.json"
     if not path.exists():
+        _require_budgets(file)
         early = sorted(
             trial.name for _, (_, trial) in all_trials(file) if run_path(trial.name).exists()
         )
@@ -116,6 +119,25 @@ def register(file: StudyFile, allow: bool) -> Registration:
         ):  # of two machines that begin at once, one registers
             write_record(path, plan, first=True)
     return check_registered(file, allow, record=True)
+
+
+def _require_budgets(file: StudyFile) -> None:
+    """Check that a study whose arms differ in tokens states what they have in common.
+
+    Raises:
+        UsageError: it does not.
+    """
+    tokens = {
+        arm.name: load_recipe(file.recipe_path(arm), file.settings_of(arm)).train.tokens
+        for arm in file.study.arms
+    }
+    if file.study.equal is not None or is_same_budget(max(tokens.values()) / min(tokens.values())):
+        return
+    each = ", ".join(f"{name} {human(count)}" for name, count in tokens.items())
+    raise UsageError(
+        f"the arms of study {file.name!r} train different tokens: {each}\n"
+        '  say what they have in common: equal = "flops" (or "seconds"); or give them the same train.tokens'
+    )
 
 
 def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Registration:

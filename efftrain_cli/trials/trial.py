@@ -272,7 +272,7 @@ class Choice:
     losses: tuple[float | None, ...]
     """Final validation loss by seed, nats per token; None where a run did not finish."""
     best: bool
-    """The recipe's best setting: the lowest mean final loss among those that finished with every seed."""
+    """The recipe's best setting at its budget: the lowest mean final loss among those that finished with every seed."""
 
 
 def read_trial(trial: Trial) -> RunNumbers | None:
@@ -283,6 +283,11 @@ def read_trial(trial: Trial) -> RunNumbers | None:
     if not (path / "recipe.toml").is_file() or not (path / "metrics.jsonl").is_file():
         return None
     return read_numbers(path)
+
+
+def _budget(settings: Sequence[str]) -> tuple[str, ...]:
+    """The settings of the budget: with another one, a recipe is another recipe."""
+    return tuple(setting for setting in settings if setting.startswith("train.tokens="))
 
 
 def choose(trials: Sequence[Trial]) -> list[Choice]:
@@ -301,13 +306,16 @@ def choose(trials: Sequence[Trial]) -> list[Choice]:
         arm: tuple(read_numbers(run_path(trial.name)).final_loss for trial in arms[arm])
         for arm in arms
     }
-    best = {
-        recipe: min((arm for arm in arms if arm[0] == recipe), key=lambda arm: rank(losses[arm]))
-        for recipe, _ in arms
-    }
+    best: dict[tuple[str, tuple[str, ...]], tuple[str, tuple[str, ...]]] = {}
+    for arm in sorted(arms, key=lambda arm: rank(losses[arm])):
+        best.setdefault((arm[0], _budget(arm[1])), arm)
     return [
         Choice(
-            key[0], key[1], tuple(trial.name for trial in members), losses[key], best[key[0]] == key
+            key[0],
+            key[1],
+            tuple(trial.name for trial in members),
+            losses[key],
+            key in best.values(),
         )
         for key, members in arms.items()
     ]

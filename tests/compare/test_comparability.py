@@ -184,3 +184,51 @@ def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
         )
     groups = {group.label: group.seeds for group in of("small").groups}
     assert groups == {"small model.norm=layernorm": (0, 1), "small model.norm=none": (2,)}
+
+
+def budgets(root: Path, flops: float = 1.0) -> None:
+    """B trains twice A's tokens, at `flops` of A's FLOPs a token."""
+    for seed in range(3):
+        write_run(root, "small", seed, steps=50)
+        rows = [
+            row | {"total_flops": flops * row["total_flops"]} for row in rows_of(100, seed, 1.3)
+        ]
+        write_run(root, "long", seed, rows=rows, steps=100, more=SLW)
+
+
+@pytest.mark.parametrize(
+    ("flops", "equal", "text"),
+    [
+        (1.0, None, "not judged: long spent 2.00x the tokens of small; --equal flops or"),
+        (0.5, None, "better"),
+        (0.5, "flops", "better"),
+        (0.5, "tokens", "not judged: long spent 2.00x the tokens of small"),
+        (0.7, "flops", "not judged: long spent 1.40x the FLOPs of small"),
+        (0.5, "seconds", "not judged: the machine's speed was not measured"),
+    ],
+)
+def test_final_losses_are_judged_at_equal_budgets(
+    root: Path, flops: float, equal: str | None, text: str
+) -> None:
+    budgets(root, flops)
+    found = of("small", "long", baseline="small", equal=equal).verdict("final_loss", "long")
+    assert found.text.startswith(text)
+    assert found.note == ("at equal FLOPs, and 2.00x the tokens" if text == "better" else "")
+
+
+def test_a_longer_run_is_no_better_setting(root: Path) -> None:
+    """Both budgets of a recipe are compared, at the baseline's largest; only its own is judged."""
+    for seed in range(3):
+        for recipe, more in (("small", ""), ("small-slw", SLW)):
+            for steps in (50, 100):
+                write_run(
+                    root, recipe, seed, steps=steps, more=more, name=f"{recipe}-{steps}-{seed}"
+                )
+    compared = of("small", "small-slw", baseline="small")
+    assert compared.baseline.budget == 102400 and not compared.trials
+    texts = {
+        group.budget: compared.verdict("final_loss", group.label).text
+        for group in compared.groups[1:]
+    }
+    assert texts[51200].startswith("not judged: small-slw") and "0.50x the tokens" in texts[51200]
+    assert not texts[102400].startswith("not judged")

@@ -236,6 +236,20 @@ def test_runs_from_before_the_registration_make_it_exploratory(file: StudyFile) 
     assert check_registered(file, allow=False).exploratory
 
 
+def test_arms_with_other_tokens_need_an_equal_budget(folder: Path) -> None:
+    path = folder / "study.toml"
+    text = path.read_text()
+    path.write_text(
+        text.replace('"seq_len_warmup.start=16"', '"seq_len_warmup.start=16", "train.tokens=9_000"')
+    )
+    with pytest.raises(
+        UsageError, match=r"different tokens: plain 2,560, warm 9,000\n  say what they have"
+    ):
+        register(read_study(path), allow=False)
+    path.write_text(path.read_text().replace("looks = 2", 'looks = 2\nequal = "flops"'))
+    register(read_study(path), allow=False)
+
+
 def test_an_edited_plan_is_found(file: StudyFile) -> None:
     register(file, allow=False)
     path = study_folder("study") / "plan.json"

@@ -552,3 +552,26 @@ def test_a_missing_rate_keeps_the_look_waiting() -> None:
     del rated[4e-3]["method"][3]
     found = judge(sensitivity_study(), {}, rated=rated)
     assert found.look == 0 and found.pending == ("method seed 3",)
+
+
+@pytest.mark.parametrize(
+    ("equal", "outcome", "note"),
+    [
+        (None, "better", "method spent 2.00x the tokens"),
+        ("tokens", "undecided", "not judged: method spent 2.00x the tokens of base"),
+        ("flops", "better", "at equal FLOPs, and 2.00x the tokens"),
+    ],
+)
+def test_budgets_are_equal_in_what_the_study_says(
+    equal: str | None, outcome: str, note: str
+) -> None:
+    """Without the key the study was registered before there was one, and is judged as registered."""
+    there = runs(base=BASE, method=shifted(-0.05))
+    for arm, side in there.items():
+        for run in side.values():
+            run.evaluated["flops"] = run.evaluated["tokens"] * 6e5
+            if arm == "method":
+                run.evaluated["tokens"] = run.evaluated["schedule_tokens"] = np.array([0, 2000])
+    file = study()
+    (verdict,) = judge(StudyFile(file.path, replace(file.study, equal=equal)), there).verdicts
+    assert (verdict.outcome, note_of(verdict)) == (outcome, note)
