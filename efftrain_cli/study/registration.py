@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from efftrain_cli import __version__
-from efftrain_cli.compare.measures import human, is_same_budget
+from efftrain_cli.compare.measures import is_same_budget
+from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import Part, Record, digest_of, read_record, write_record
@@ -133,7 +134,7 @@ def _require_budgets(file: StudyFile) -> None:
     }
     if file.study.equal is not None or is_same_budget(max(tokens.values()) / min(tokens.values())):
         return
-    each = ", ".join(f"{name} {human(count)}" for name, count in tokens.items())
+    each = ", ".join(f"{name} {human_count(count)}" for name, count in tokens.items())
     raise UsageError(
         f"the arms of study {file.name!r} train different tokens: {each}\n"
         '  say what they have in common: equal = "flops" (or "seconds"); or give them the same train.tokens'
