@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -55,7 +56,8 @@ def compare(
     baseline: Annotated[
         str | None,
         Option(
-            help="Recipe or run to compare with; without it, the only recipe without a method, else the first."
+            help="Recipe, run or glob of one recipe's runs to compare with; without it, the only recipe without a method, "
+            "else the first."
         ),
     ] = None,
     target_loss: Annotated[
@@ -133,6 +135,7 @@ def compare(
     from efftrain_cli.compare.show import show_comparison, show_plan
 
     verdict = None
+    arms: dict[str, str] = {}
     from efftrain_cli.study.main import EXPLORATORY, labelled, show_judged
 
     if study is not None:
@@ -141,12 +144,14 @@ def compare(
                 "--study names the runs and the baseline itself; leave out RUN... and --baseline"
             )
         # As the study printed it: verdicts first; beside a document or what a program reads they go to standard error.
-        baseline, runs, verdict = show_judged(study, allow, format_ == "table" and output is None)
+        baseline, arms, verdict = show_judged(study, allow, format_ == "table" and output is None)
+        runs = list(arms)
     elif not runs:
         raise UsageError(
             "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs"
         )
     sound, left_out = read_sound(select_runs(runs))
+    sound = [replace(run, recipe_name=arms.get(run.name, run.recipe_name)) for run in sound]
     comparison = compare_runs(
         sound,
         baseline=baseline,

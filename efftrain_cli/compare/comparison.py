@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -117,8 +118,8 @@ def compare(
     """Compares runs, grouped by recipe, with a baseline.
 
     Args:
-        baseline: a recipe's or group's name, or a run of the group; default: the only recipe without a method's
-            section, else the first; never one that has no finished run while another has.
+        baseline: a recipe's or group's name, or a run's, or a glob over them; default: the only recipe without a
+            method's section, else the first; never one that has no finished run while another has.
         target_loss: nats per token; default: per pair of runs, the worse one's final loss.
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
@@ -246,9 +247,11 @@ def _named(groups: Sequence[Group], name: str) -> Group:
     for group in groups:
         if name == group.label:
             return group
-    matches = [
-        group for group in groups if name in (group.recipe_name, *(run.name for run in group.runs))
-    ]
+    matches = []
+    for group in groups:
+        known = (group.recipe_name, *(run.name for run in group.runs))
+        if name in known or any(fnmatchcase(each, name) for each in known):
+            matches.append(group)
     chosen = matches
     if len(matches) > 1 and name == matches[0].recipe_name:
         # One recipe in several settings: it stands at its own best, as the others do.

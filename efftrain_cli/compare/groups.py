@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,10 @@ from efftrain_cli.run.rows import NOT_COMPUTED
 
 DEVICES = "devices"
 """Stands beside the recipe's keys for the number of devices that a run was trained on."""
+
+
+SETTINGS_SHOWN = 3
+"""Most settings in a group's name, unless more are needed to tell groups apart."""
 
 
 @dataclass(frozen=True)
@@ -132,18 +136,46 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
         by_seed: dict[int, list[RunNumbers]] = {}
         for run in members:
             by_seed.setdefault(run.seed, []).append(run)
-        twice = [run.name for same in by_seed.values() if len(same) > 1 for run in same]
-        if twice and not allow:
-            raise UsageError(
-                f"{', '.join(twice)} are runs of one recipe and seed: copies of a run would count as evidence. "
-                "Name one of each, or use --allow to take the one that started last"
-            )
         latest = [
             max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()
         ]
-        label = " ".join((members[0].recipe_name, *settings))
-        groups.append(Group(label, tuple(sorted(latest, key=lambda run: run.seed)), settings))
-    return groups
+        if len(latest) < len(members) and not allow:
+            older = {run.name for run in members} - {run.name for run in latest}
+            raise UsageError(_twice(by_seed, [run.name for run in runs if run.name not in older]))
+        runs_of_group = tuple(sorted(latest, key=lambda run: run.seed))
+        groups.append(Group(members[0].recipe_name, runs_of_group, settings))
+    return [replace(group, label=_label(group, groups)) for group in groups]
+
+
+def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) -> str:
+    """Say which runs are copies of each other, and how to compare the others, `names`."""
+    copies = [run.name for same in by_seed.values() if len(same) > 1 for run in same]
+    command = (
+        f"efftrain compare {' '.join(names)}" if len(names) <= 12 else "efftrain compare RUN..."
+    )
+    return (
+        f"{', '.join(copies)} have the same recipe and seed: not independent samples\n"
+        f"  name one of each seed: {command}\n"
+        "  or pass --allow for the newest"
+    )
+
+
+def _label(group: Group, groups: Sequence[Group]) -> str:
+    """Name a group so that no other has the name: by its recipe and, if other groups share that, by the run that
+    `--name` named, or the first settings that differ."""
+    same = [other for other in groups if other.recipe_name == group.recipe_name]
+    chosen = [other.runs[0].name for other in same if len(other.runs) == 1]
+    few = len(group.settings) <= SETTINGS_SHOWN
+    if 1 < len(same) == len(chosen) and not (
+        few and any(name.startswith(group.recipe_name) for name in chosen)
+    ):
+        return group.runs[0].name
+    most = SETTINGS_SHOWN
+    while len({other.settings[:most] for other in same}) < len(same):
+        most += 1
+    more = len(group.settings) - most
+    words = [group.recipe_name, *group.settings[:most]]
+    return " ".join(words) + (f" and {more} more" if more > 0 else "")
 
 
 def _settings(firsts: Sequence[RunNumbers]) -> list[tuple[str, ...]]:

@@ -84,7 +84,8 @@ def key_table(comparison: Comparison) -> Table:
         ]
         settings = " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
         seeds = counted(len(group.runs), "seed")
-        rows.append((comparison.letter(group), group.recipe_name, seeds, settings or "-"))
+        name = group.label if group.label == group.runs[0].name else group.recipe_name
+        rows.append((comparison.letter(group), name, seeds, settings or "-"))
     return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
 
 

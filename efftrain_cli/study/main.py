@@ -219,9 +219,11 @@ def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     return replace(comparison, labels=(Why("warning", text), *comparison.labels), exploratory=True)
 
 
-def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str], dict[str, Any]]:
-    """Prints a study's verdicts for `compare --study`; returns the baseline's run, the runs to compare and
-    `verdict_json`.
+def show_judged(
+    path: Path, allow: bool, on_stdout: bool
+) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Print a study's verdicts for `compare --study`. Return a run of the baseline, the arm of each run to compare by
+    the run's name, and `verdict_json`.
 
     Raises:
         UsageError: the study was never registered, was changed since, or has no runs to compare.
@@ -229,12 +231,12 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
     file = read_study(path)
     judgement, registration = judged(file, allow)
     text = verdict_text(file, judgement, registration)
-    there = [
-        (arm, trial.name)
+    arms = {
+        trial.name: arm
         for phase, (arm, trial) in all_trials(file)
         if phase != "tuning" and (run_path(trial.name) / "metrics.jsonl").is_file()
-    ]
-    first = next((name for arm, name in there if arm == file.study.baseline), None)
+    }
+    first = next((name for name, arm in arms.items() if arm == file.study.baseline), None)
     if first is None:
         raise UsageError(
             f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n  train it: efftrain study {path}"
@@ -244,4 +246,4 @@ def show_judged(path: Path, allow: bool, on_stdout: bool) -> tuple[str, list[str
         file=sys.stdout if on_stdout else sys.stderr,
         flush=True,
     )
-    return first, [name for _, name in there], verdict_json(file, judgement, registration)
+    return first, arms, verdict_json(file, judgement, registration)

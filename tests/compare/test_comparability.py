@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.compare.groups import select_runs
+from efftrain_cli.compare.tables import key_table
 from efftrain_cli.foundation.errors import UsageError
 from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
@@ -142,10 +143,14 @@ def test_seeds_are_ordered_as_numbers(root: Path) -> None:
 def test_copies_of_a_run_are_refused(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small", 0, name="small-seed0-2", origin={"started": "2026-02-02"})
-    with pytest.raises(
-        UsageError, match="small-seed0, small-seed0-2 are runs of one recipe and seed"
-    ):
-        of("small")
+    write_run(root, "small-slw", 0, more=SLW)
+    with pytest.raises(UsageError) as raised:
+        of("small", "small-slw")
+    assert str(raised.value).splitlines() == [
+        "small-seed0, small-seed0-2 have the same recipe and seed: not independent samples",
+        "  name one of each seed: efftrain compare small-seed0-2 small-slw-seed0",
+        "  or pass --allow for the newest",
+    ]
     assert [run.name for run in of("small", allow=True).runs] == ["small-seed0-2"]
 
 
@@ -153,7 +158,8 @@ def test_unknown_baseline_is_refused(root: Path) -> None:
     pair(root, 1)
     with pytest.raises(UsageError, match="'small', 'small-slw'"):
         of("small", "small-slw", baseline="tiny")
-    assert of("small", "small-slw", baseline="small-slw-seed0").baseline.label == "small-slw"
+    for name in ("small-slw-seed0", "*-slw-*"):
+        assert of("small", "small-slw", baseline=name).baseline.label == "small-slw"
 
 
 @pytest.mark.parametrize("section", ["[parallel]\nlanes = 2", '[wandb]\nmode = "off"'])
@@ -172,6 +178,29 @@ def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> N
         "small optim.lr=0.003",
         "small optim.lr=0.001",
     }
+
+
+def test_groups_have_short_names(root: Path) -> None:
+    """Runs that --name named are shown by it; of seven settings that differ three are in a name."""
+    many = f"{SLW}multiple = 4\nmode = 'reshape'\nbatch = 'tokens'\n"
+    for seed in (0, 1):
+        write_run(root, "small", seed, name=f"first-{seed}")
+        write_run(root, "small", seed, name=f"second-{seed}", lr=3e-3, more=many)
+    assert [group.label for group in of("first-0", "second-0").groups] == ["first-0", "second-0"]
+    assert [row[1] for row in key_table(of("first-0", "second-0")).rows] == ["first-0", "second-0"]
+    _, named = of("first-?", "second-?", every_setting=True).groups
+    settings = "optim.lr=0.003 seq_len_warmup.start=8 seq_len_warmup.steps=10"
+    assert named.label == f"small {settings} and 3 more"
+
+
+def test_names_have_as_many_settings_as_tell_groups_apart(root: Path) -> None:
+    for seed in (0, 1):
+        for windows in (4, 5):
+            more = f"{SLW}multiple = 4\n[eval]\nwindows = {windows}\n"
+            write_run(root, "small", seed, name=f"w{windows}-{seed}", lr=3e-3, more=more)
+        write_run(root, "small", seed, name=f"plain-{seed}")
+    labels = {group.label for group in of("w?-*", "plain-*", every_setting=True).groups}
+    assert len(labels) == 3 and all(len(label) < 150 for label in labels)
 
 
 def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
