@@ -32,6 +32,7 @@ from efftrain_cli.compare.measures import (
     read_end,
 )
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
+from efftrain_cli.run.stability import measure
 
 TOKENS = 1e6
 EVALUATIONS = 60
@@ -77,13 +78,9 @@ def run_of(
         "tokens": TOKENS,
         "flops": 6e5 * TOKENS,
         "seconds": 100.0,
-        "ratio_steps": 0,
-        "over_1_2": 0,
-        "over_1_5": 0,
-        "max_ratio": None,
+        "stability": measure({name: np.empty(0) for name in ("step", "loss_ratio", "nonfinite")}),
         "nonfinite_stops": 0,
         "rewinds": 0,
-        "tokens_per_second": TOKENS / 100,
         "mfu": None,
         "other_seconds": {},
         "speeds": (),

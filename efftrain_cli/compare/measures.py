@@ -461,7 +461,7 @@ def _plain(
 
 
 def _share(run: RunNumbers, steps: int) -> float | None:
-    return 100 * steps / run.ratio_steps if run.ratio_steps else None
+    return 100 * steps / run.stability.steps if run.stability.steps else None
 
 
 _OVER = "steps with loss ratio above"
@@ -472,12 +472,26 @@ _STEADY = (
     Question("validation_jumps", "validation jumps", "", "Stability", _validation_jumps, "rank"),
     # Never tested: at small batches the loss of a batch is above its best by chance.
     _plain(
-        "share_over_1_2", f"{_OVER} 1.2", "%", "Stability", lambda run: _share(run, run.over_1_2)
+        "share_over_1_2",
+        f"{_OVER} 1.2",
+        "%",
+        "Stability",
+        lambda run: _share(run, run.stability.above_slight),
     ),
     _plain(
-        "share_over_1_5", f"{_OVER} 1.5", "%", "Stability", lambda run: _share(run, run.over_1_5)
+        "share_over_1_5",
+        f"{_OVER} 1.5",
+        "%",
+        "Stability",
+        lambda run: _share(run, run.stability.above_severe),
     ),
-    _plain("max_loss_ratio", "largest loss ratio", "", "Stability", lambda run: run.max_ratio),
+    _plain(
+        "max_loss_ratio",
+        "largest loss ratio",
+        "",
+        "Stability",
+        lambda run: run.stability.max_loss_ratio,
+    ),
     _plain("nonfinite_stops", "non-finite stops", "", "Stability", lambda run: run.nonfinite_stops),
     _plain("rewinds", "rewinds", "", "Stability", lambda run: run.rewinds),
     _plain(

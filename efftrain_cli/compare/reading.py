@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
@@ -21,7 +22,7 @@ from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import Metrics, read_metrics
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.rows import RunDirectory, read_run
-from efftrain_cli.run.stability import measure
+from efftrain_cli.run.stability import Stability, measure
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
 READ = tuple(
@@ -82,14 +83,9 @@ class RunNumbers:
     flops: float
     seconds: float
     """Training seconds: without evaluation, checkpoints and compilation."""
-    ratio_steps: int
-    """Steps with a loss ratio."""
-    over_1_2: int
-    over_1_5: int
-    max_ratio: float | None
+    stability: Stability
     nonfinite_stops: int
     rewinds: int
-    tokens_per_second: float | None
     mfu: float | None
     other_seconds: dict[str, float]
     """Seconds spent in evaluation, checkpoints and compilation, where logged."""
@@ -119,6 +115,11 @@ class RunNumbers:
         """Validation loss of the last evaluation, nats per token; None for a run not finished or never evaluated."""
         losses = self.evaluated["val_loss"]
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens over training seconds; None for a run that has spent none."""
+        return self.tokens / self.seconds if self.seconds > 0 else None
 
     @property
     def grown_at(self) -> int:
@@ -163,31 +164,29 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    rows = Metrics(
-        {name: np.empty(0) for name in READ},
-        segments=0,
-        nonfinite_segments=0,
-        damaged=(),
-    )
+    names = (*READ, *_columns_by_part(run.recipe))
+    rows = Metrics(dict.fromkeys(names, np.empty(0)), segments=0, nonfinite_segments=0, damaged=())
     if (path / "metrics.jsonl").exists():
-        rows = read_metrics(path, (*READ, *_columns_by_part(run.recipe)))
-    columns = dict(rows.columns)
+        rows = read_metrics(path, names)
     status = status_of(run, rows)
-    marks = _marks(run, rows, status, int(_last(columns["step"])))
-    columns["schedule_tokens"] = columns["tokens"]
-    columns["tokens"] = columns["tokens"] + _abandoned(run, columns["step"])
-    last = {
-        name: _last(columns[name]) for name in ("step", "tokens", "total_flops", "train_seconds")
-    }
+    frame = pd.DataFrame(rows.columns)
+    frame["schedule_tokens"] = frame.tokens
+    for event in _events(run, "rewind"):
+        # Tokens of the steps that it gave up: trained on, and no part of the rows' own count.
+        after = frame.step > float(event.get("to_step", math.inf))
+        frame.tokens += float(event.get("tokens_abandoned", 0)) * after
+    step, tokens, flops, seconds = (_last(frame[name]) for name in ("step", *AXES.values()))
     # No row holds the seconds of the save after the last step: a row counts what was saved before it.
-    saves = [event for event in _events(run, "checkpoint") if event.get("step") == last["step"]]
+    saves = [event for event in _events(run, "checkpoint") if event.get("step") == step]
     last_save = (_numbers(saves, "seconds") or [0.0])[-1]
-    sums = {
-        name: float(np.nansum(columns[name])) + (last_save if name == "checkpoint_seconds" else 0.0)
-        for name in ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_seconds")
-        if np.isfinite(columns[name]).any()
-    }
-    stability = measure(columns)
+    spent = {name: frame[name].sum() for name in _SECONDS if frame[name].notna().any()}
+    if "checkpoint_seconds" in spent:
+        spent["checkpoint_seconds"] += last_save
+    timed = frame[["mfu", "seconds"]].dropna()
+    # Each segment has its own clock, which starts at 0.
+    clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
+    rates = _numbers(_events(run, "start", "resume", "end"), "calibrated_gflops")
+    uncounted = frame.lr.notna() & frame.optimizer_flops.isna()
     return RunNumbers(
         name=run.name,
         recipe_name=recipe_name(run.origin, run.name),
@@ -195,35 +194,31 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         recipe=with_defaults(flatten(run.recipe)),
         origin=run.origin,
         status=status,
-        marks=marks,
-        evaluated=_evaluated(columns),
-        step=int(last["step"]),
-        tokens=last["tokens"],
-        flops=last["total_flops"],
-        flops_lack_optimizer=run.recipe.get("optim", {}).get("name") == "muon"
-        and bool((np.isfinite(columns["lr"]) & np.isnan(columns["optimizer_flops"])).any()),
-        seconds=last["train_seconds"],
-        ratio_steps=stability.steps,
-        over_1_2=stability.above_slight,
-        over_1_5=stability.above_severe,
-        max_ratio=stability.max_loss_ratio,
+        marks=_marks(run, rows, status, int(step)),
+        evaluated=_evaluated(frame),
+        step=int(step),
+        tokens=tokens,
+        flops=flops,
+        flops_lack_optimizer=bool(
+            run.recipe.get("optim", {}).get("name") == "muon" and uncounted.any()
+        ),
+        seconds=seconds,
+        stability=measure(rows.columns),
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=len(_events(run, "rewind")),
-        tokens_per_second=last["tokens"] / last["train_seconds"]
-        if last["train_seconds"] > 0
+        mfu=float((timed.mfu * timed.seconds).sum() / timed.seconds.sum())
+        if timed.seconds.sum() > 0
         else None,
-        mfu=_mean_mfu(columns),
-        other_seconds={name: seconds for name, seconds in sums.items() if name != "cpu_seconds"},
-        speeds=tuple(
-            rate
-            for rate in _numbers(_events(run, "start", "resume", "end"), "calibrated_gflops")
-            if rate > 0
-        ),
-        cpu_seconds=sums.get("cpu_seconds"),
-        wall_seconds=None if (wall := _wall(columns)) is None else wall + last_save,
-        series=_series(columns),
-        zero_shot=_zero_shot(path, columns) if zero_shot else (),
+        cpu_seconds=spent.pop("cpu_seconds", None),
+        other_seconds=spent,
+        speeds=tuple(rate for rate in rates if rate > 0),
+        wall_seconds=sum(clocks) + last_save if len(clocks) else None,
+        series=_series(rows.columns | {"tokens": frame.tokens.to_numpy()}),
+        zero_shot=_zero_shot(path, frame) if zero_shot else (),
     )
+
+
+_SECONDS = ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_seconds")
 
 
 def _events(run: RunDirectory, *kinds: str) -> list[dict[str, Any]]:
@@ -233,15 +228,6 @@ def _events(run: RunDirectory, *kinds: str) -> list[dict[str, Any]]:
 def _numbers(events: Sequence[dict[str, Any]], key: str) -> list[float]:
     values = [event.get(key) for event in events]
     return [float(value) for value in values if isinstance(value, int | float)]
-
-
-def _abandoned(run: RunDirectory, step: np.ndarray) -> np.ndarray:
-    """Tokens of steps that rewinds gave up before each step: trained on, and no part of the rows' own count."""
-    tokens = np.zeros(len(step))
-    for event in _events(run, "rewind"):
-        after = step > float(event.get("to_step", math.inf))
-        tokens += float(event.get("tokens_abandoned", 0)) * after
-    return tokens
 
 
 def status_of(run: RunDirectory, rows: Metrics) -> str:
@@ -284,36 +270,29 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Wh
     marks = []
     budget = run.recipe.get("train", {}).get("tokens")
     if status != "finished":
-        share = (
-            f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)"
-            if budget
-            else ""
-        )
-        why = f" ({end})" if status == "crashed" and (end := _end(run)) else ""
-        words = {
+        end = _end(run) if status == "crashed" else ""
+        text = {
             "running": "still running",
             "stopped": "unfinished: stopped",
-            "crashed": f"unfinished: crashed{why}",
-        }
-        marks.append(Why("unfinished", f"{words.get(status, status)} at step {step}{share}"))
-    if rewinds := len(_events(run, "rewind")):
+            "crashed": f"unfinished: crashed{end and f' ({end})'}",
+        }.get(status, status)
+        text += f" at step {step}"
+        if budget:
+            text += f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)"
+        marks.append(Why("unfinished", text))
+    rewinds = len(_events(run, "rewind"))
+    if rewinds:
         marks.append(Why("rewound", f"rewound {_times(rewinds)}"))
-    if (resumes := max(rows.segments - 1 - rewinds, len(_events(run, "resume")))) > 0:
+    resumes = max(rows.segments - 1 - rewinds, len(_events(run, "resume")))
+    if resumes > 0:
         marks.append(Why("resumed", f"resumed {_times(resumes)}"))
     starts = _events(run, "start", "resume")
-    # A run that was started by an older version says all but its devices in its origin alone.
-    said = [run.origin, *starts]
-    for key, before, after, sources in (
-        ("device", "on", "", starts),
-        ("devices", "on", " devices", starts),
-        ("threads", "with threads", "", said),
-        ("dtype", "with dtype", "", said),
-        ("torch", "with PyTorch", "", said),
-        ("efftrain", "with efftrain", "", said),
-    ):
+    for key, text in _MOVED.items():
+        # A run that was started by an older version says all but its devices in its origin alone.
+        sources = starts if key in ("device", "devices") else [run.origin, *starts]
         values = dict.fromkeys(str(source[key]) for source in sources if key in source)
         if len(values) > 1:
-            marks.append(Why("moved", f"ran {before} {' and '.join(values)}{after}"))
+            marks.append(Why("moved", text.format(" and ".join(values))))
     for event in _events(run, "override"):
         changed = event.get("differences")
         entries = changed if isinstance(changed, list) else []
@@ -332,41 +311,31 @@ def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Wh
     return tuple(marks)
 
 
+_MOVED = {
+    "device": "ran on {}",
+    "devices": "ran on {} devices",
+    "threads": "ran with threads {}",
+    "dtype": "ran with dtype {}",
+    "torch": "ran with PyTorch {}",
+    "efftrain": "ran with efftrain {}",
+}
+"""Key of an origin and of a start's event -> the mark of a run with several values of it."""
+
+
 def _times(n: int) -> str:
     return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
-def _last(values: np.ndarray) -> float:
-    """The last value that is there; 0 where none is."""
-    there = values[np.isfinite(values)]
-    return float(there[-1]) if len(there) else 0.0
+def _last(values: np.ndarray | pd.Series) -> float:
+    """Return the last value that is not missing; 0 if all are."""
+    return float([0.0, *values[np.isfinite(values)][-1:]][-1])
 
 
-def _evaluated(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    there = np.isfinite(columns["val_loss"])
-    found = {"step": columns["step"][there], "val_loss": columns["val_loss"][there]}
+def _evaluated(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+    rows = frame[frame.val_loss.notna()]
     # Step 0 has trained on nothing; a row that leaves its counts out says 0.
-    names = AXES | {"schedule_tokens": "schedule_tokens"}
-    return found | {axis: np.nan_to_num(columns[name][there]) for axis, name in names.items()}
-
-
-def _mean_mfu(columns: dict[str, np.ndarray]) -> float | None:
-    """Model FLOPs utilization over the whole run: the rows' MFU weighted by their seconds."""
-    weighted = columns["mfu"] * columns["seconds"]
-    there = np.isfinite(weighted)
-    seconds = columns["seconds"][there].sum()
-    return float(weighted[there].sum() / seconds) if seconds > 0 else None
-
-
-def _wall(columns: dict[str, np.ndarray]) -> float | None:
-    wall, segment = columns["wall_seconds"], np.nan_to_num(columns["segment"])
-    there = np.isfinite(wall)
-    if not there.any():
-        return None
-    # Each segment has its own clock, which starts at 0.
-    return float(
-        sum(wall[there & (segment == each)].max(initial=0.0) for each in np.unique(segment))
-    )
+    names = {"step": "step", "val_loss": "val_loss", "schedule_tokens": "schedule_tokens"} | AXES
+    return {name: np.nan_to_num(rows[column]) for name, column in names.items()}
 
 
 def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:
@@ -405,7 +374,7 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     return series
 
 
-def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ...]:
+def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
     items: dict[tuple[object, ...], dict[str, dict[str, float]]] = {}
     try:
         for row in read_items(path):
@@ -417,7 +386,7 @@ def _zero_shot(path: Path, columns: dict[str, np.ndarray]) -> tuple[ZeroShot, ..
                     scores.setdefault(name, {})[item] = float(score)
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
-    tokens = dict(zip(columns["step"].tolist(), columns["tokens"].tolist(), strict=True))
+    tokens = dict(zip(frame.step, frame.tokens, strict=True))
     found = []
     for entry in read_results(path):
         checkpoint, limit = str(entry.get("checkpoint", "")), entry["limit"]

@@ -7,6 +7,7 @@ trains, on another machine, or half copied.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,15 +127,19 @@ def last_row(path: Path) -> dict[str, Any]:
 
 
 def columns_of(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return float64 columns of rows; NaN where a row has no number."""
+    """Return float64 columns of rows; NaN where a row has no number, or one that a float cannot hold."""
     import numpy as np
 
-    columns = {}
-    for name in names:
-        values = [row.get(name) for row in rows]
-        numbers = [value if isinstance(value, int | float) else np.nan for value in values]
-        columns[name] = np.array(numbers, float)
-    return columns
+    return {name: np.array([_float(row.get(name)) for row in rows], float) for name in names}
+
+
+def _float(value: object) -> float:
+    """Return a number as a finite float; NaN for anything else."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
 
 
 def valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Damage]:
@@ -224,8 +229,8 @@ def _fault_of(row: dict[str, Any], numbers: Sequence[str]) -> str:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
             return f"its `{name}` is {value!r:.20}, not a whole number"
     for name in numbers:
-        if not isinstance(row.get(name), int | float | None):
-            return f"its `{name}` is {row[name]!r:.20}, not a number"
+        if row.get(name) is not None and math.isnan(_float(row[name])):
+            return f"its `{name}` is {row[name]!r:.20}, not a finite number"
     return ""
 
 
@@ -284,6 +289,8 @@ def _read_by_arrow(
     except pa.ArrowInvalid:
         return None
     if table.num_rows != n or table["segment"].null_count:  # blank lines, or rows without a segment
+        return None
+    if any(np.isinf(values).any() for values in arrays.values()):
         return None
     step, segment = arrays["step"], np.nan_to_num(arrays["segment"])
     if not (np.isfinite(step) & (step >= 0) & (step < 2**53) & (step == np.floor(step))).all():

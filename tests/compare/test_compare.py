@@ -363,14 +363,15 @@ def test_abandoned_steps_are_not_measured_twice(root: Path) -> None:
             budget=102400,
         )
     )
-    assert (run.max_ratio, run.over_1_5, run.ratio_steps) == (1.0, 0, 51)
+    assert run.stability.max_loss_ratio == 1.0
+    assert (run.stability.above_severe, run.stability.steps) == (0, 51)
 
 
 def test_a_ratio_of_exactly_the_limit_is_not_above_it(root: Path) -> None:
     rows = rows_of(10, 0, loss_ratio=1.0)
     rows[3]["loss_ratio"], rows[4]["loss_ratio"], rows[5]["loss_ratio"] = 1.5, 1.2, 1.51
     run = read_numbers(write_run(root, "small", 0, steps=10, rows=rows))
-    assert (run.over_1_2, run.over_1_5) == (2, 1)
+    assert (run.stability.above_slight, run.stability.above_severe) == (2, 1)
 
 
 def test_groups_know_the_number_of_devices(root: Path) -> None:

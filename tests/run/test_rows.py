@@ -12,7 +12,7 @@ import pytest
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.lines import sealed, split_lines
-from efftrain_cli.run.metrics import latest_rows, read_metrics
+from efftrain_cli.run.metrics import columns_of, latest_rows, read_metrics
 from efftrain_cli.run.rows import read_run
 from efftrain_cli.run_list import verify_run
 from tests.fake_runs import rows_of, write_rows, write_run
@@ -189,6 +189,24 @@ def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
     assert list(read.columns["step"]) == list(range(101))
     assert [number for number, _ in read.damaged] == [31]
     assert len(latest_rows(path)) == 101
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400"])
+def test_a_number_beyond_a_float_is_missing(tmp_path: Path, number: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    losses = ["3.0", number, "2.0"]
+    path.write_text(
+        "".join(
+            f'{{"step": {i}, "segment": 0, "loss": {loss}}}\n' for i, loss in enumerate(losses, 1)
+        )
+    )
+    expected = [3.0, np.nan, 2.0]
+    np.testing.assert_array_equal(read_metrics(path).columns["loss"], expected)
+    np.testing.assert_array_equal(columns_of(latest_rows(path), ["loss"])["loss"], expected)
+    # Of a column that is asked for it is damage, and its line is named.
+    chosen = read_metrics(path, ("step", "loss"))
+    assert list(chosen.columns["step"]) == [1, 3]
+    assert [line for line, _ in chosen.damaged] == [2]
 
 
 def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
