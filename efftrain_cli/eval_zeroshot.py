@@ -55,7 +55,7 @@ OFFLINE_TOKENS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class EvalConfig:
     """What to evaluate, and how."""
 
     run: str
@@ -78,7 +78,7 @@ class Question:
     device: str = "auto"
 
 
-def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dict[str, Any]]:
+def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dict[str, Any]]:
     """Evaluates task by task, writes each score into the run directory as soon as it is there, and yields its entry of
     zeroshot.json. Of several ranks all call it; rank 0 alone writes.
 
@@ -88,28 +88,28 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or none that is whole.
     """
-    foreign = foreign_tasks(question.tasks)
-    names = task_names([name for name in question.tasks if name not in foreign])
-    if question.limit is not None and question.limit < 1:
-        raise UsageError(f"--limit {question.limit}: give 1 item or more, or leave it out for all")
-    exported = Path(question.run) if (Path(question.run) / "config.json").is_file() else None
+    foreign = foreign_tasks(config.tasks)
+    names = task_names([name for name in config.tasks if name not in foreign])
+    if config.limit is not None and config.limit < 1:
+        raise UsageError(f"--limit {config.limit}: give 1 item or more, or leave it out for all")
+    exported = Path(config.run) if (Path(config.run) / "config.json").is_file() else None
     if exported is None:
-        existing_run(question.run)
+        existing_run(config.run)
     offline = [name for name in names if name.startswith("offline")]
     from_harness = [name for name in names if name not in offline]
     if exported is not None and offline:
         raise UsageError(
-            f"{question.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
+            f"{config.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
             "with --tasks (`--tasks gpt2`, or --data-dir)"
         )
-    if exported is None and offline and imported_without_text(existing_run(question.run)):
+    if exported is None and offline and imported_without_text(existing_run(config.run)):
         raise UsageError(
-            f"run {question.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
+            f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
             "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
         )
     if from_harness or foreign:
         require_extra()
-        require_data(from_harness, question.data_dir, and_others=bool(foreign))
+        require_data(from_harness, config.data_dir, and_others=bool(foreign))
         _quieten()
 
     import torch
@@ -121,9 +121,9 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
 
     ranks = ranks or ALONE
     try:
-        device = choose_device(question.device, ranks)
+        device = choose_device(config.device, ranks)
         if exported is None:
-            trained = load_trained_model(question.run, question.checkpoint, device)
+            trained = load_trained_model(config.run, config.checkpoint, device)
         else:
             trained = load_exported(exported, device)
     except EfftrainError as error:  # rank 0, which speaks, may have a sound copy of the run
@@ -139,8 +139,8 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
             "tokenizer": trained.tokenizer.sha256,
         }
     )
-    evaluator = build_evaluator(trained, question, ranks)
-    stride = question.stride or max(1, evaluator.context_length // 2)
+    evaluator = build_evaluator(trained, config, ranks)
+    stride = config.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
         raise UsageError(
             f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
@@ -163,15 +163,15 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
                 # The harness prints.
                 with (
                     redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
-                    evaluator.sharing.task(name),
+                    evaluator.distributed.task(name),
                 ):
                     if name in offline:
                         score_of = offline_cloze if name == "offline_cloze" else offline_bytes
-                        score = score_of(evaluator, trained.tokenizer, documents, question.limit)
+                        score = score_of(evaluator, trained.tokenizer, documents, config.limit)
                         scored = [(TASKS[name], score)]
                     else:
                         assert language_model is not None
-                        scored = _by_harness(name, language_model, question, stride, Path(scratch))
+                        scored = _by_harness(name, language_model, config, stride, Path(scratch))
             except LostProcessError:
                 raise
             except Exception as error:  # of one task, whose items or definition may be anyone's; the others are scored
@@ -184,7 +184,7 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
                 continue
             seconds = (time.monotonic() - started) / len(scored)
             for task, score in scored:
-                entry = entry_of(task, score, trained, evaluator, question, seconds)
+                entry = entry_of(task, score, trained, evaluator, config, seconds)
                 if ranks.rank == 0:
                     save_result(trained.run, entry, finite(score.items))
                 yield entry
@@ -195,36 +195,36 @@ def evaluate_run(question: Question, ranks: Ranks | None = None) -> Iterator[dic
         )
 
 
-def build_evaluator(trained: TrainedModel, question: Question, ranks: Ranks) -> Evaluator:
-    """The trained model, ready to be asked as the question says; a `UsageError` names a setting that is impossible."""
+def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> Evaluator:
+    """The trained model, ready to be asked as the config says; a `UsageError` names a setting that is impossible."""
     import torch
 
+    from efftrain_cli.zeroshot.distributed import DistributedEval
     from efftrain_cli.zeroshot.score import Evaluator
-    from efftrain_cli.zeroshot.sharing import Sharing
 
     model = trained.model
     on_cuda = model.device.type == "cuda"
     positions = model.config.seq_len
-    length = question.context_length or trained_length(trained)
+    length = config.context_length or trained_length(trained)
     if not 2 <= length <= positions:
         raise UsageError(
             f"--context-length {length}: the model of run {trained.run.name!r} has {positions} positions; give 2 to {positions}"
         )
-    if length < positions and question.context_length is None and ranks.rank == 0:
+    if length < positions and config.context_length is None and ranks.rank == 0:
         print(
             f"warning: up to step {trained.progress.step} this run has trained on sequences of at most {length} of its "
             f"{positions} positions; evaluating with {length}, because the others' embeddings are untrained",
             file=sys.stderr,
         )
-    if question.dtype not in ("auto", "fp32", "bf16"):
-        raise UsageError(f"--dtype {question.dtype}: use auto, fp32 or bf16")
+    if config.dtype not in ("auto", "fp32", "bf16"):
+        raise UsageError(f"--dtype {config.dtype}: use auto, fp32 or bf16")
     return Evaluator(
         model=model,
         context_length=length,
-        batch_tokens=question.batch_tokens or (65_536 if on_cuda else 4_096),
-        bf16=question.dtype == "bf16" or (question.dtype == "auto" and on_cuda),
-        compiled_hidden=torch.compile(model.hidden, dynamic=True) if question.compile else None,
-        sharing=Sharing() if ranks.is_single_process else Sharing(ranks),
+        batch_tokens=config.batch_tokens or (65_536 if on_cuda else 4_096),
+        bf16=config.dtype == "bf16" or (config.dtype == "auto" and on_cuda),
+        compiled_hidden=torch.compile(model.hidden, dynamic=True) if config.compile else None,
+        distributed=DistributedEval(ranks),
     )
 
 
@@ -275,13 +275,13 @@ def entry_of(
     score: TaskScore,
     trained: TrainedModel,
     evaluator: Evaluator,
-    question: Question,
+    config: EvalConfig,
     seconds: float,
 ) -> dict[str, Any]:
     """The entry of zeroshot.json for one task."""
     import torch
 
-    path = local_file(task.name, question.data_dir) if task.name in TASKS else None
+    path = local_file(task.name, config.data_dir) if task.name in TASKS else None
     metrics = finite(
         {name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics}
     )
@@ -293,7 +293,7 @@ def entry_of(
         "task": task.name,
         "protocol": score.protocol,
         # A limit that leaves nothing out is none: the score is of the whole task.
-        "limit": None if score.scored + len(score.left_out) == score.total else question.limit,
+        "limit": None if score.scored + len(score.left_out) == score.total else config.limit,
         "checkpoint": trained.checkpoint.name,
         "step": trained.progress.step,
         "tokens": trained.progress.tokens,
@@ -323,25 +323,23 @@ def entry_of(
 
 
 def _by_harness(
-    name: str, language_model: LanguageModel, question: Question, stride: int, scratch: Path
+    name: str, language_model: LanguageModel, config: EvalConfig, stride: int, scratch: Path
 ) -> list[tuple[Task, TaskScore]]:
     """The score of a task whose items the harness gives; several where a name of its own stands for several tasks."""
     from efftrain_cli.zeroshot.own_tasks import lambada_last_token, wikitext_strided
 
     if name not in TASKS:
-        return evaluate_foreign(name, language_model, question.limit, scratch)
+        return evaluate_foreign(name, language_model, config.limit, scratch)
     task = TASKS[name]
     if name not in DATA_OF:
-        return [
-            (task, evaluate_task(task, language_model, question.data_dir, question.limit, scratch))
-        ]
-    source = load_task(TASKS[DATA_OF[name]], question.data_dir, scratch)
+        return [(task, evaluate_task(task, language_model, config.data_dir, config.limit, scratch))]
+    source = load_task(TASKS[DATA_OF[name]], config.data_dir, scratch)
     evaluator, tokenizer = language_model.evaluator, language_model.text
     if name == "lambada_last_token":
         texts = [document["text"] for document in source.eval_docs]
-        return [(task, lambada_last_token(evaluator, tokenizer, texts, question.limit))]
+        return [(task, lambada_last_token(evaluator, tokenizer, texts, config.limit))]
     pages = [(document["page"], source.doc_to_target(document)) for document in source.eval_docs]
-    return [(task, wikitext_strided(evaluator, tokenizer, pages, question.limit, stride))]
+    return [(task, wikitext_strided(evaluator, tokenizer, pages, config.limit, stride))]
 
 
 def _quieten() -> None:

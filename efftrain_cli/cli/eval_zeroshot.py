@@ -108,13 +108,13 @@ def eval_zeroshot(
     # Before PyTorch is imported, which takes seconds.
     runs = [run if (Path(run) / "config.json").is_file() else find_run(run) for run in runs]
     share(device, devices)
-    from efftrain_cli.eval_zeroshot import Question, TaskError, evaluate_run
+    from efftrain_cli.eval_zeroshot import EvalConfig, TaskError, evaluate_run
     from efftrain_cli.zeroshot.local_data import tasks_in
 
     names = [name.strip() for value in tasks or () for name in value.split(",") if name.strip()]
     if not names:
         names = ["offline"] if data_dir is None else tasks_in(data_dir)
-    question = Question(
+    config = EvalConfig(
         run="",
         tasks=tuple(names),
         checkpoint=checkpoint,
@@ -141,7 +141,7 @@ def eval_zeroshot(
         for run in runs:
             entries = found.setdefault(run, [])
             try:
-                for entry in evaluate_run(replace(question, run=run), ranks):
+                for entry in evaluate_run(replace(config, run=run), ranks):
                     entries.append(entry)
                     if format_ == "table" and not quiet and speaks:
                         _say(entry)
@@ -262,7 +262,7 @@ def _print_means(console: Console, wanted: list[str], entries: list[dict[str, An
 
 
 def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
-    from efftrain_cli.zeroshot.references import references_for
+    from efftrain_cli.zeroshot.references import read_references
 
     entries = [entry for entry in entries if entry["limit"] is None]
     if not entries:
@@ -273,7 +273,9 @@ def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
     rows: list[Row] = []
     sources: dict[str, int] = {}
     for entry in entries:
-        for reference in references_for(entry["task"]):
+        for reference in read_references():
+            if reference.task != entry["task"]:
+                continue
             number = sources.setdefault(
                 f"{reference.protocol}: {reference.source}", len(sources) + 1
             )

@@ -19,11 +19,12 @@ from efftrain_cli.data import shards
 from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.limits import Limits, apportion
 from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for
-from efftrain_cli.data.split import Cursor, Report, Split, Tally, check_tally, split_documents
+from efftrain_cli.data.split import Cursor, Split, Tally, check_tally, split_documents
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import DataError, DiskError
 from efftrain_cli.foundation.files import free_bytes, fsync, sha256_of, write_whole
+from efftrain_cli.foundation.progress import Report
 from efftrain_cli.foundation.records import Record, digest_of, read_record, sealed_text
 
 PROGRESS = "progress.json"

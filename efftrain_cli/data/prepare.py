@@ -24,7 +24,6 @@ from efftrain_cli.data.limits import Limits
 from efftrain_cli.data.shards import dtype_for
 from efftrain_cli.data.split import (
     Cursor,
-    Report,
     Split,
     Tally,
     check_findings,
@@ -43,6 +42,7 @@ from efftrain_cli.data.tokenizer import (
 )
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import fsync
+from efftrain_cli.foundation.progress import Report
 from efftrain_cli.foundation.records import digest_of
 
 if TYPE_CHECKING:

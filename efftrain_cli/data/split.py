@@ -7,7 +7,7 @@ only where there are enough of them; few are cut at a line, each keeping its las
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,10 @@ from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Sour
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.reading import cut_at_line, read_documents
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.progress import Report
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
-
-Report = Callable[[str, int, int | None], None]
-"""Called with what is being done, how much is done, and how much there is where known: bytes of text, or documents."""
 
 
 @dataclass(frozen=True)

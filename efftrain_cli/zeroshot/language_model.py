@@ -1,13 +1,13 @@
-"""Our GPT as lm-evaluation-harness sees it: strings in, log-probabilities and text out.
+"""Present our GPT to lm-evaluation-harness: strings in, log-probabilities and text out.
 
-Subclass of the harness's `TemplateLM`. Text is encoded in batches, context and continuation together and then split, as
-the harness does; contexts that are empty, and documents in rolling likelihood, begin with end-of-text.
+A subclass of the harness's `TemplateLM`, which encodes context and continuation together and splits the tokens. Empty
+contexts, and documents in rolling likelihood, begin with end-of-text.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -18,12 +18,14 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.model.generate import GREEDY, generate
-from efftrain_cli.zeroshot.meter import meter
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
 
 
 class DoesNotFitError(Exception):
-    """Continuations are longer than the context; nothing was scored. `items` are the doc_ids of their items."""
+    """Continuations are longer than the context length; nothing was scored.
+
+    `items` are the doc_ids of their items, or the numbers of their requests.
+    """
 
     def __init__(self, items: set[int]) -> None:
         super().__init__(f"{len(items)} items have a continuation longer than the context")
@@ -31,16 +33,18 @@ class DoesNotFitError(Exception):
 
 
 class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no annotations
-    """Counts, beside answering, what a reader of the scores must know; `begin` sets the counts to 0."""
+    """A GPT with a tokenizer that answers the harness's requests and counts what a reader of the scores must know."""
 
     def __init__(self, evaluator: Evaluator, tokenizer: Tokenizer) -> None:
         super().__init__()
         self.evaluator = evaluator
         self.text = tokenizer
+        # A context is encoded once for all its continuations, and a whole text once for both uses.
+        self._encode_text = lru_cache(maxsize=1024)(lambda text: self._encode([text])[0])
         self.begin("")
 
     def begin(self, task: str) -> None:
-        """Starts the counts of a task, which are `TaskScore`'s, anew; `task` names it on the progress line."""
+        """Set the counts, which are those of `TaskScore`, to 0. Progress is shown under the name `task`."""
         self.task = task
         self.requests = self.truncated = self.boundary_mismatches = 0
 
@@ -55,51 +59,32 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Token ids; nothing is added, whatever is asked: it would break the split of context and continuation."""
-        return self.text.encode([string])[0].tolist()
+        """Return token ids. None are added, whatever is asked: it would move the border of context and continuation."""
+        return list(self._encode_text(string))
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        whole = self.tok_encode(context + continuation)
+        if context.isspace():  # the harness would leave no context
+            border = len(self.tok_encode(context))
+            return whole[:border], whole[border:]
+        pair = super()._encode_pair(context, continuation)
+        self.boundary_mismatches += whole[: len(pair[0])] != pair[0]
+        return pair
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """`TemplateLM.loglikelihood` with all texts encoded at once; a test holds the two together.
+        """Score continuations after contexts, as the harness encodes them; a long context loses its beginning.
 
         Raises:
-            DoesNotFitError: a continuation alone is longer than the context. Longer contexts are cut from the left.
+            DoesNotFitError: a continuation alone is longer than the context length.
         """
-        pairs = []
-        for request in requests:
-            context, continuation = request.args
-            # The harness's rule: a space between the two belongs to the continuation.
-            stripped = context.rstrip()
-            pairs.append(
-                (stripped, context[len(stripped) :] + continuation)
-                if stripped
-                else (context, continuation)
-            )
-        contexts = list(dict.fromkeys(context for context, _ in pairs if context))
-        encoded = dict(zip(contexts, self._encode(contexts), strict=True))
-        wholes = self._encode([context + continuation for context, continuation in pairs])
-        asked = []
-        for (context, _), whole in zip(pairs, wholes, strict=True):
-            if not context:
-                # Conditioned on end-of-text, unless the text begins with it.
-                whole = (
-                    whole if whole[0] == self.prefix_token_id else (self.prefix_token_id, *whole)
-                )
-                asked.append(Request(whole[:1], whole[1:]))
-                continue
-            tokens = encoded[context]
-            self.boundary_mismatches += whole[: len(tokens)] != tokens
-            asked.append(Request(tokens, whole[len(tokens) :]))
-        most = self.evaluator.context_length
-        too_long = {
-            int(r.doc_id)
-            for r, one in zip(requests, asked, strict=True)
-            if len(one.continuation) > most
-        }
-        if too_long:
-            raise DoesNotFitError(too_long)
-        return [(score.logprob, score.greedy) for score in self._score(asked)]
+        try:
+            return super().loglikelihood(requests, disable_tqdm)
+        except DoesNotFitError as error:
+            raise DoesNotFitError({int(requests[i].doc_id) for i in error.items}) from None
+        finally:
+            self._encode_text.cache_clear()
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
@@ -107,23 +92,29 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         asked = [
             Request(tuple(context), tuple(continuation)) for _, context, continuation in requests
         ]
+        longest = self.evaluator.context_length
+        too_long = {i for i, each in enumerate(asked) if len(each.continuation) > longest}
+        if too_long:
+            raise DoesNotFitError(too_long)
         return [(score.logprob, score.greedy) for score in self._score(asked)]
 
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Log-probability of whole texts: disjoint windows, only the last one sees more context than itself."""
+        """Return the log-probabilities of whole texts, in disjoint windows; only the last has more context."""
         length = self.evaluator.context_length
         texts = self._encode([request.args[0] for request in requests])
         cut = [windows(text, length, stride=length, prefix=self.prefix_token_id) for text in texts]
-        scores = iter(
-            self._score([window for document in cut for window in document], may_overlap=True)
-        )
+        every_window = [window for document in cut for window in document]
+        scores = iter(self._score(every_window, may_overlap=True))
         return [sum(score.logprob for score in islice(scores, len(document))) for document in cut]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Greedy text up to a stop string, end-of-text or the token limit. Sampling is refused: no task here asks for
-        it."""
+        """Write greedy text up to a stop string, end-of-text or the token limit.
+
+        Raises:
+            ValueError: the task asks for sampled text.
+        """
         answers: list[tuple[int, str]] = []
         groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, tuple[int, ...]]]] = {}
         contexts = self._encode([request.args[0] for request in requests])
@@ -141,7 +132,6 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             groups.setdefault((len(kept), tuple(asked["until"]), limit), []).append((i, kept))
         self.requests += len(requests)
         # Contexts of one length go together, so that no padding has to be hidden from the attention.
-        sharing = self.evaluator.sharing
         batches = []
         for (length, until, limit), members in groups.items():
             rows = max(1, self.evaluator.batch_tokens // (length + limit))
@@ -149,20 +139,21 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
                 (members[start : start + rows], until, limit)
                 for start in range(0, len(members), rows)
             ]
-        batches = sharing.deal(batches)
-        with meter(self.task, "answers", sum(len(members) for members, _, _ in batches)) as advance:
+        distributed = self.evaluator.distributed
+        batches = distributed.deal(batches)
+        total = sum(len(members) for members, _, _ in batches)
+        with self.evaluator.progress(f"{self.task} answers", total) as advance:
             for members, until, limit in batches:
                 texts = self._write([context for _, context in members], until, limit)
                 answers += zip((i for i, _ in members), texts, strict=True)
                 advance(len(members))
-        asked = hashlib.sha256(repr(contexts).encode()).hexdigest()
-        by_index = dict(sharing.gather(f"{self.task} {asked}", answers))
+        by_index = dict(distributed.gather(self.task, contexts, answers))
         return [by_index[i] for i in range(len(requests))]
 
     def _write(
         self, contexts: Sequence[tuple[int, ...]], until: tuple[str, ...], limit: int
     ) -> list[str]:
-        """What follows each of some contexts of one length, up to the first stop string."""
+        """Continue each of some contexts of equal length, up to the first stop string."""
         evaluator = self.evaluator
         prompt = torch.tensor(contexts, device=evaluator.device)
         with evaluator.autocast():

@@ -1,15 +1,14 @@
-"""Log-probability of continuations: batched by length, shared contexts computed once, the head only where it is read.
+"""Compute log-probabilities of continuations, in batches of similar length.
 
-Right padding is safe: a causal model with absolute positions never looks to the right. Logits are computed in fp32 over
-the tokens that exist (no padding of the vocabulary), whatever type the blocks compute in: rounding there changes which
-token comes first.
+Contexts that several requests share are computed once, and only positions whose logits are read go through the head.
+Padding on the right is safe: no position of a causal model depends on later ones. Logits are computed in fp32 over the
+vocabulary without its padding, whatever type the blocks compute in: rounding there changes the most likely token.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -17,24 +16,27 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.console import silent
+from efftrain_cli.foundation.progress import show_progress
 from efftrain_cli.model.gpt import GPT, KeyValueCache
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.zeroshot.meter import meter
-from efftrain_cli.zeroshot.sharing import Sharing
+from efftrain_cli.zeroshot.distributed import DistributedEval
 
 HEAD_POSITIONS = 1024
 """Positions that go through the head at once: fp32 logits of 1024 x 50257 are 206 MB."""
+SECONDS_BETWEEN_LINES = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class Request(NamedTuple):
-    """Score `continuation` after `context`; neither is empty."""
+    """A continuation to score after a context; neither is empty."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
 
 
 class Score(NamedTuple):
-    """Natural log of p(continuation | context), and whether greedy decoding would have written it."""
+    """Natural log of p(continuation | context), and whether greedy decoding gives the continuation."""
 
     logprob: float
     greedy: bool
@@ -42,12 +44,12 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Indices of requests that go through the model together: of one kind or the other."""
+    """Indices of requests that go through the model together; one of the two fields is empty."""
 
     alone: Sequence[int] = ()
-    """Each as one plain sequence."""
+    """Requests that are one plain sequence each."""
     shared: Sequence[tuple[tuple[int, ...], list[int]]] = ()
-    """Contexts of one length, each with the requests that continue it."""
+    """Contexts of equal length, each with the requests that continue it."""
 
     def __len__(self) -> int:
         return len(self.alone) + sum(len(asked) for _, asked in self.shared)
@@ -55,19 +57,19 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluator:
-    """A GPT ready to be asked: in which type it computes, how much context it sees, how much fits one forward pass."""
+    """A GPT with the settings of its evaluation."""
 
     model: GPT
     context_length: int
-    """Tokens of input at most; longer ones are cut from the left."""
+    """Most input tokens; longer inputs lose their beginning."""
     batch_tokens: int = 4096
     """Tokens, padding included, in one forward pass."""
     bf16: bool = False
-    """Compute the blocks in bf16; the head stays fp32."""
+    """Whether the blocks compute in bf16; the head computes in fp32."""
     compiled_hidden: Callable[[Tensor], Tensor] | None = None
-    """`model.hidden` compiled for changing shapes; used where no cache is."""
-    sharing: Sharing = field(default_factory=Sharing)
-    """With other processes, each of which has the model."""
+    """`model.hidden` compiled for changing shapes, for passes without a cache."""
+    distributed: DistributedEval = field(default_factory=DistributedEval)
+    """The other processes, each of which has the model."""
 
     @property
     def device(self) -> torch.device:
@@ -76,35 +78,48 @@ class Evaluator:
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
+    @contextmanager
+    def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Show progress on standard error; yield a function to call with what each batch has added."""
+        from rich.console import Console
+
+        console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=silent())
+        done = 0
+        with show_progress(console, "evaluating", SECONDS_BETWEEN_LINES) as report:
+
+            def advance(count: int) -> None:
+                nonlocal done
+                done += count
+                report(what, done, total)
+
+            yield advance
+
     def is_truncated(self, request: Request) -> bool:
-        """Whether the context of this request is cut. The last token is never an input: nothing follows it."""
+        """Return whether this request's context loses its beginning. The last token is never an input."""
         return len(request.context) + len(request.continuation) - 1 > self.context_length
 
     def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
-        """Scores in the order of `requests`, with progress on stderr under the name `task`.
+        """Return scores in the order of `requests`, with progress on stderr under the name `task`.
 
         Raises:
-            ValueError: a context or continuation is empty, or a continuation does not fit the context length.
+            ValueError: a context or continuation is empty, or a continuation is longer than the context length.
         """
-        batches = self.sharing.deal(self._batches(requests))
+        batches = self.distributed.deal(self._batches(requests))
         scores: list[tuple[int, Score]] = []
-        with meter(task, "requests", sum(map(len, batches))) as advance, torch.inference_mode():
+        total = sum(map(len, batches))
+        with self.progress(f"{task} requests", total) as advance, torch.inference_mode():
             for batch in batches:
                 if batch.alone:
                     scores += self._score_alone(requests, batch.alone)
                 else:
                     scores += self._score_shared(requests, batch.shared)
                 advance(len(batch))
-        if self.sharing.ranks is not None:
-            asked = hashlib.sha256(repr(requests).encode()).hexdigest()
-            scores = [
-                (i, Score(*score)) for i, score in self.sharing.gather(f"{task} {asked}", scores)
-            ]
-        by_index = dict(scores)
+        gathered = self.distributed.gather(task, requests, scores)
+        by_index = {i: Score(*score) for i, score in gathered}
         return [by_index[i] for i in range(len(requests))]
 
     def _batches(self, requests: Sequence[Request]) -> list[Batch]:
-        """All requests, longest first in each of the two kinds."""
+        """Divide all requests into batches, the longest first in each of the two kinds."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         alone: list[int] = []
         for i, request in enumerate(requests):
@@ -163,7 +178,7 @@ class Evaluator:
         targets = [token for i in indices for token in requests[i].continuation]
         of_tokens = iter(self._read(hidden[rows, columns], targets))
         return [
-            (i, _together(islice(of_tokens, length)))
+            (i, _add_up(islice(of_tokens, length)))
             for i, length in zip(indices, lengths, strict=True)
         ]
 
@@ -172,7 +187,7 @@ class Evaluator:
     def _batches_of_shared(
         self, requests: Sequence[Request], shared: dict[tuple[int, ...], list[int]]
     ) -> Iterator[list[tuple[tuple[int, ...], list[int]]]]:
-        """Contexts of one length together: their keys and values stack without padding, hence without a mask."""
+        """Yield contexts of equal length: their keys and values stack without padding, hence without a mask."""
         batch: list[tuple[tuple[int, ...], list[int]]] = []
         widest = rows = 0
         for context, asked in sorted(shared.items(), key=lambda item: len(item[0]), reverse=True):
@@ -218,28 +233,28 @@ class Evaluator:
             targets = [token for n in longer for token in continuations[n][1:]]
             rest = iter(self._read(hidden[rows, columns], targets))
         return [
-            (i, _together([score, *islice(rest, len(tokens) - 1)]))
+            (i, _add_up([score, *islice(rest, len(tokens) - 1)]))
             for i, score, tokens in zip(indices, first, continuations, strict=True)
         ]
 
     # The model.
 
     def _pad(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Token ids (sequences, longest), padded on the right with token 0, which nothing ever looks at."""
+        """Return token ids (sequences, longest), padded on the right with token 0, whose outputs are not read."""
         longest = max(len(tokens) for tokens in sequences)
         return torch.tensor(
             [[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device
         )
 
     def _run(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
-        """Residual stream after the last block, (sequences, tokens, n_embd)."""
+        """Compute the residual stream after the last block, (sequences, tokens, n_embd)."""
         with self.autocast(), attention_kernels(self.device, same_shape=False):
             if caches is None and self.compiled_hidden is not None:
                 return self.compiled_hidden(tokens)
             return self.model.hidden(tokens, caches)
 
     def _read(self, hidden: Tensor, targets: list[int]) -> list[Score]:
-        """The score of each target alone; hidden is (targets, n_embd)."""
+        """Score each target token by itself; hidden is (targets, n_embd)."""
         scores: list[Score] = []
         wanted = torch.tensor(targets, device=self.device)
         for start in range(0, len(targets), HEAD_POSITIONS):
@@ -250,25 +265,30 @@ class Evaluator:
         return scores
 
 
-def _together(of_tokens: Iterable[Score]) -> Score:
-    """The score of a continuation, of its tokens'."""
+def _add_up(of_tokens: Iterable[Score]) -> Score:
+    """Add up the scores of a continuation's tokens."""
     logprobs, greedy = zip(*of_tokens, strict=True)
     return Score(sum(logprobs), all(greedy))
 
 
 def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None) -> list[Request]:
-    """Cuts a text into requests that predict each token exactly once, with at most `length` inputs each.
+    """Cut a text into requests that predict each token exactly once, with at most `length` inputs each.
 
-    The first window predicts up to `length` tokens, each later one the next `stride` with as much left context as fits;
-    stride = length is the harness's rolling likelihood, whose last window only sees more than itself. `prefix`
-    (end-of-text) stands before the first token; without it the first token is context only and is not predicted. A
-    stride outside of 1..length is a `ValueError`.
+    The first window predicts up to `length` tokens. Each later one predicts the next `stride`, with as much left
+    context as fits. With stride = length this is the harness's rolling likelihood: only the last window has more
+    context.
+
+    Args:
+        prefix: token before the first one, end-of-text; None: the first token is context and is not predicted.
+
+    Raises:
+        ValueError: the stride is not in 1..length.
     """
     if not 1 <= stride <= length:
         raise ValueError(f"stride {stride} is not in 1..{length}")
     stream = tuple(tokens) if prefix is None else (prefix, *tokens)
     requests = []
-    done = 1  # stream[:done] needs no prediction any more
+    done = 1  # stream[:done] is predicted, or context
     while done < len(stream):
         end = min(done + (length if done == 1 else stride), len(stream))
         start = max(0, end - 1 - length)

@@ -23,7 +23,7 @@ from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.harness import evaluate_task, load_task  # noqa: E402
 from efftrain_cli.zeroshot.language_model import LanguageModel  # noqa: E402
 from efftrain_cli.zeroshot.local_data import tasks_in  # noqa: E402
-from efftrain_cli.zeroshot.score import Evaluator  # noqa: E402
+from efftrain_cli.zeroshot.score import Evaluator, Request  # noqa: E402
 from efftrain_cli.zeroshot.suites import TASKS  # noqa: E402
 
 SENTENCE = (
@@ -193,35 +193,36 @@ def test_scores_are_hflm_s_on_real_sets(
         compare_with_hflm(task, ours, theirs, shared_data / "evalpack", limit, tmp_path)
 
 
-def test_batched_encoding_is_the_harness_s_own(ours: LanguageModel) -> None:
-    """Empty contexts, trailing spaces and words that continue: the same as TemplateLM, one request at a time."""
+def test_context_and_continuation_are_split_as_the_harness_splits(ours: LanguageModel) -> None:
+    """Empty and blank contexts, trailing spaces and words that continue; (whole text, its context) by hand."""
     from lm_eval.api.instance import Instance
-    from lm_eval.api.model import TemplateLM
 
-    pairs = [
-        (SENTENCE, " Anna"),
-        (SENTENCE + "  ", "Anna"),
-        ("", "Anna found"),
-        ("Anna fou", "nd the lantern"),
-        ("Anna", " found"),
-        ("", "<|endoftext|>"),
+    cases = [
+        ((SENTENCE, " Anna"), f"{SENTENCE} Anna", SENTENCE),
+        ((SENTENCE + "  ", "Anna"), f"{SENTENCE}  Anna", SENTENCE),  # spaces go with what follows
+        (("", "Anna found"), "Anna found", None),  # after end-of-text
+        (("  ", "Anna"), "  Anna", "  "),
+        (("Anna fou", "nd the lantern"), "Anna found the lantern", "Anna fou"),
+        (("Anna", " found"), "Anna found", "Anna"),
     ]
-    requests = [
-        Instance(request_type="loglikelihood", doc={}, arguments=pair, idx=0, metadata=("t", i, 1))
-        for i, pair in enumerate(pairs)
-    ]
+    requests = []
+    expected = []
+    encode = ours.tok_encode
+    for i, (pair, whole, context) in enumerate(cases):
+        metadata = ("t", i, 1)
+        requests.append(Instance("loglikelihood", doc={}, arguments=pair, idx=0, metadata=metadata))
+        tokens = encode(whole)
+        border = 0 if context is None else len(encode(context))
+        before = tokens[:border] if border else [ours.eot_token_id]
+        expected.append(Request(tuple(before), tuple(tokens[border:])))
     ours.begin("t")
-    found = ours.loglikelihood(requests)
+    scores = ours.loglikelihood(requests)
     assert ours.requests == 6
     # "Anna fou" + "nd the lantern": the context alone ends in other tokens than it has inside the whole.
-    alone = ours.tok_encode("Anna fou")
-    assert ours.boundary_mismatches == int(
-        ours.tok_encode("Anna found the lantern")[: len(alone)] != alone
-    )
-    expected = TemplateLM.loglikelihood(ours, requests, disable_tqdm=True)
-    for ours_score, their_score in zip(found, expected, strict=True):
-        assert ours_score[0] == pytest.approx(their_score[0], abs=1e-5)
-        assert ours_score[1] == their_score[1]
+    alone = encode("Anna fou")
+    assert ours.boundary_mismatches == int(encode("Anna found the lantern")[: len(alone)] != alone)
+    for score, own in zip(scores, ours.evaluator.score(expected), strict=True):
+        assert score == (pytest.approx(own.logprob, abs=1e-5), own.greedy)
 
 
 def test_scores_do_not_depend_on_the_batch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.zeroshot.references import REFERENCES
+from efftrain_cli.zeroshot.references import read_references
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, suite_mean, task_names
 from tests.conftest import python
 
@@ -33,7 +33,7 @@ def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
     """GPT-3 125M over the eleven tasks: 33.57 as published by the authors' script (sum of eleven numbers / 11)."""
     gpt3 = {
         r.task: r.value
-        for r in REFERENCES
+        for r in read_references()
         if r.model == "GPT-3 125M" and r.metric == TASKS[r.task].metric
     }
     assert 100 * suite_mean("slw-11", gpt3) == pytest.approx(33.57, abs=0.005)
@@ -45,7 +45,7 @@ def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
 
 
 def test_references_name_known_tasks_metrics_and_a_source() -> None:
-    for reference in REFERENCES:
+    for reference in read_references():
         assert reference.metric in TASKS[reference.task].metrics, reference
         assert reference.protocol and reference.source
         if reference.metric.startswith(("acc", "exact", "f1")):
@@ -54,8 +54,8 @@ def test_references_name_known_tasks_metrics_and_a_source() -> None:
 
 def test_names_and_refusals_import_nothing_slow() -> None:
     code = (
-        "import sys; from efftrain_cli.eval_zeroshot import Question, evaluate_run\n"
-        "try: next(evaluate_run(Question(run='x', tasks=('nope',))))\n"
+        "import sys; from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_run\n"
+        "try: next(evaluate_run(EvalConfig(run='x', tasks=('nope',))))\n"
         "except Exception as error: assert 'unknown task' in str(error), error\n"
         "slow = {'torch', 'lm_eval', 'datasets', 'transformers', 'pandas', 'wandb', 'matplotlib'} & set(sys.modules)\n"
         "assert not slow, slow"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from efftrain_cli.foundation.errors import EfftrainError
+from efftrain_cli.zeroshot.distributed import DistributedEval, FailedElsewhereError
 from efftrain_cli.zeroshot.score import Evaluator, Request
-from efftrain_cli.zeroshot.sharing import FailedElsewhereError, Sharing
 from tests.trained_run import random_gpt
 from tests.zeroshot.test_score import CONFIG, some_requests
 
@@ -19,6 +19,7 @@ class Thread:
     """One of three ranks."""
 
     world_size = 3
+    is_single_process = False
 
     def __init__(self, rank: int, said: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self._said, self._barrier = rank, said, barrier
@@ -31,13 +32,13 @@ class Thread:
         return found
 
 
-def on_three(work: Callable[[Sharing], Any]) -> list[Any]:
+def on_three(work: Callable[[DistributedEval], Any]) -> list[Any]:
     """What `work` returns or raises on each."""
     said, barrier, found = [None] * 3, threading.Barrier(3, timeout=30), [None] * 3
 
     def one(rank: int) -> None:
         try:
-            found[rank] = work(Sharing(Thread(rank, said, barrier)))
+            found[rank] = work(DistributedEval(Thread(rank, said, barrier)))
         except Exception as error:
             found[rank] = error
 
@@ -55,16 +56,16 @@ def test_all_get_the_scores_of_one_process_bit_for_bit() -> None:
     alone = Evaluator(model=model, context_length=CONFIG.seq_len, batch_tokens=40).score(requests)
     dealt: list[int] = []
 
-    class Counting(Sharing):
+    class Counting(DistributedEval):
         def deal(self, batches: Sequence[Any]) -> list[Any]:
             dealt.append(len(super().deal(batches)))
             return super().deal(batches)
 
-    def score(sharing: Sharing) -> Any:
-        counting = Counting(sharing.ranks)
+    def score(distributed: DistributedEval) -> Any:
+        counting = Counting(distributed.ranks)
         with counting.task("t"):
             return Evaluator(
-                model=model, context_length=CONFIG.seq_len, batch_tokens=40, sharing=counting
+                model=model, context_length=CONFIG.seq_len, batch_tokens=40, distributed=counting
             ).score(requests)
 
     assert on_three(score) == [alone] * 3
@@ -78,7 +79,9 @@ def test_fewer_batches_than_processes() -> None:
     model = random_gpt(CONFIG, spread=0.5, seed=7)
     request = Request((1, 2), (3,))
     found = on_three(
-        lambda sharing: Evaluator(model=model, context_length=24, sharing=sharing).score([request])
+        lambda distributed: Evaluator(
+            model=model, context_length=24, distributed=distributed
+        ).score([request])
     )
     assert found == [Evaluator(model=model, context_length=24).score([request])] * 3
 
@@ -87,19 +90,19 @@ def test_fewer_batches_than_processes() -> None:
 def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
     """And the next one is not disturbed by it."""
 
-    def two_tasks(sharing: Sharing) -> Any:
+    def two_tasks(distributed: DistributedEval) -> Any:
         first: Any = None
         try:
-            with sharing.task("a"):
-                if when == "before the exchange" and sharing.ranks.rank == 1:
+            with distributed.task("a"):
+                if when == "before the exchange" and distributed.ranks.rank == 1:
                     raise ValueError("no such file")
-                first = sharing.gather("a", [sharing.ranks.rank])
-                if when == "after it" and sharing.ranks.rank == 1:
+                first = distributed.gather("a", 1, [distributed.ranks.rank])
+                if when == "after it" and distributed.ranks.rank == 1:
                     raise ValueError("no such file")
         except Exception as error:
             first = error
-        with sharing.task("b"):
-            return first, sharing.gather("b", [sharing.ranks.rank])
+        with distributed.task("b"):
+            return first, distributed.gather("b", 1, [distributed.ranks.rank])
 
     found = on_three(two_tasks)
     assert [second for _, second in found] == [[0, 1, 2]] * 3
@@ -112,7 +115,7 @@ def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
 
 
 def test_other_items_on_one_process_are_refused_by_all() -> None:
-    found = on_three(lambda sharing: sharing.gather(f"task {sharing.ranks.rank == 2}", []))
+    found = on_three(lambda distributed: distributed.gather("t", distributed.ranks.rank == 2, []))
     assert all(
         isinstance(error, EfftrainError) and "read different items" in str(error) for error in found
     )
@@ -121,10 +124,10 @@ def test_other_items_on_one_process_are_refused_by_all() -> None:
 def test_processes_that_are_at_different_places_are_told_so() -> None:
     """One compares facts for the next run, where the others exchange answers."""
 
-    def work(sharing: Sharing) -> Any:
-        if sharing.ranks.rank == 1:
-            return sharing.ranks.all_gather_json({"checkpoint": "step-3"})
-        return sharing.gather("t", [])
+    def work(distributed: DistributedEval) -> Any:
+        if distributed.ranks.rank == 1:
+            return distributed.ranks.all_gather_json({"checkpoint": "step-3"})
+        return distributed.gather("t", 1, [])
 
     found = on_three(work)
     assert all(
