@@ -34,7 +34,6 @@ from efftrain_cli.foundation.errors import (
 )
 from efftrain_cli.foundation.files import abandoned_in, discard, made_beside, temporary_beside
 from efftrain_cli.foundation.records import sealed_toml
-from efftrain_cli.foundation.signals import ask_to_stop
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import latest_rows
@@ -149,7 +148,7 @@ class Run:
         self.damaged: set[Path] = set()
         """Checkpoints that this process found damaged."""
         self.gone = False
-        """The directory was deleted while this process owned it."""
+        """The directory was renamed or deleted while this process owned it."""
 
     @classmethod
     def create(
@@ -257,32 +256,21 @@ class Run:
                 stack.callback(file.close)
             self.sync()
 
-    def find_itself(self) -> None:
-        """Follows the directory where it was renamed while this process owns it, and asks training to stop there;
-        nothing is ever made anew under the old name.
+    def check_place(self) -> None:
+        """Check that the directory still has its name: nothing is ever made anew under it.
 
         Raises:
-            DiskError: it was deleted.
+            DiskError: it was renamed or deleted while this process owns it.
         """
-        if self._is_at(self.path):
-            return
-        before, now = self.path, Path(f"/proc/self/fd/{self._folder}").resolve()
-        if not self._is_at(now):
-            self.gone = True
-            raise DiskError(
-                f"{self.path} was deleted or moved away while the run was training: nothing more can be saved"
-            )
-        self.path, self.name = now, now.name
-        self._metrics.path, self._events.path = now / "metrics.jsonl", now / "events.jsonl"
-        self.verified = {now / "checkpoints" / path.name for path in self.verified}
-        self.damaged = {now / "checkpoints" / path.name for path in self.damaged}
-        self.event("moved", {"from": str(before), "to": str(now)})
-        ask_to_stop(f"the renaming of {before} to {now}")
-
-    def _is_at(self, path: Path) -> bool:
         with contextlib.suppress(OSError):
-            return os.path.samestat(os.stat(path), os.fstat(self._folder))
-        return False
+            if os.path.samestat(os.stat(self.path), os.fstat(self._folder)):
+                return
+        self.gone = True
+        now = Path(f"/proc/self/fd/{self._folder}").resolve()
+        raise DiskError(
+            f"{self.path} was renamed or deleted while the run was training; it is now {now}\n"
+            "  resume it under its new name, from its last checkpoint"
+        )
 
     def __enter__(self) -> Run:
         return self

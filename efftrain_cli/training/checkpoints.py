@@ -67,7 +67,7 @@ def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = 
             partial is left.
     """
     start = time.monotonic()
-    run.find_itself()
+    run.check_place()
     path = checkpoint_path(run.path, state.progress.step)
     devices = devices or Devices()
     if path in run.verified or not devices.is_whole:
