@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -56,7 +57,6 @@ from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors, peak_memory
-from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.session import (
     Session,
     choose_device,
@@ -102,11 +102,11 @@ def start(
         if ranks.rank:
             run_worker(device, ranks)
             return run_path(name)
-        session = _prepare(recipe, choose_device(device, ranks), ranks)
-        plan = _plan(
-            session, Progress(), steps
-        )  # before there is a run directory: a refused budget leaves nothing
-        state = fresh_state(session)
+        chosen = choose_device(device, ranks)
+        with _without_trace():
+            session = replace(prepare_session(recipe, chosen), ranks=ranks)
+            plan = _plan(session, Progress(), steps)
+            state = fresh_state(session)
         checkpoints.check_disk(run_path(name), state, recipe)
         origin = origin_of(session, recipe_name, sys.argv)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
@@ -155,11 +155,12 @@ def resume(
             before = [*accepted, *changes]
             changes += checkpoints.check_recipe(run, checkpoint, recipe, before, override)
             checkpoints.check_text_is_named(run, overrides)
-            session = _prepare(recipe, chosen, ranks)
-            changes += checkpoints.check_data(run, session.corpus, accepted, override)
-            state = fresh_state(session)
-            if checkpoint is not None:
-                checkpoints.load_checkpoint(checkpoint, state, recipe)
+            with _without_trace():
+                session = replace(prepare_session(recipe, chosen), ranks=ranks)
+                changes += checkpoints.check_data(run, session.corpus, accepted, override)
+                state = fresh_state(session)
+                if checkpoint is not None:
+                    checkpoints.load_checkpoint(checkpoint, state, recipe)
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
                 print(_nothing_left(run, state.progress, recipe, steps))
@@ -268,16 +269,17 @@ def _plan(session: Session, progress: Progress, steps: int | None) -> PlanSummar
     return summary
 
 
-def _prepare(recipe: Recipe, device: torch.device, ranks: Ranks) -> Session:
-    """The session; a stop meanwhile leaves nothing behind, as preparing can be killed anywhere."""
+@contextmanager
+def _without_trace() -> Iterator[None]:
+    """Prepare the data and build the model inside; a stop meanwhile leaves nothing behind."""
 
     def stopped() -> str:
-        when = "while the data was prepared: no step was trained"
+        when = "while data and model were prepared: no step was trained"
         return f"stopped by {stop_reason()} {when}; give the same command again"
 
     try:
         with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):
-            return replace(prepare_session(recipe, device), ranks=ranks)
+            yield
     except Stop:
         raise StoppedError(stopped()) from None
 

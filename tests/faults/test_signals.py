@@ -18,6 +18,37 @@ import pytest
 from tests.faults.stalls import STALL, WINDOWS, stalled
 from tests.launch import Laboratory, wait_until
 
+BUILDING = (
+    STALL
+    + """
+import efftrain_cli.training.session as session
+build_state = session.build_state
+
+def stalled_build(*args):
+    stall()
+    return build_state(*args)
+
+session.build_state = stalled_build
+"""
+)
+
+
+def test_sigterm_while_the_model_is_built(lab: Laboratory) -> None:
+    """F18, before step 1: of a new run nothing is left, and a resumed one is as it was."""
+    recipe = lab.recipe()
+    new = ("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--steps", "5")
+    for command in (new, ("pretrain", "--resume", "r", "--no-probe")):
+        (lab.folder / "stalled").unlink(missing_ok=True)
+        process = lab.start(*command, inject=BUILDING)
+        process.wait_for((lab.folder / "stalled").exists)
+        process.kill(signal.SIGTERM)
+        assert process.wait(25) == 75
+        errors = process.err.read_text()
+        assert "stopped by SIGTERM while data and model were prepared: no step was" in errors
+        assert lab.run("r").exists() == (command != new)
+        assert lab.call(*command).code == 0
+    assert lab.last_step("r") == 20
+
 
 @pytest.mark.parametrize(
     "window",
