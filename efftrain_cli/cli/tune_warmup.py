@@ -77,12 +77,6 @@ def tune_warmup(
             help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less.",
         ),
     ] = None,
-    calm: Annotated[
-        float,
-        Option(
-            help="End a probe early if the bound for a fluctuation after any look is below this; 0: never."
-        ),
-    ] = 0.01,
     plan: Annotated[
         bool, Option("--plan", help="Print the search and what it can cost; train nothing.")
     ] = False,
@@ -103,7 +97,7 @@ def tune_warmup(
 ) -> None:
     """Find a warmup by short probes: the shortest stable start, then the longest stable duration.
 
-    --tune tunes a rival by the same rule and budget. To continue a search that
+    --tune tunes another warmup by the same rule and budget. To continue a search that
     was stopped or killed, give the same command again; if it ran out of budget,
     give a larger one.
     """
@@ -122,7 +116,6 @@ def tune_warmup(
         tune=tune,
         budget=None if budget is None else parse_budget(budget, loaded.train.tokens),
         seeds=() if seeds is None else parse_seeds(seeds),
-        calm=calm,
         multiples=multiples,
         threshold=threshold,
         max_share=max_share,

@@ -57,7 +57,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         warmup = self.recipe.seq_len_warmup
-        if self.window < 1:
+        if self.lr_warmup_steps < 1:
             raise UsageError(
                 "tune-warmup measures its probes in multiples of the learning-rate warmup, and optim.warmup_steps is 0; "
                 "set it, for example --set optim.warmup_steps=100"
@@ -102,7 +102,7 @@ class Grid:
                 )
 
     @property
-    def window(self) -> int:
+    def lr_warmup_steps(self) -> int:
         """Steps of the recipe's learning-rate warmup."""
         return self.recipe.optim.warmup_steps
 
@@ -137,9 +137,9 @@ class Grid:
         a billion parameters on, an eighth of the full length in two stages, and a third of the run's full steps, but no
         less than the learning-rate warmup."""
         recipe, warmup, full = self.recipe, self.recipe.seq_len_warmup, self.recipe.model.seq_len
-        third = max(self.window, self.baseline_steps // 3)
+        third = max(self.lr_warmup_steps, self.baseline_steps // 3)
         if self.kind == "lr":
-            return 0, self.window
+            return 0, self.lr_warmup_steps
         if self.kind == "batch":
             assert recipe.batch_size_warmup is not None
             return recipe.batch_size_warmup.start, recipe.batch_size_warmup.steps_of_ramp(self.full)
@@ -188,7 +188,9 @@ class Grid:
         """Steps below which no duration is searched: an eighth of the recipe's learning-rate warmup where that is what
         is tuned, else the learning-rate warmup, or the recipe's own duration if that is shorter."""
         return (
-            max(1, self.window // 8) if self.kind == "lr" else min(self.window, max(1, self.own[1]))
+            max(1, self.lr_warmup_steps // 8)
+            if self.kind == "lr"
+            else min(self.lr_warmup_steps, max(1, self.own[1]))
         )
 
     @cache  # noqa: B019  grids are few
@@ -209,7 +211,7 @@ class Grid:
         )
         return tuple(reversed(fitting) if self.kind == "lr" else fitting)
 
-    def home(self, start: int) -> int:
+    def nearest_duration(self, start: int) -> int:
         """Of `durations(start)` the recipe's own, or the one nearest to it."""
         return min(self.durations(start), key=lambda steps: abs(steps - self.own[1]))
 
@@ -248,7 +250,9 @@ class Grid:
         )
 
     def recipe_with(self, start: int, steps: int) -> Recipe:
-        """The recipe with this setting and nothing else changed."""
+        """The recipe with this setting and nothing else changed; `steps` 0: without the warmup."""
+        if not steps:
+            return replace(self.recipe, seq_len_warmup=None, batch_size_warmup=None)
         if self.kind == "lr":
             return replace(self.recipe, optim=replace(self.recipe.optim, warmup_steps=steps))
         warmup = self._warmup_with(start, steps)
@@ -264,13 +268,9 @@ class Grid:
     @cache  # noqa: B019  grids are few
     def tokens(self, start: int, steps: int, through: int) -> int:
         """Tokens that a run with this setting has trained after `through` steps."""
-        recipe, batch_size, full = (
-            self.recipe,
-            self.recipe.train.batch_size,
-            self.recipe.model.seq_len,
-        )
-        own = recipe.batch_size_warmup or recipe.seq_len_warmup
-        warmup = own if self.kind == "lr" else self._warmup_with(start, steps)
+        batch_size, full = self.recipe.train.batch_size, self.recipe.model.seq_len
+        own = self.recipe_with(start, steps)
+        warmup = own.batch_size_warmup or own.seq_len_warmup
         if isinstance(warmup, BatchSizeWarmup):
             return warmup.sequences_through(through, batch_size) * full
         if isinstance(warmup, SeqLenWarmup):
@@ -279,17 +279,19 @@ class Grid:
 
     def climb(self, start: int, steps: int) -> int:
         """Steps of the very beginning, while the learning rate climbs."""
-        return self._within_run(start, steps, self.window)
+        return self._within_run(start, steps, self.lr_warmup_steps)
 
     def critical(self, steps: int) -> int:
         """The step after which a duration can be judged: the peak of the learning rate, and in two stages the switch
         too."""
-        return {"lr": steps, "two-stage": max(self.window, steps)}.get(self.kind, self.window)
+        return {"lr": steps, "two-stage": max(self.lr_warmup_steps, steps)}.get(
+            self.kind, self.lr_warmup_steps
+        )
 
     def horizon(self, start: int, steps: int) -> int:
         """Steps that a duration is seen for: `multiples` - 1 learning-rate warmups more than the critical step."""
         return self._within_run(
-            start, steps, self.critical(steps) + (self.multiples - 1) * self.window
+            start, steps, self.critical(steps) + (self.multiples - 1) * self.lr_warmup_steps
         )
 
     def named(self, start: int, steps: str) -> str:

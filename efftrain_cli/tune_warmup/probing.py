@@ -37,20 +37,19 @@ def run_probe(
     folder: Path,
     search: Search,
     probe: Probe,
-    before: Receipt | None,
     session: Session,
     recipe_name: str,
     console: Console,
     number: int,
 ) -> Receipt:
-    """Runs a probe, or what is left of it, until its verdict is clear. `before` is its receipt for a shorter horizon,
-    and `number` counts, from 0, the probes that this process has run. `session` is the search's."""
+    """Runs a probe, or what is left of it, until its verdict is clear. `number` counts, from 0, the probes that this
+    process has run, and `session` is the search's."""
     recipe = search.recipe_of(probe)
     # The text in the order of the probe's seed.
     pinned = session.train_data.pin_memory
     windows = Windows(session.corpus.train, recipe.model.seq_len, recipe.seed, pin_memory=pinned)
     session = replace(session, recipe=recipe, train_data=windows)
-    state, calm = fresh_state(session), None
+    state = fresh_state(session)
     with _open_probe(folder / "probes", probe, session, recipe_name, state) as run:
         curve = [
             (int(row["step"]), float(row["val_loss"]))
@@ -67,20 +66,14 @@ def run_probe(
                 with memory_errors(recipe, summarize_plan(recipe, until=probe.horizon)):
                     start_workers(run.path, state, session, probe.horizon, number)
                     devices = share_state(state, session)
-                    calm = _train_until_clear(
-                        run, state, session, devices, search, probe, curve, screen
-                    )
+                    _train_until_clear(run, state, session, devices, search, probe, curve, screen)
             except DivergedError:
                 # The run's events have the details; for the search, a loss that is not finite is a verdict.
                 curve.append((state.progress.step + 1, math.inf))
         worst, at = fluctuation(curve)
         stable = worst <= search.threshold
         # The search may ask it for more, and needs its checkpoint then.
-        goes_on = (
-            stable
-            and calm is None
-            and probe.horizon < search.grid.horizon(probe.start, probe.steps)
-        )
+        goes_on = stable and probe.horizon < search.grid.horizon(probe.start, probe.steps)
         if goes_on:
             save(run, state, recipe, devices)
         run.event("end", {"status": "finished", "step": state.progress.step, "stable": stable})
@@ -89,25 +82,18 @@ def run_probe(
         def largest(column: str) -> float | None:
             return max((row[column] for row in rows if row.get(column) is not None), default=None)
 
-        lost_tokens, lost_seconds = (
-            (before.lost_tokens, before.lost_seconds) if before else (0, 0.0)
-        )
         receipt = Receipt(
             probe=probe,
             stable=stable,
             max_fluctuation=worst,
             fluctuation_step=at,
             stopped_at_step=state.progress.step,
-            tokens=lost_tokens + state.progress.tokens,
-            seconds=lost_seconds
-            + sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
+            tokens=state.progress.tokens,
+            seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
             curve=tuple(curve),
-            calm=calm,
             max_grad_norm=largest("grad_norm"),
             max_adam_sqrt_v=largest("adam_sqrt_v_max"),
             max_loss_ratio=largest("loss_ratio"),
-            lost_tokens=lost_tokens,
-            lost_seconds=lost_seconds,
         )
         write_receipt(run.path, receipt)
         if not goes_on:
@@ -154,9 +140,8 @@ def _train_until_clear(
     probe: Probe,
     curve: list[tuple[int, float]],
     screen: TrainingDisplay,
-) -> float | None:
-    """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold, or until it is clearly
-    calm: the bound for the chance of a fluctuation in the rest is then returned. Extends `curve`."""
+) -> None:
+    """Trains to the probe's horizon, or until its perplexity has fluctuated above the threshold. Extends `curve`."""
     book = Logbook(run, state, session, devices, screen)
 
     def stop() -> None:
@@ -180,10 +165,6 @@ def _train_until_clear(
             book.add(record)
             if record.val_loss is None:
                 continue
-            step = record.progress.step
-            curve.append((step, float(record.val_loss)))
+            curve.append((record.progress.step, float(record.val_loss)))
             if fluctuation(curve)[0] > search.threshold:
-                return None
-            if step < probe.horizon and (calm := search.calm_bound(probe, curve)) is not None:
-                return calm
-    return None
+                return

@@ -6,12 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.foundation.records import Part, Record, read_record, write_record
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class ProbePart(Part):
@@ -41,8 +44,6 @@ class ProbeFile(Record):
     max_grad_norm: float | None = None
     max_adam_sqrt_v: float | None = None
     max_loss_ratio: float | None = None
-    lost_tokens: int = 0
-    lost_seconds: float = 0.0
 
 
 class SearchFile(Record):
@@ -56,7 +57,6 @@ class SearchFile(Record):
     threshold: float
     max_share: float
     eval_every: int | None
-    calm: float | None = None
 
 
 def write_receipt(path: Path, receipt: Receipt) -> None:
@@ -79,6 +79,8 @@ def read_receipts(folder: Path, seed: int) -> list[Receipt]:
         values = read_record(path, ProbeFile).to_json()
         values.pop("schema_version")
         values["probe"].pop("phase", None)
+        for older in ("lost_tokens", "lost_seconds"):
+            values.pop(older, None)
         values["probe"] = Probe(**{"seed": seed, **values["probe"]})
         values["curve"] = tuple(
             (step, math.inf if loss is None else loss) for step, loss in values["curve"]
@@ -89,31 +91,45 @@ def read_receipts(folder: Path, seed: int) -> list[Receipt]:
     return [receipt for _, receipt in sorted(found, key=lambda entry: entry[0])]
 
 
-COLUMNS = (
-    "probe,start,steps,sequences,seed,horizon,verdict,stopped_at_step,tokens,share_of_budget,seconds,max_fluctuation,"
-    "fluctuation_step,calm,max_grad_norm,max_adam_sqrt_v,max_loss_ratio,lost_tokens,perplexity_by_step"
-)
+def receipts_frame(search: Search, receipts: Sequence[Receipt]) -> pd.DataFrame:
+    """Return a row per probe, written as receipts.csv has it: `sequences` is the ramp's length if the batch size is
+    warmed up, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    import pandas as pd
 
-
-def write_receipts(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:
-    """Writes receipts.csv: one line per probe; `sequences` is the ramp's length where the batch size is warmed up,
-    `lost_tokens` those of its tokens that were trained for a checkpoint that is gone, and `perplexity_by_step` the
-    curve as `step:perplexity` pairs."""
-    rows: list[list[object]] = []
+    rows = []
     for receipt in receipts:
         probe = receipt.probe
-        beside = (
-            receipt.calm,
-            receipt.max_grad_norm,
-            receipt.max_adam_sqrt_v,
-            receipt.max_loss_ratio,
+        measures = {
+            "max_grad_norm": receipt.max_grad_norm,
+            "max_adam_sqrt_v": receipt.max_adam_sqrt_v,
+            "max_loss_ratio": receipt.max_loss_ratio,
+        }
+        curve = (f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)
+        rows.append(
+            {
+                "probe": probe.name,
+                "start": probe.start,
+                "steps": probe.steps,
+                "sequences": search.grid.ramp(probe.start, probe.steps) or "",
+                "seed": probe.seed,
+                "horizon": probe.horizon,
+                "verdict": receipt.verdict,
+                "stopped_at_step": receipt.stopped_at_step,
+                "tokens": receipt.tokens,
+                "share_of_budget": f"{receipt.tokens / search.recipe.train.tokens:.6f}",
+                "seconds": f"{receipt.seconds:.3f}",
+                "max_fluctuation": f"{receipt.max_fluctuation:.4f}",
+                "fluctuation_step": receipt.fluctuation_step,
+                **{
+                    name: "" if value is None else f"{value:.6g}"
+                    for name, value in measures.items()
+                },
+                "perplexity_by_step": " ".join(curve),
+            }
         )
-        rows.append([
-            *(probe.name, probe.start, probe.steps, search.grid.ramp(probe.start, probe.steps), probe.seed),
-            *(probe.horizon, receipt.verdict, receipt.stopped_at_step, receipt.tokens),
-            *(f"{receipt.tokens / search.recipe.train.tokens:.6f}", f"{receipt.seconds:.3f}"),
-            *(f"{receipt.max_fluctuation:.4f}", receipt.fluctuation_step),
-            *("" if value is None else f"{value:.6g}" for value in beside),
-            *(receipt.lost_tokens, " ".join(f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)),
-        ])  # fmt: skip
-    write_whole(path, csv_text(COLUMNS.split(","), rows))
+    return pd.DataFrame(rows, dtype=object)
+
+
+def write_receipts(path: Path, frame: pd.DataFrame) -> None:
+    """Write receipts.csv: one line per probe."""
+    write_whole(path, csv_text(list(frame.columns), frame.itertuples(index=False)))

@@ -1,14 +1,18 @@
-"""The search of `efftrain tune-warmup`, without its training: which probe comes next, and what the search can cost.
+"""The search of `efftrain tune-warmup`, without its training: which probes it asks for, and what they amount to.
 
-The questions are `inquiry.py`'s; here probes and their seeds answer them, within a budget. What comes next is a
-function of the receipts so far, so a search that was killed goes on where it stopped, and its cost can be counted
-before it begins.
+Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes instead of full runs. A probe is unstable
+when its validation perplexity rises above a threshold times the best before it.
+
+ 1. Raise `start` until the perplexity does not fluctuate at the very beginning: while the learning rate warms up.
+ 2. Search the largest `steps` without fluctuation in the first few multiples of the learning-rate warmup.
+
+Both begin with the recipe's own setting, and take for granted that a longer start is no less stable and a longer warmup
+no more. A probe that has a receipt is not asked for again, so a search that was killed goes on where it stopped.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -16,8 +20,7 @@ from typing import NamedTuple
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.tune_warmup.grid import Grid, Kind, kind_of
-from efftrain_cli.tune_warmup.inquiry import Answer, Inquiry, Outcome, Question
-from efftrain_cli.tune_warmup.verdict import Curve, chance_of_fluctuation
+from efftrain_cli.tune_warmup.verdict import share_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +28,9 @@ class Probe:
     """One short run of the search. Asked for a longer horizon, it goes on from where it stands."""
 
     start: int
-    """Where the warmup begins: tokens per sequence, or sequences per step; 0 where there is none."""
+    """Where the warmup begins: tokens per sequence, or sequences per step; 0 if it has no start."""
     steps: int
-    """How long the warmup is set to last, in optimizer steps."""
+    """How long the warmup is set to last, in optimizer steps; 0: training without it."""
     seed: int
     horizon: int
     """Steps after which the probe ends, if nothing happened."""
@@ -45,19 +48,17 @@ class Receipt:
     probe: Probe
     stable: bool
     max_fluctuation: float
-    """Largest of perplexity / best perplexity before it; infinite where the loss was not finite."""
+    """Largest of perplexity / best perplexity before it; infinite if the loss was not finite."""
     fluctuation_step: int
     """The step it was measured at."""
     stopped_at_step: int
     tokens: int
-    """Tokens trained for it, the lost ones included."""
     seconds: float
-    """Wall time, validation and what was lost included."""
+    """Wall time, validation included."""
     curve: tuple[tuple[int, float], ...]
     """(step, validation loss in nats per token)."""
     calm: float | None = None
-    """Where a probe ended early because the rest was unlikely to fluctuate: the bound of that chance, over all
-    looks."""
+    """Of probes that older versions ended early as stable: the bound for the chance of a later fluctuation."""
     max_grad_norm: float | None = None
     """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is
     the paper's."""
@@ -65,28 +66,66 @@ class Receipt:
     """Largest of Adam's sqrt(v), over the steps."""
     max_loss_ratio: float | None = None
     """Largest training loss over the best before it."""
-    lost_tokens: int = 0
-    """Tokens trained before the probe began anew, its checkpoint being gone: these were paid twice."""
-    lost_seconds: float = 0.0
 
     @property
     def verdict(self) -> str:
-        return "unstable" if not self.stable else "stable" if self.calm is None else "calm"
+        return "stable" if self.stable else "unstable"
 
     def answers(self, horizon: int) -> bool | None:
-        """Whether the probe is stable up to step `horizon`; None where it was not seen that long."""
-        if not self.stable and self.fluctuation_step <= horizon:
-            return False
-        seen = self.probe.horizon if self.calm is not None else self.stopped_at_step
-        return True if not self.stable or seen >= horizon else None
+        """Return whether the probe is stable up to step `horizon`; None if it was not seen that long."""
+        if not self.stable:
+            return self.fluctuation_step > horizon
+        seen = self.stopped_at_step if self.calm is None else self.probe.horizon
+        return True if seen >= horizon else None
 
 
-class Cost(NamedTuple):
-    """What a search costs, and by which way; a mean of several has none."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The end of a search."""
 
-    probes: float
-    tokens: float
-    receipts: tuple[Receipt, ...] = ()
+    start: int | None = None
+    steps: int | None = None
+    """The setting to take, (full, 0) for training without a warmup, or None twice: no setting probed is stable."""
+    verified: bool = False
+    """The setting was probed for its duration, and stable."""
+    statement: str
+    """What the search has and has not shown."""
+    tried_start: int | None = None
+    """The start from which no duration is stable, if longer starts are left."""
+    needed: int | None = None
+    """Tokens of the smallest budget that goes on from here; None if nothing was left out."""
+
+
+class Answer(NamedTuple):
+    """The verdict of a setting's seeds."""
+
+    stable: bool | None
+    """None: it does not fit into the budget."""
+    stable_seeds: int = 0
+    seeds: int = 0
+    """That were probed: as many as it took to decide."""
+    of: int = 0
+    """Seeds that were given."""
+    failed_at: int | None = None
+    """The first step at which an unstable seed was."""
+
+    def __str__(self) -> str:
+        if self.stable is None:
+            return "not judged for want of budget"
+        where = "" if self.failed_at is None else f" at step {self.failed_at:,}"
+        if self.of == 1:
+            return f"{'stable' if self.stable else 'unstable'}{where}"
+        # The seeds that were not probed once the majority stood may be either: the interval covers what all would have
+        # given.
+        low, _ = share_interval(self.stable_seeds, self.of)
+        _, high = share_interval(self.stable_seeds + self.of - self.seeds, self.of)
+        probed = f"{self.seeds} seeds"
+        if self.seeds < self.of:
+            probed += f" probed, {self.of} given"
+        return (
+            f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
+            f"(95 % interval of the share {low:.0%} to {high:.0%}){f', unstable first{where}' if where else ''}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,26 +148,18 @@ class Search:
     """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63
     %."""
     eval_every: int | None = None
-    """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every where that is
+    """Steps between validations in a probe; None: a tenth of the learning-rate warmup, or eval.every if that is
     less."""
-    calm: float = 0.01
-    """A probe ends early, as calm, where the chance of a significant fluctuation after any of its looks is bounded by
-    this, if it goes on as it did, and its loss ratio does not rise; see `chance_of_fluctuation`. 0: never."""
     seeds: tuple[int, ...] = ()
-    """Seeds that every setting is probed with; a setting is stable where more than half are. Empty: the recipe's."""
+    """Seeds that every setting is probed with; a setting is stable if more than half are. Empty: the recipe's."""
     budget: int | None = None
     """Tokens that all probes together may train; None: no limit."""
 
     def __post_init__(self) -> None:
-        if (
-            self.multiples < 1
-            or self.threshold <= 1
-            or not 0 < self.max_share <= 1
-            or not 0 <= self.calm < 1
-        ):
+        if self.multiples < 1 or self.threshold <= 1 or not 0 < self.max_share <= 1:
             raise UsageError(
-                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g} above 1, --max-share "
-                f"{self.max_share:g} above 0 and at most 1, and --calm {self.calm:g} at least 0 and below 1"
+                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g} above 1, and --max-share "
+                f"{self.max_share:g} above 0 and at most 1"
             )
         _ = self.grid
 
@@ -143,75 +174,13 @@ class Search:
         )
 
     @cached_property
-    def inquiry(self) -> Inquiry:
-        return Inquiry(grid=self.grid, seeds=len(self.all_seeds))
-
-    @cached_property
     def all_seeds(self) -> tuple[int, ...]:
         return self.seeds or (self.recipe.seed,)
-
-    # --- between the search and its probes ---------------------------------------------------------------------------
-
-    def next(self, receipts: Sequence[Receipt]) -> Probe | Outcome:
-        """The probe to run after those that `receipts` are of, or the outcome when nothing is left to ask."""
-        left = (
-            math.inf
-            if self.budget is None
-            else self.budget - sum(receipt.tokens for receipt in receipts)
-        )
-        known = {receipt.probe.name: receipt for receipt in receipts}
-        conversation = self.inquiry.conversation()
-        question = next(conversation)
-        while True:
-            answer = self._answer(question, known)
-            if isinstance(answer, Probe):
-                if self._tokens_to(answer, known) <= left:
-                    return answer
-                answer = Answer(None)
-            try:
-                question = conversation.send(answer)
-            except StopIteration as end:
-                return end.value
-
-    def budget_to_go_on(self, receipts: Sequence[Receipt]) -> int:
-        """Tokens of the smallest budget with which a search that ran out of it after `receipts` makes another probe."""
-        probe = replace(self, budget=None).next(receipts)
-        assert isinstance(probe, Probe)
-        known = {receipt.probe.name: receipt for receipt in receipts}
-        return sum(receipt.tokens for receipt in receipts) + self._tokens_to(probe, known)
-
-    def _tokens_to(self, probe: Probe, known: Mapping[str, Receipt]) -> int:
-        """Tokens that a probe has to train up to its horizon, from where it stands."""
-        before = known.get(probe.name)
-        return self.tokens_of(probe) - (before.tokens - before.lost_tokens if before else 0)
-
-    def _answer(self, question: Question, known: Mapping[str, Receipt]) -> Answer | Probe:
-        """The verdict of more than half of the seeds, or the probe that it needs."""
-        stable, seen, seeds = 0, question.horizon, len(self.all_seeds)
-        failed: list[int] = []
-        for seed in self.all_seeds:
-            if 2 * stable > seeds or 2 * len(failed) >= seeds:
-                break
-            probe = Probe(
-                start=question.start, steps=question.steps, seed=seed, horizon=question.horizon
-            )
-            receipt = known.get(probe.name)
-            found = None if receipt is None else receipt.answers(question.horizon)
-            if receipt is None or found is None:
-                return probe
-            if found:
-                stable += 1
-                seen = min(seen, receipt.stopped_at_step)
-            else:
-                failed.append(receipt.fluctuation_step)
-        return Answer(
-            2 * stable > seeds, stable, stable + len(failed), seeds, min(failed, default=None), seen
-        )
 
     def recipe_of(self, probe: Probe) -> Recipe:
         """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
         recipe = self.grid.recipe_with(probe.start, probe.steps)
-        every = self.eval_every or max(1, min(recipe.eval.every, self.grid.window // 10))
+        every = self.eval_every or max(1, min(recipe.eval.every, self.grid.lr_warmup_steps // 10))
         return replace(
             recipe,
             seed=probe.seed,
@@ -223,103 +192,244 @@ class Search:
         """Tokens that a probe has trained when it reaches its horizon."""
         return self.grid.tokens(probe.start, probe.steps, probe.horizon)
 
-    def calm_bound(self, probe: Probe, curve: Curve) -> float | None:
-        """The bound for the chance of a fluctuation after any look of a probe with this curve; None where that is not
-        small enough to end the probe as calm."""
-        critical = self.grid.critical(probe.steps)
-        first_look = critical + self.grid.window
-        chance = (
-            chance_of_fluctuation(curve, critical, first_look, probe.horizon, self.threshold)
-            if self.calm
-            else 1.0
-        )
-        return chance if chance < self.calm else None
+    def most_probes(self) -> tuple[int, int]:
+        """Most probes that the search for a start makes, and that for a duration with the one without a warmup."""
+        grid, seeds = self.grid, len(self.all_seeds)
+        durations = grid.durations(grid.starts[0])
+        nearest = durations.index(grid.nearest_duration(grid.starts[0]))
+        after = max(_most_left(-1, nearest), 1 + _most_left(nearest + 1, len(durations)))
+        if self.kind == "lr":
+            return 0, seeds * (1 + after)
+        return seeds * (len(grid.starts) // 2 + 2), seeds * (2 + after)
 
-    # --- cost --------------------------------------------------------------------------------------------------------
-
-    def follow(
-        self, fails: Callable[[int, int], float | None], receipts: Sequence[Receipt] = ()
-    ) -> tuple[Outcome, Cost]:
-        """The search, or its rest after `receipts`, where the setting (start, steps) is unstable at step fails(start,
-        steps), or not at all: its outcome, and what it costs from here on."""
-        found = {receipt.probe.name: receipt for receipt in receipts}
-        spent = sum(receipt.tokens for receipt in receipts)
-        asked: list[str] = []
-        while isinstance(probe := self.next(list(found.values())), Probe):
-            failure = fails(probe.start, probe.steps)
-            stable = failure is None or failure > probe.horizon
-            stopped = probe.horizon if failure is None or stable else max(1, int(failure))
-            asked += [probe.name] * (probe.name not in asked)
-            lost = found[probe.name].lost_tokens if probe.name in found else 0
-            found[probe.name] = Receipt(
-                probe=probe,
-                stable=stable,
-                max_fluctuation=1.0 if stable else 2 * self.threshold,
-                fluctuation_step=stopped,
-                stopped_at_step=stopped,
-                tokens=lost + self.grid.tokens(probe.start, probe.steps, stopped),
-                seconds=0.0,
-                curve=(),
-                lost_tokens=lost,
-            )
-        tokens = sum(receipt.tokens for receipt in found.values()) - spent
-        return probe, Cost(len(asked), tokens, tuple(found[name] for name in asked))
-
-    def fails_where(
-        self, start: int, steps: float, late: bool
-    ) -> Callable[[int, int], float | None]:
-        """The answers under which (start, steps) is what is searched for: shorter starts are unstable while the
-        learning rate climbs, further durations after that; `late`: at the last step possible, else half-way."""
-        grid = self.grid
-
-        def fails(a_start: int, a_duration: int) -> float | None:
-            climb = grid.climb(a_start, a_duration)
-            if a_start < start:
-                return climb if late else climb / 2
-            if (a_duration < steps) if self.kind == "lr" else (a_duration > steps):
-                horizon = grid.horizon(a_start, a_duration)
-                return horizon if late else (min(climb, horizon) + horizon) / 2
-            return None
-
-        return fails
-
-    def own_cost(self, late: bool) -> Cost:
-        """What the search costs if the recipe's own setting is the answer."""
-        start = self.grid.starts[0]
-        return self.follow(self.fails_where(start, self.grid.home(start), late))[1]
-
-    def ends(self, late: bool, receipts: Sequence[Receipt] = ()) -> Iterator[tuple[Outcome, Cost]]:
-        """How the search, or its rest after `receipts`, ends and what it costs for each answer that they leave: for
-        every setting of the grid, and where no duration or no start is stable. Where they leave none, verdicts being
-        out of order, for all."""
-        grid = self.grid
-        nothing = math.inf if self.kind == "lr" else 0
-        settings = [
-            (start, steps) for start in grid.starts for steps in (*grid.durations(start), nothing)
-        ]
-        settings += [(grid.full, 0)] * (self.kind != "lr")
-        answers = [self.fails_where(start, steps, late) for start, steps in settings]
-        left = [fails for fails in answers if all(_agrees(fails, receipt) for receipt in receipts)]
-        return (self.follow(fails, receipts) for fails in left or answers)
-
-    def worst_case(self, receipts: Sequence[Receipt] = ()) -> Cost:
-        """The dearest rest of the search, if verdicts change once along the grid and every unstable probe is so at its
-        last step."""
-        return max((cost for _, cost in self.ends(True, receipts)), key=lambda cost: cost.tokens)
+    def most_tokens(self) -> int:
+        """Most tokens that a search trains: its probes times the dearest of their kind on the grid."""
+        grid, (of_starts, of_durations) = self.grid, self.most_probes()
+        settings = [*grid.settings(), *([] if self.kind == "lr" else [(grid.full, 0)])]
+        climbing = max(grid.tokens(*setting, grid.climb(*setting)) for setting in settings)
+        seen = max(grid.tokens(*setting, grid.horizon(*setting)) for setting in settings)
+        return of_starts * climbing + of_durations * seen
 
     def smallest_budget(self) -> int:
         """Tokens with which the recipe's own setting can be verified at all: the least that is worth a --budget."""
         start = self.grid.starts[0]
-        steps = self.grid.home(start)
+        steps = self.grid.nearest_duration(start)
         return (len(self.all_seeds) // 2 + 1) * self.grid.tokens(
             start, steps, self.grid.horizon(start, steps)
         )
 
 
-def _agrees(fails: Callable[[int, int], float | None], receipt: Receipt) -> bool:
-    failure = fails(receipt.probe.start, receipt.probe.steps)
-    if receipt.stable:
-        return failure is None or failure > receipt.stopped_at_step
-    return (
-        failure is not None and failure >= receipt.fluctuation_step
-    )  # an answer fails as late as it can
+def _next_duration(low: int, high: int) -> int:
+    """Return which duration between two is probed next: further ones have cheaper probes."""
+    return (low + 3 * high) // 4
+
+
+def _most_left(low: int, high: int) -> int:
+    """Most probes that find the last stable duration between `low` and `high`."""
+    if high - low < 2:
+        return 0
+    at = _next_duration(low, high)
+    return 1 + max(_most_left(low, at), _most_left(at, high))
+
+
+class Finder:
+    """Finds the setting to take, asking for one probe after another."""
+
+    def __init__(
+        self, search: Search, receipts: Sequence[Receipt], run: Callable[[Probe], Receipt]
+    ) -> None:
+        """
+        Args:
+            receipts: of the probes that were run before.
+            run: trains a probe, or what is left of it.
+        """
+        self.search = search
+        self.receipts = {receipt.probe.name: receipt for receipt in receipts}
+        self.run = run
+        self.needed: int | None = None
+
+    def find(self) -> Outcome:
+        """Return what is found for the start, then from there for the duration."""
+        grid = self.search.grid
+        answers: dict[int, Answer] = {}
+        start = self.find_start(answers)
+        shorter = "; ".join(f"{s} {answer}" for s, answer in sorted(answers.items()) if s < start)
+        listed = f" Starts below it: {shorter}." if shorter else ""
+        answer = answers.get(start)
+        if answer is not None and answer.stable is None:
+            return self._unverified(start, grid.nearest_duration(start), listed)
+        if answer is not None and not answer.stable:
+            each = "; ".join(f"{s} {answer}" for s, answer in sorted(answers.items()))
+            return Outcome(
+                statement=f"No {grid.start_name} that was probed is stable for the {grid.lr_warmup_steps:,} steps of the "
+                f"learning-rate warmup: {each}. Lower optim.lr or lengthen optim.warmup_steps."
+            )
+        outcome = self.find_duration(start)
+        return replace(outcome, statement=outcome.statement + listed, needed=self.needed)
+
+    def find_start(self, answers: dict[int, Answer]) -> int:
+        """Return the first start that is stable while the learning rate climbs, every second one tried, then the one
+        below; the last where none is stable, or the one that the budget does not reach. `answers` by start."""
+        grid, starts, at = self.search.grid, self.search.grid.starts, 0
+        if grid.kind == "lr":
+            return 0
+
+        def judge_start(at: int) -> bool | None:
+            steps = grid.nearest_duration(starts[at])
+            answer = self.judge(starts[at], steps, grid.climb(starts[at], steps))
+            answers[starts[at]] = answer
+            return answer.stable
+
+        while judge_start(at) is False and at < len(starts) - 1:
+            at = min(at + 2, len(starts) - 1)
+        below = starts[at - 1]
+        if answers[starts[at]].stable and at and below not in answers and judge_start(at - 1):
+            return below
+        return starts[at]
+
+    def find_duration(self, start: int) -> Outcome:
+        """Return the furthest stable duration from `start`, the recipe's own first, then its neighbour if that is
+        stable."""
+        grid, durations = self.search.grid, self.search.grid.durations(start)
+        low, high = -1, len(durations)
+        at = durations.index(grid.nearest_duration(start))
+        answers: dict[int, Answer] = {}
+        while high - low > 1:
+            answer = self.judge(start, durations[at], grid.horizon(start, durations[at]))
+            answers[durations[at]] = answer
+            if answer.stable is None:
+                return self._out_of_budget(start, low, answers)
+            low, high = (at, high) if answer.stable else (low, at)
+            is_first = len(answers) == 1
+            at = low + 1 if is_first and answer.stable else _next_duration(low, high)
+        tried = "; ".join(f"{steps:,} steps: {answers[steps]}" for steps in sorted(answers))
+        if low < 0:
+            last = start == grid.starts[-1]
+            return Outcome(
+                tried_start=None if last else start,
+                statement=f"No duration that was probed{self._from(start)} is stable: {tried}."
+                f"{'' if last else ' Longer starts were not probed with them.'} Lower optim.lr"
+                f"{'' if grid.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",
+            )
+        if low == len(durations) - 1:
+            return self._all_stable(start, answers)
+        return Outcome(
+            start=start,
+            steps=durations[low],
+            verified=True,
+            statement=self._verified(start, durations[low], answers),
+        )
+
+    def judge(self, start: int, steps: int, horizon: int) -> Answer:
+        """Probe a setting up to step `horizon` with one seed after another, until the majority stands or the budget
+        ends."""
+        stable, failed, seeds = 0, list[int](), len(self.search.all_seeds)
+        for seed in self.search.all_seeds:
+            if 2 * stable > seeds or 2 * len(failed) >= seeds:
+                break
+            receipt = self._probe(Probe(start=start, steps=steps, seed=seed, horizon=horizon))
+            if receipt is None:
+                return Answer(None)
+            if receipt.answers(horizon):
+                stable += 1
+            else:
+                failed.append(receipt.fluctuation_step)
+        return Answer(
+            2 * stable > seeds, stable, stable + len(failed), seeds, min(failed, default=None)
+        )
+
+    def _probe(self, probe: Probe) -> Receipt | None:
+        """Return the probe's receipt, after running it if it is not known; None if that could exceed the budget."""
+        known = self.receipts.get(probe.name)
+        if known is not None and known.answers(probe.horizon) is not None:
+            return known
+        others = sum(r.tokens for name, r in self.receipts.items() if name != probe.name)
+        needed = others + self.search.tokens_of(probe)
+        if self.search.budget is not None and needed > self.search.budget:
+            self.needed = self.needed or needed
+            return None
+        receipt = self.run(probe)
+        # In the order in which they ended, as `read_receipts` has them.
+        self.receipts.pop(probe.name, None)
+        self.receipts[probe.name] = receipt
+        return receipt
+
+    # --- in words ----------------------------------------------------------------------------------------------------
+
+    def _all_stable(self, start: int, answers: dict[int, Answer]) -> Outcome:
+        """No duration is unstable, so they cannot be told apart: whether training without the warmup is stable too."""
+        grid = self.search.grid
+        steps = max(answers) if grid.kind != "lr" else min(answers)
+        limit = f"longest allowed (--max-share {grid.max_share:g} of the budget)"
+        if grid.kind == "lr":
+            limit = "shortest allowed (an eighth of the recipe's)"
+        statement = f"{self._verified(start, steps, answers)} It is the {limit}. No duration that was probed is unstable"
+        if grid.kind == "lr":
+            statement += ", so the probes do not tell durations apart."
+            return Outcome(start=start, steps=steps, verified=True, statement=statement)
+        horizon = grid.horizon(grid.full, 0)
+        plain = self.judge(grid.full, 0, horizon)
+        if plain.stable:
+            return Outcome(
+                start=grid.full,
+                steps=0,
+                verified=True,
+                statement=f"No warmup is needed for stability: training without it is {plain}, seen for {horizon:,} steps. "
+                + statement
+                + " either.",
+            )
+        statement += f"; training without a warmup: {plain}."
+        return Outcome(start=start, steps=steps, verified=True, statement=statement)
+
+    def _verified(self, start: int, steps: int, answers: dict[int, Answer]) -> str:
+        """What is shown of the setting to take, and of those that are not stable."""
+        grid = self.search.grid
+        statement = f"{self._named(start, steps)}: {answers[steps]}, seen for {grid.horizon(start, steps):,} steps."
+        for tried, answer in sorted(answers.items()):
+            if answer.stable is False:
+                statement += f" {tried:,} steps: {answer}."
+                climb = grid.climb(start, tried)
+                if grid.start_name and answer.failed_at is not None and answer.failed_at <= climb:
+                    statement += " It failed while the learning rate climbed; no longer start was probed with it."
+        if len(self.search.all_seeds) == 1:
+            statement += " This is one seed's verdict, another seed may say otherwise: --seeds 0..2 asks three."
+        return statement
+
+    def _out_of_budget(self, start: int, low: int, answers: dict[int, Answer]) -> Outcome:
+        """The best that is verified when the budget does not reach to the last duration of `answers`."""
+        grid, durations = self.search.grid, self.search.grid.durations(start)
+        left_out = next(steps for steps, answer in answers.items() if answer.stable is None)
+        if low >= 0:
+            statement = (
+                f"{self._verified(start, durations[low], answers)} The budget ended before {left_out:,} steps could be "
+                "judged: whether that is stable is not known."
+            )
+            return Outcome(start=start, steps=durations[low], verified=True, statement=statement)
+        known = "".join(
+            f" {steps:,} steps: {answer}." for steps, answer in answers.items() if answer.seeds
+        )
+        if grid.start_name:
+            climb = grid.climb(start, left_out)
+            known += f" The start was stable while the learning rate climbed, {climb:,} steps."
+        return self._unverified(start, left_out, known)
+
+    def _unverified(self, start: int, steps: int, known: str) -> Outcome:
+        grid = self.search.grid
+        label, rule = f"a rule of thumb, {grid.rule_of_thumb}", ""
+        if (start, steps) != grid.own:
+            label, rule = "only the next to be probed", "its stability is not known. "
+        probe = "a probe" if len(self.search.all_seeds) == 1 else "the probes"
+        return Outcome(
+            start=start,
+            steps=steps,
+            needed=self.needed,
+            statement=f"NOT VERIFIED, {label}. {self._named(start, steps)}: {rule}The budget does not reach to the "
+            f"end of {probe} of it, {grid.horizon(start, steps):,} steps.{known}",
+        )
+
+    def _named(self, start: int, steps: int) -> str:
+        what = "learning-rate warmup" if self.search.kind == "lr" else "warmup"
+        return f"A {what} of {steps:,} steps{self._from(start)}"
+
+    def _from(self, start: int) -> str:
+        return "" if self.search.kind == "lr" else f" from a start of {start}"

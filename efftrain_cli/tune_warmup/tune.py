@@ -6,16 +6,16 @@ cost.
       probes/           a run directory per probe, with a probe.json once it has been seen for as long as was asked
       receipts.csv      every probe: tokens, seconds, largest fluctuation, verdict, curve
       probes.png        the perplexity curves
-      tuned.toml        the recipe with the warmup found
+      tuned.toml        the recipe with the warmup found; RECIPE-tuned.toml: the same, after which its runs are named
 
-What comes next is decided by `Search.next` from the receipts on disk, so a search that was killed goes on where it
-stopped, and one that ran out of budget goes on with a larger one.
+`Finder` asks only for probes that have no receipt on disk, so a search that was killed goes on where it stopped, and
+one that ran out of budget goes on with a larger one.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -28,24 +28,23 @@ from efftrain_cli.foundation.records import read_record, sealed_toml, write_reco
 from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.run.directory import checkpoints_of, run_path
+from efftrain_cli.run.directory import run_path
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.session import choose_device, prepare_session
+from efftrain_cli.training.session import Session, choose_device, prepare_session
 from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.worker import dismiss, run_worker
 from efftrain_cli.tune_warmup import screen
 from efftrain_cli.tune_warmup.grid import kind_of
-from efftrain_cli.tune_warmup.inquiry import Outcome
 from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe
 from efftrain_cli.tune_warmup.receipts import (
     SearchFile,
     read_receipts,
-    write_receipt,
+    receipts_frame,
     write_receipts,
 )
 from efftrain_cli.tune_warmup.screen import share_up, tokens_text
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,7 +74,7 @@ def tune(
             run_worker(device, ranks)
             return folder
         _claim(folder, search)
-        probes = count()
+        number = count()
         try:
             session = replace(
                 prepare_session(search.recipe, choose_device(device, ranks)), ranks=ranks
@@ -87,32 +86,47 @@ def tune(
                 search.grid.recipe_with(start, search.grid.durations(start)[-1])
             )
             session.train_data.check_budget(longest.windows, search.recipe.data)
-            receipts = _calm_judged_again(
-                console, search, read_receipts(folder, search.recipe.seed)
+            finder = Finder(
+                search,
+                read_receipts(folder, search.recipe.seed),
+                lambda probe: _run(
+                    folder,
+                    search,
+                    probe,
+                    finder.receipts,
+                    session,
+                    recipe_name,
+                    console,
+                    next(number),
+                ),
             )
-            screen.show_plan(console, search, _as_they_stand(folder, search, receipts))
-            while isinstance(
-                probe := search.next(standing := _as_they_stand(folder, search, receipts)), Probe
-            ):
-                screen.announce(console, search, probe, standing)
-                before = next(
-                    (receipt for receipt in standing if receipt.probe.name == probe.name), None
-                )
-                if before is not None and before not in receipts:
-                    # Before it begins anew: afterwards there are checkpoints again.
-                    write_receipt(folder / "probes" / probe.name, before)
-                receipt = run_probe(
-                    folder, search, probe, before, session, recipe_name, console, next(probes)
-                )
-                screen.show_receipt(console, receipt)
-                receipts = [*(r for r in receipts if r.probe.name != probe.name), receipt]
-                write_receipts(folder / "receipts.csv", search, receipts)
-            dismiss(ranks, next(probes))
+            screen.show_plan(console, search, len(finder.receipts))
+            outcome = finder.find()
+            dismiss(ranks, next(number))
         except Stop:
             raise StoppedError(
                 f"stopped by {stop_reason()}; every finished probe is kept in {folder}: give the same command again to go on"
             ) from None
-    return _finish(console, folder, search, receipts, probe, recipe_name)
+    return _finish(console, folder, search, list(finder.receipts.values()), outcome, recipe_name)
+
+
+def _run(
+    folder: Path,
+    search: Search,
+    probe: Probe,
+    receipts: Mapping[str, Receipt],
+    session: Session,
+    recipe_name: str,
+    console: Console,
+    number: int,
+) -> Receipt:
+    """Run a probe, or what is left of it, with a line before and one after it, and add it to receipts.csv."""
+    screen.announce(console, search, probe, receipts)
+    receipt = run_probe(folder, search, probe, session, recipe_name, console, number)
+    screen.show_receipt(console, receipt)
+    others = [known for name, known in receipts.items() if name != probe.name]
+    write_receipts(folder / "receipts.csv", receipts_frame(search, [*others, receipt]))
+    return receipt
 
 
 def _check_ranks(search: Search, ranks: Ranks) -> None:
@@ -141,7 +155,6 @@ def _claim(folder: Path, search: Search) -> None:
         threshold=search.threshold,
         max_share=search.max_share,
         eval_every=search.eval_every,
-        calm=search.calm,
     )
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -150,8 +163,9 @@ def _claim(folder: Path, search: Search) -> None:
         return
     try:
         there = read_record(folder / "search.json", SearchFile).to_json()
-        # Searches from before these options had no other.
-        same = {"tune": search.kind, "calm": search.calm, **there} == options.to_json()
+        there.pop("calm", None)  # of older versions, which could end probes early
+        # Searches from before this option had no other.
+        same = {"tune": search.kind, **there} == options.to_json()
         same = same and load_recipe(str(folder / "search.toml")) == search.recipe
     except FileNotFoundError:
         # Killed between two files above, or not ours at all.
@@ -167,45 +181,6 @@ def _claim(folder: Path, search: Search) -> None:
             "give another --name, or remove it"
         )
     return None
-
-
-def _as_they_stand(folder: Path, search: Search, receipts: Sequence[Receipt]) -> list[Receipt]:
-    """The receipts, with what was trained counted as lost for each probe that would begin anew if it were asked for
-    more, as its checkpoint is gone: after the end of a search, say, that other seeds continue."""
-
-    def begins_anew(receipt: Receipt) -> bool:
-        more = (
-            receipt.answers(search.grid.horizon(receipt.probe.start, receipt.probe.steps)) is None
-        )
-        return more and not checkpoints_of(folder / "probes" / receipt.probe.name)
-
-    return [
-        replace(receipt, lost_tokens=receipt.tokens, lost_seconds=receipt.seconds)
-        if begins_anew(receipt)
-        else receipt
-        for receipt in receipts
-    ]
-
-
-def _calm_judged_again(
-    console: Console, search: Search, receipts: Sequence[Receipt]
-) -> list[Receipt]:
-    """The receipts, without the verdict of those that ended early by a weaker bound than this version's: such a probe
-    was seen for as long as it was, and no longer."""
-    kept = [
-        receipt
-        if receipt.calm is None
-        else replace(receipt, calm=search.calm_bound(receipt.probe, receipt.curve))
-        for receipt in receipts
-    ]
-    again = sum(
-        new.calm is None and old.calm is not None for new, old in zip(kept, receipts, strict=True)
-    )
-    if again:
-        console.print(
-            f"again      {counted(again, 'probe')} ended early by an older, weaker bound; run to the end if asked for"
-        )
-    return kept
 
 
 # --- the end of a search --------------------------------------------------------------------------------------------
@@ -224,12 +199,13 @@ def _finish(
     Raises:
         DivergedError: no setting is stable.
     """
-    write_receipts(folder / "receipts.csv", search, receipts)
     budget = search.recipe.train.tokens
     if receipts:
+        frame = receipts_frame(search, receipts)
+        write_receipts(folder / "receipts.csv", frame)
         screen.plot(folder / "probes.png", search, receipts)
         screen.plot_in_terminal(console, search, receipts)
-        screen.show_table(console, search, receipts)
+        screen.show_table(console, search, frame)
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
@@ -240,32 +216,35 @@ def _finish(
             markup=False,
         )
     console.print(f"found      {outcome.statement}", markup=False)
-    if outcome.complete:
+    if outcome.needed is None:
         for path in (folder / "probes").glob("*"):
             forget_checkpoints(path)
-    tuned = folder / "tuned.toml"
-    write_whole(tuned, tuned_recipe(search, outcome, len(receipts), recipe_name))
+    word = "tuned" if outcome.verified else "untuned"
+    tuned = folder / f"{recipe_name}-{word}.toml"
+    text = tuned_recipe(search, outcome, len(receipts), recipe_name)
+    for path in (folder / "tuned.toml", tuned):
+        write_whole(path, text)
     if outcome.start is None or outcome.steps is None:
         _advise(console, folder, search, outcome.tried_start)
         raise DivergedError(
             f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
             f"{folder / 'receipts.csv'} the receipts"
         )
-    setting = search.grid.named(outcome.start, str(outcome.steps))
-    if search.kind == "batch":
+    setting = "no warmup"
+    if outcome.steps:
+        setting = search.grid.named(outcome.start, str(outcome.steps))
+    if outcome.steps and search.kind == "batch":
         setting += f", a ramp of {search.grid.ramp(outcome.start, outcome.steps)} sequences"
-    if not outcome.complete:
-        more = share_up(search.budget_to_go_on(_as_they_stand(folder, search, receipts)), budget)
+    if outcome.needed is not None:
         console.print(
-            f"more       the same command with {more} or more goes on from here", markup=False
+            f"more       the same command with {share_up(outcome.needed, budget)} or more goes on from here",
+            markup=False,
         )
-    word = "tuned" if outcome.verified else "untuned"
-    run = default_name(recipe_name, search).removeprefix(
-        f"{recipe_name}-tune"
-    )  # the rival's name, where one was tuned
+    # What was tuned is part of the name if that is not the recipe's own warmup.
+    other = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")
     console.print(
         f"{word:<10} {setting}: {tuned}\n\nnext\n"
-        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{run}-seed{search.recipe.seed}"
+        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{other}-seed{search.recipe.seed}"
         + (
             f"\n  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}"
             if receipts
@@ -326,7 +305,6 @@ def _options_of(search: Search) -> str:
         "--threshold": (search.threshold, Search.threshold),
         "--max-share": (search.max_share, Search.max_share),
         "--eval-every": (search.eval_every, None),
-        "--calm": (search.calm, Search.calm),
     }
     return "".join(
         f" {option} {value}" for option, (value, default) in given.items() if value != default
@@ -347,10 +325,11 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
             outcome.steps,
             "found" if outcome.verified else "NOT VERIFIED by a probe",
         )
-    comments = {
-        search.grid.duration_name: f"{word}: {steps} steps" if search.kind == "batch" else word
-    }
-    if search.grid.start_name:
+    comments = {}
+    if steps:
+        ramp = f"{word}: {steps} steps" if search.kind == "batch" else word
+        comments = {search.grid.duration_name: ramp}
+    if steps and search.grid.start_name:
         comments[search.grid.start_name] = word
     return (
         f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold {search.threshold:g}, "

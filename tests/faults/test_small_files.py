@@ -76,7 +76,6 @@ def make_search(folder: Path) -> Path:
         threshold=1.3,
         max_share=0.5,
         eval_every=None,
-        calm=0.01,
     )
     write_record(folder / "search.json", record)
     return folder / "search.json"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Model, Optim, Train
-from efftrain_cli.tune_warmup.inquiry import Outcome
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
 
 FULL, BATCH, BUDGET, WINDOW = 64, 10, 200_000, 20
 
@@ -49,23 +48,26 @@ def options(search: Search, **changed: object) -> Search:
 
 
 def answered(
-    search: Search, fails: Callable[[Probe], float | None], limit: int = 60
+    search: Search,
+    fails: Callable[[Probe], float | None],
+    plain: float | None = 1,
+    before: Sequence[Receipt] = (),
 ) -> tuple[Outcome, dict[str, Receipt]]:
-    """The search where a probe is unstable at step fails(probe), or never; receipts by name, in the order of the first
-    question."""
-    receipts: dict[str, Receipt] = {}
-    for _ in range(limit):
-        probe = search.next(list(receipts.values()))
-        if isinstance(probe, Outcome):
-            return probe, receipts
-        before = receipts.get(probe.name)
-        assert before is None or (before.stable and before.stopped_at_step < probe.horizon), (
+    """The search where a probe is unstable at step fails(probe), or never, and training without a warmup at step
+    `plain`; receipts by name, in the order in which they ended. `before`: receipts that it begins with."""
+    asked: list[str] = []
+
+    def run(probe: Probe) -> Receipt:
+        asked.append(probe.name)
+        assert len(asked) < 60, "the search does not end"
+        known = finder.receipts.get(probe.name)
+        assert known is None or (known.stable and known.stopped_at_step < probe.horizon), (
             "asked for what is known"
         )
-        failure = fails(probe)
+        failure = fails(probe) if probe.steps else plain
         unstable = failure is not None and failure <= probe.horizon
         stopped = int(failure) if unstable and failure is not None else probe.horizon
-        receipts[probe.name] = Receipt(
+        return Receipt(
             probe=probe,
             stable=not unstable,
             max_fluctuation=2.0 if unstable else 1.0,
@@ -75,7 +77,27 @@ def answered(
             seconds=1.0,
             curve=(),
         )
-    raise AssertionError("the search does not end")
+
+    finder = Finder(search, before, run)
+    return finder.find(), finder.receipts
+
+
+def first_probe(search: Search, before: Sequence[Receipt] = ()) -> Probe | Outcome:
+    """The first probe that a search asks for after receipts, or its outcome."""
+
+    class Asked(Exception):
+        pass
+
+    probes: list[Probe] = []
+
+    def run(probe: Probe) -> Receipt:
+        probes.append(probe)
+        raise Asked
+
+    try:
+        return Finder(search, before, run).find()
+    except Asked:
+        return probes[0]
 
 
 _COUNTED: dict[tuple[str, int, int], list[int]] = {}

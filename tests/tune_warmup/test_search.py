@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.tune_warmup.inquiry import Outcome
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
 from efftrain_cli.tune_warmup.verdict import fluctuation
 from tests.tune_warmup.answers import (
     BUDGET,
@@ -22,6 +21,7 @@ from tests.tune_warmup.answers import (
     SLW,
     WINDOW,
     answered,
+    first_probe,
     options,
     ordered,
     recipe,
@@ -37,7 +37,7 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
         durations = grid.durations(start)
         for at, steps in enumerate(durations):
             outcome, receipts = answered(search, ordered(search, start, steps))
-            assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (
+            assert (outcome.start, outcome.steps, outcome.verified, outcome.needed is None) == (
                 start,
                 steps,
                 True,
@@ -57,7 +57,7 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
 
 def test_the_recipe_s_own_setting_is_probed_first() -> None:
     for search in KINDS.values():
-        probe = search.next([])
+        probe = first_probe(search)
         assert isinstance(probe, Probe)
         assert (probe.start, probe.steps) == search.grid.own
         assert search.recipe_of(probe).methods == search.recipe.methods
@@ -66,25 +66,20 @@ def test_the_recipe_s_own_setting_is_probed_first() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seeds", [(), (0, 1, 2)])
-def test_what_the_plan_says_at_most_is_reached_and_never_exceeded(
+def test_the_plan_says_how_many_probes_and_tokens_at_most(
     kind: str, seeds: tuple[int, ...]
 ) -> None:
     search = options(KINDS[kind], seeds=seeds)
     grid = search.grid
-    spent = []
+    of_starts, of_durations = search.most_probes()
     for start in (*grid.starts, math.inf):
         nothing = math.inf if kind == "lr" else 0
-        for steps in (
-            *grid.durations(grid.starts[0]),
-            *(grid.durations(int(start)) if start < math.inf else ()),
-            nothing,
-        ):
-            _, receipts = answered(search, ordered(search, start, steps))
-            spent.append(sum(receipt.tokens for receipt in receipts.values()))
-    assert max(spent) == search.worst_case().tokens
-    own, receipts = answered(search, ordered(search, *grid.own))
-    assert (own.start, own.steps) == grid.own
-    assert sum(receipt.tokens for receipt in receipts.values()) == search.own_cost(late=True).tokens
+        for steps in (*grid.durations(grid.starts[0]), nothing):
+            _, receipts = answered(search, ordered(search, start, steps), plain=None)
+            probed = {receipt.probe.start for receipt in receipts.values()} - {grid.full}
+            assert kind == "lr" or len(probed) * len(search.all_seeds) <= of_starts
+            assert len(receipts) <= of_starts + of_durations
+            assert sum(r.tokens for r in receipts.values()) <= search.most_tokens()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -132,7 +127,7 @@ def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_
         assert 2 * sum(votes) > len(search.all_seeds)
         assert "NOT VERIFIED" not in outcome.statement
     elif outcome.start is not None:
-        assert not outcome.complete and budget is not None
+        assert outcome.needed is not None and budget is not None
         own = (outcome.start, outcome.steps) == search.grid.own
         assert outcome.statement.startswith(
             f"NOT VERIFIED, {'a rule of thumb' if own else 'only the next to be probed'}"
@@ -152,18 +147,11 @@ def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_
             assert claim not in outcome.statement or claim.strip() in probed
 
 
-def test_a_failure_while_the_learning_rate_climbs_raises_the_start() -> None:
-    """The search at fault in an earlier form: from 8 tokens no duration is stable, from 48 on every one is."""
-
-    def fails(probe: Probe) -> float | None:
-        if probe.start >= 48:
-            return None
-        # The recipe's own duration survives the climb and fails later; every other fails at once.
-        return 2 * WINDOW if probe.steps == 80 else WINDOW // 2
-
-    outcome, receipts = answered(SLW, fails)
-    assert (outcome.start, outcome.steps) == (48, SLW.grid.durations(48)[-1])
-    assert {receipt.probe.start for receipt in receipts.values()} >= {8, 48}
+def test_a_failure_of_every_duration_is_said_with_the_start_it_was_tried_from() -> None:
+    """From 8 tokens the recipe's own duration alone survives the climb, and fails later."""
+    outcome, _ = answered(SLW, lambda probe: 2 * WINDOW if probe.steps == 80 else WINDOW // 2)
+    assert outcome.start is None and outcome.tried_start == 8
+    assert "Longer starts were not probed with them." in outcome.statement
 
 
 def test_a_failure_after_the_climb_shortens_the_duration_and_leaves_the_start() -> None:
@@ -173,24 +161,13 @@ def test_a_failure_after_the_climb_shortens_the_duration_and_leaves_the_start() 
 
 
 def test_a_survivor_goes_on_from_where_it_stands() -> None:
-    first = SLW.next([])
+    first = first_probe(SLW)
     assert isinstance(first, Probe) and first.horizon == WINDOW
     _, receipts = answered(SLW, lambda probe: None)
     assert receipts[first.name].probe.horizon == 3 * WINDOW
     assert sum(receipt.probe.steps == 80 for receipt in receipts.values()) == 1, (
         "the start's probe and the duration's are one"
     )
-
-
-def test_verdicts_out_of_order_are_found_and_said() -> None:
-    last = SLW.grid.durations(8)[-1]
-    outcome, _ = answered(SLW, lambda probe: 2 * WINDOW if 80 < probe.steps < last else None)
-    assert (outcome.start, outcome.steps) == (8, 80)
-    assert f"stable again at {last:,} steps" in outcome.statement
-    # Nothing shorter is stable: what is stable again is taken.
-    outcome, _ = answered(SLW, lambda probe: 2 * WINDOW if probe.steps < last else None)
-    assert (outcome.start, outcome.steps, outcome.verified) == (8, last, True)
-    assert "not in order" in outcome.statement
 
 
 def curved(
@@ -220,14 +197,7 @@ def curved(
 
 def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> None:
     def losses(probe: Probe, step: int) -> float:
-        home = probe.steps == 80
-        jump = (
-            2 * WINDOW + 4
-            if probe.start >= 24 and probe.steps > 160
-            else 2 * WINDOW
-            if home
-            else WINDOW - 4
-        )
+        jump = 2 * WINDOW + 4 if probe.start >= 24 else WINDOW - 4
         return 9.0 if step == jump and (probe.start < 24 or probe.steps > 160) else 9 - 0.05 * step
 
     outcome, _ = curved(SLW, losses)
@@ -237,24 +207,11 @@ def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> No
     assert "unstable at step 44" in outcome.statement
 
 
-def test_curves_out_of_order_are_said_to_be_stable_again() -> None:
-    durations = SLW.grid.durations(8)
-    last = durations[-1]
-
-    def losses(probe: Probe, step: int) -> float:
-        swings = 80 < probe.steps < last
-        return 6 - 0.01 * step + (0.5 * math.sin(step / 3) if swings and step > WINDOW else 0)
-
-    outcome, _ = curved(SLW, losses)
-    assert (outcome.start, outcome.steps) == (8, 80)
-    assert f"not in order: stable again at {last:,} steps" in outcome.statement
-
-
 def test_a_budget_returns_the_best_that_was_verified() -> None:
     own = SLW.grid.tokens(8, 80, 3 * WINDOW)
     assert own == SLW.smallest_budget()
     outcome, receipts = answered(options(SLW, budget=own), lambda probe: None)
-    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (
+    assert (outcome.start, outcome.steps, outcome.verified, outcome.needed is None) == (
         8,
         80,
         True,
@@ -282,7 +239,7 @@ def test_a_budget_returns_the_best_that_was_verified() -> None:
 def test_a_budget_too_small_for_the_longest_says_so() -> None:
     assert LAST.grid.own[1] == LAST.grid.durations(8)[-1]
     outcome, _ = answered(options(LAST, budget=LAST.smallest_budget() - 1), lambda probe: None)
-    assert (outcome.start, outcome.steps, outcome.verified, outcome.complete) == (
+    assert (outcome.start, outcome.steps, outcome.verified, outcome.needed is None) == (
         8,
         350,
         False,
@@ -291,34 +248,36 @@ def test_a_budget_too_small_for_the_longest_says_so() -> None:
     near = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=240)))
     assert near.grid.durations(8)[-2] == 240
     outcome, _ = answered(options(near, budget=near.smallest_budget()), lambda probe: None)
-    assert (outcome.steps, outcome.verified, outcome.complete) == (240, True, False)
+    assert (outcome.steps, outcome.verified, outcome.needed is None) == (240, True, False)
     assert "before 340 steps could be judged" in outcome.statement
 
 
 def test_starts_are_named_with_what_is_known_of_them() -> None:
     outcome, _ = answered(SLW, ordered(SLW, 24, 57))
     assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
-    enough = sum(SLW.grid.tokens(start, 80, WINDOW) for start in (8, 16, 32))
+    enough = sum(SLW.grid.tokens(start, 80, WINDOW) for start in (8, 24))
     outcome, receipts = answered(options(SLW, budget=enough), ordered(SLW, 24, 57))
-    assert [receipt.probe.start for receipt in receipts.values()] == [8, 16, 32]
-    assert (outcome.start, outcome.verified, outcome.complete) == (32, False, False)
-    assert "24 not judged for want of budget" in outcome.statement
+    assert [receipt.probe.start for receipt in receipts.values()] == [8, 24]
+    assert (outcome.start, outcome.verified) == (24, False)
+    assert outcome.needed == enough + SLW.grid.tokens(16, 80, WINDOW)
+    assert "16 not judged for want of budget" in outcome.statement
     assert (
         "only the next to be probed" in outcome.statement
         and "recipe's own" not in outcome.statement
     ), "its start is 8"
     outcome, _ = answered(options(SLW, budget=enough - 1), ordered(SLW, 24, 57))
-    assert (outcome.start, outcome.verified) == (32, False)
-    assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
+    assert (outcome.start, outcome.verified) == (24, False)
+    assert "Starts below it: 8 unstable at step 20." in outcome.statement
 
 
 def test_more_budget_goes_on_where_less_ended() -> None:
     fails = ordered(SLW, 8, 110)
-    _, some = answered(options(SLW, budget=SLW.smallest_budget()), fails)
-    again = SLW.next(list(some.values()))
-    assert isinstance(again, Probe) and again.name not in some
-    enough = SLW.budget_to_go_on(list(some.values()))
-    assert options(SLW, budget=enough).next(list(some.values())) == again
-    assert isinstance(options(SLW, budget=enough - 1).next(list(some.values())), Outcome)
-    whole, _ = answered(SLW, fails)
-    assert (whole.start, whole.steps) == (8, 110)
+    little, receipts = answered(options(SLW, budget=SLW.smallest_budget()), fails)
+    some, enough = list(receipts.values()), little.needed
+    assert enough == sum(receipt.tokens for receipt in some) + SLW.grid.tokens(8, 110, 3 * WINDOW)
+    again = first_probe(SLW, some)
+    assert isinstance(again, Probe) and again.name not in receipts
+    assert first_probe(options(SLW, budget=enough), some) == again
+    assert isinstance(first_probe(options(SLW, budget=enough - 1), some), Outcome)
+    whole, _ = answered(SLW, fails, before=some)
+    assert (whole.start, whole.steps, whole.needed) == (8, 110, None)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.tune_warmup import tune as tune_warmup
@@ -65,28 +64,6 @@ def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
     tune_warmup.tune(search, recipe_name="tiny")
     assert {path: path.read_bytes() for pattern in kept for path in folder.rglob(pattern)} == before
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("probe.json")} == written
-    assert {line["lost_tokens"] for line in lines(folder)} == {"0"}
-
-
-def test_calm_ends_by_an_older_bound_are_judged_again(
-    recipe: Recipe, capsys: pytest.CaptureFixture
-) -> None:
-    search = Search(recipe=replace(recipe, optim=replace(recipe.optim, warmup_steps=20)))
-    probe = Probe(start=8, steps=40, seed=recipe.seed, horizon=60)
-    rising = tuple(
-        (step, 5.0 + (0.003 * (step - 20) if step > 20 else -0.01 * step))
-        for step in range(0, 45, 2)
-    )
-    falling = tuple((step, 5.0 - 0.01 * step) for step in range(0, 45, 2))
-    old = [
-        receipt_of(probe, curve=curve, calm=0.005, stopped_at_step=44)
-        for curve in (rising, falling)
-    ]
-    assert all(receipt.answers(60) for receipt in old)
-    new = tune_warmup._calm_judged_again(make_console(), search, old)
-    assert [receipt.verdict for receipt in new] == ["stable", "calm"]
-    assert [receipt.answers(60) for receipt in new] == [None, True]
-    assert "1 probe ended early by an older, weaker bound" in capsys.readouterr().out
 
 
 def test_a_budget_is_kept_and_more_of_it_goes_on(
@@ -149,6 +126,7 @@ def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
                     "tokens": 99,
                 },
                 **{"seconds": 1.5, "curve": [[0, 5.0], [7, None]]},
+                **{"calm": None, "lost_tokens": 0, "lost_seconds": 0.0},
             }
         )
     )
@@ -156,13 +134,18 @@ def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
     assert receipt.probe == Probe(start=8, steps=16, seed=recipe.seed, horizon=12)
     assert receipt.curve == ((0, 5.0), (7, math.inf)) and receipt.max_fluctuation == math.inf
     assert receipt.verdict == "unstable" and receipt.max_grad_norm is None
-    tune_warmup.write_receipts(folder / "receipts.csv", Search(recipe=recipe), [receipt])
+    frame = tune_warmup.receipts_frame(Search(recipe=recipe), [receipt])
+    tune_warmup.write_receipts(folder / "receipts.csv", frame)
     assert lines(folder)[0]["tokens"] == "99"
     # The directory of such a search is one of this search.
     tune_warmup._claim(named := Path(os.environ["EFFTRAIN_RUNS"]) / "older", Search(recipe=recipe))
     options = json.loads((named / "search.json").read_text())
     (named / "search.json").write_text(
-        json.dumps({key: options[key] for key in options if key not in ("tune", "calm", "sha256")})
+        json.dumps({key: options[key] for key in options if key not in ("tune", "sha256")})
+    )
+    # One of a version that could end probes early.
+    (named / "search.json").write_text(
+        json.dumps(json.loads((named / "search.json").read_text()) | {"calm": 0.01})
     )
     text = (named / "search.toml").read_text()
     (named / "search.toml").write_text(
