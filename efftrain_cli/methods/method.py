@@ -66,7 +66,8 @@ class Method:
 
     def cut_matters(self) -> bool:
         """Whether a step's gradient depends on how it is cut into micro-batches by more than rounding:
-        train.micro_batch_tokens is then a setting of the method, and several devices need parallel.lanes."""
+        train.micro_batch_tokens is then a setting of the method, and devices that cut it otherwise need
+        parallel.lanes."""
         return False
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:

@@ -65,6 +65,9 @@ class ProgressiveLayerDrop(Method):
     granularity: Literal["step", "micro_step"] = "micro_step"
     """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
 
+    def cut_matters(self) -> bool:
+        return self.theta < 1 and self.granularity == "micro_step"
+
     def warnings(self, recipe: Sections) -> Iterator[str]:
         run_steps = recipe.full_steps
         if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:

@@ -143,6 +143,9 @@ class SimiGrad(Method):
             -self.max_batch_size // quantum
         ) * quantum
 
+    def cut_matters(self) -> bool:
+        return True
+
     def batch_multiple(self) -> int:
         return self.quantum
 

@@ -27,8 +27,8 @@ class PlanSummary:
     evaluations: int
     largest_micro_batch: tuple[int, int]
     """(sequences, seq_len) of the micro-batch with the most tokens: what memory must hold."""
-    seq_lens: int
-    """Different sequence lengths."""
+    shapes: frozenset[tuple[int, int]]
+    """(sequences, seq_len) of the steps."""
     smallest_batch: int = 0
     """Fewest sequences of a step."""
 
@@ -41,7 +41,7 @@ def summarize_plan(
 ) -> PlanSummary:
     """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
-    evaluations, largest, lengths, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size
+    evaluations, largest, shapes, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size
     largest_batch = max(
         (m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0
     )
@@ -49,7 +49,7 @@ def summarize_plan(
         after = end
         evaluations += plan.evaluate
         smallest_batch = min(smallest_batch, plan.batch_size)
-        lengths.add(plan.seq_len)
+        shapes.add((plan.batch_size, plan.seq_len))
         sequences = -(-plan.batch_size // plan.accumulation_steps)
         if "steps" in recipe.varies:
             # The batch may yet grow until the micro-batches are full; a step that measures has two of them at least.
@@ -64,7 +64,7 @@ def summarize_plan(
         flops=after.flops,
         evaluations=evaluations,
         largest_micro_batch=largest,
-        seq_lens=len(lengths),
+        shapes=frozenset(shapes),
         smallest_batch=smallest_batch,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.plan import accumulation_steps
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.devices import Devices
@@ -93,9 +95,9 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
         )
     lanes = recipe.lanes
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
-    if not lanes and cut:
+    if not lanes and cut and not _cut_alike(recipe, summary, sharing):
         raise UsageError(
-            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {ranks.world_size} devices cut differently from one\n"
+            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {sharing} {what} cut differently from one\n"
             f"set parallel.lanes = {max(ranks.world_size, 4)}, so that any number of devices cuts it the same way"
         )
     if lanes and lanes % ranks.world_size:
@@ -103,6 +105,20 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
             f"parallel.lanes = {lanes} is not a multiple of the {ranks.world_size} devices\n"
             "use 2, 4, ... devices up to that number, or set parallel = false"
         )
+
+
+def _cut_alike(recipe: Recipe, summary: PlanSummary, sharing: int) -> bool:
+    """Whether so many devices cut every step into as many micro-batches as one device does."""
+    shapes = set(summary.shapes)
+    if "steps" in recipe.varies:
+        for method in recipe.methods.values():
+            least, most = method.batch_bounds(recipe.train.batch_size)
+            sizes = range(least, most + 1, max(1, method.batch_multiple()))
+            shapes |= set(product(sizes, {seq_len for _, seq_len in summary.shapes}))
+    return all(
+        accumulation_steps(recipe, *shape, sharing) == accumulation_steps(recipe, *shape)
+        for shape in shapes
+    )
 
 
 def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:

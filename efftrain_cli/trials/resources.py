@@ -77,11 +77,7 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
         cut_matters = any(
             method.cut_matters() for recipe in recipes for method in recipe.methods.values()
         )
-        note = (
-            ", a setting of the standardization loss"
-            if cut_matters
-            else ", which changes no result"
-        )
+        note = ", another result by a method" if cut_matters else ", which changes no result"
         raise OutOfMemoryError(
             f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
             f"  use --jobs {fits}, or lower train.micro_batch_tokens{note}"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
@@ -21,14 +21,11 @@ from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import standardization_loss
 from efftrain_cli.plan.plan import model_parameters, plan_step, token_flops
-from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim, Parallel
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward, build_objective
-from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.trainer import evaluate, read_records, train
 from tests.methods.standardized import BARE, BATCH, CPU, LENGTH, SITES, batch, with_loss
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
@@ -405,18 +402,3 @@ def test_the_recipe_is_written_and_read_back_and_says_the_papers_factor() -> Non
         and "micro_batch_tokens" in line
     )
     assert replace(recipe, standardization_loss=None) == load_recipe("small-no-norm")
-
-
-def test_several_devices_need_lanes_unless_moments_are_a_tokens_own() -> None:
-    for recipe, refused in (
-        (with_loss(), True),
-        (with_loss(moments="token"), False),
-        (replace(with_loss(), parallel=Parallel(lanes=2)), False),
-    ):
-        summary = summarize_plan(recipe, None, 64)
-        if refused:
-            with pytest.raises(UsageError, match=r"parallel\.lanes"):
-                check_ranks(recipe, summary, Ranks(0, 2))
-        else:
-            check_ranks(recipe, summary, Ranks(0, 2))
-        check_ranks(recipe, summary, Ranks())

@@ -18,7 +18,8 @@ from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.devices import Devices, Passes, add_lanes
@@ -26,6 +27,7 @@ from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, jo
 from efftrain_cli.training.launch import _wait, launch, refuse_several
 from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.worker import fix_sums
 
 ZEROS = {"ce": torch.zeros(())}
@@ -403,3 +405,38 @@ def test_ranks_that_do_not_notice_a_hang_are_named(
         assert (
             Ranks(rank=2, world_size=4, store=store)._find_hang(timed_out) is None
         )  # rank 0 says it
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "alike", "other"),
+    [
+        # 16 sequences of 256 tokens: 4, 2 and 1 micro-batches on one device
+        ("small-pld", 1024, 4, 8),
+        ("small-standardization", 2048, 2, 4),
+        ("small-standardization", 4096, 1, 2),
+        ("small-simigrad", 4096, 2, 4),  # 8 to 64 sequences in halves: 2 or 4 micro-batches
+    ],
+)
+def test_methods_that_depend_on_the_cut_need_lanes_where_it_changes(
+    name: str, tokens: int, alike: int, other: int
+) -> None:
+    words = [f"train.micro_batch_tokens={tokens}"]
+    recipe = load_recipe(name, words)
+    summary = summarize_plan(recipe, until=1)
+    check_ranks(recipe, summary, Ranks(0, alike))
+    with pytest.raises(UsageError, match=r"cut differently from one\nset parallel\.lanes = "):
+        check_ranks(recipe, summary, Ranks(0, other))
+    in_lanes = load_recipe(name, [*words, "parallel.lanes=8"])
+    check_ranks(in_lanes, summary, Ranks(0, other))
+
+
+def test_what_does_not_depend_on_the_cut_needs_no_lanes() -> None:
+    per_token = ["standardization_loss.moments=token", "train.micro_batch_tokens=4096"]
+    per_step = ["progressive_layer_drop.granularity=step", "train.micro_batch_tokens=4096"]
+    for name, words in (
+        ("small", []),
+        ("small-standardization", per_token),
+        ("small-pld", per_step),
+    ):
+        recipe = load_recipe(name, words)
+        check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(0, 2))
