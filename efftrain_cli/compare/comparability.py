@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
 from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.groups import Group, differing_keys
 from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
 
@@ -67,6 +68,49 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
     ]
     texts = {"allowed": refusals, "warning": warnings, "note": notes}
     return [Why(severity, text) for severity, found in texts.items() for text in found]
+
+
+DIFFERS = 1.02
+"""Factor from which updates, warmups and rates of two recipes are named as different."""
+
+
+def describe_differences(baseline: Group, method: Group) -> str:
+    """Return what else the method changed, means over finished runs: updates, warmup, peak rate; "" if nothing did."""
+    sides = []
+    for group in (baseline, method):
+        runs = [run for run in group.runs if run.status == "finished"]
+        if not runs or any(run.step < 1 or run.peak_lr <= 0 for run in runs):
+            return ""
+        sides.append(runs)
+
+    def means(value: Callable[[RunNumbers], float]) -> tuple[float, float]:
+        a, b = (sum(map(value, runs)) / len(runs) for runs in sides)
+        return a, b
+
+    parts = []
+    steps, batches = means(lambda run: run.step), means(lambda run: run.tokens / run.step)
+    if _differ(*steps):
+        parts.append(f"made {steps[1] / steps[0]:.2f}x as many updates")
+    # At equal tokens the updates say it.
+    if _differ(*batches) and _differ(batches[0] * steps[0], batches[1] * steps[1]):
+        parts.append(
+            f"took {human_count(batches[1])} instead of {human_count(batches[0])} tokens per update"
+        )
+    warmups, rates = means(lambda run: run.warmup_tokens), means(lambda run: run.peak_lr)
+    if _differ(*warmups):
+        parts.append(
+            f"warmed up over {human_count(warmups[1])} instead of {human_count(warmups[0])} tokens"
+        )
+    if _differ(*rates):
+        parts.append(f"peaked at a rate of {rates[1]:.2g} instead of {rates[0]:.2g}")
+    if not parts:
+        return ""
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"{method.label} {listed}"
+
+
+def _differ(a: float, b: float) -> bool:
+    return max(a, b) > DIFFERS * min(a, b)
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.comparability import why_cost_not_judged
+from efftrain_cli.compare.comparability import describe_differences, why_cost_not_judged
 from efftrain_cli.compare.failures import FEWEST_FINISHED, failed_seeds, shares_text, stuck_loss
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
@@ -115,6 +115,8 @@ class Verdict:
     """Mean difference per item of two single checkpoints' scores."""
     items_p: float | None = None
     """Uncorrected p-value over these items."""
+    differed: str = ""
+    """What else than its name and its losses sets the recipe apart; of final losses."""
     caveat: str = ""
     """What --allow had judged in spite of it."""
 
@@ -155,6 +157,8 @@ def verdict(
     counted = question.tested in ("rank", "failures")
     if counted and not any(any(numbers(side.values())) for side in sides):
         return replace(found, why=NOTHING)
+    if question.tested == "difference" and question.point is None:
+        found = replace(found, differed=describe_differences(baseline, method))
     unequal, budgets = _check_budgets(question, baseline, method, looks)
     why = withheld or unequal or _why_incomparable(question, baseline, method)
     if why and looks.registered:

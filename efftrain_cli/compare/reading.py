@@ -97,6 +97,10 @@ class RunNumbers:
     """From the first to the last row, summed over segments: steps that a later segment replaced are not in it."""
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
+    peak_lr: float = 0.0
+    """Largest learning rate of a step."""
+    warmup_tokens: float = 0.0
+    """Tokens after the first step at the largest learning rate."""
     flops_lack_optimizer: bool = False
     """Whether rows of a run with Muon were written before its Newton-Schulz iterations were counted."""
 
@@ -186,6 +190,8 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     # Each segment has its own clock, which starts at 0.
     clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
     rates = _numbers(_events(run, "start", "resume", "end"), "calibrated_gflops")
+    learning_rates = frame.lr.dropna()
+    at_peak = frame.schedule_tokens[frame.lr >= learning_rates.max() * (1 - 1e-9)]
     uncounted = frame.lr.notna() & frame.optimizer_flops.isna()
     return RunNumbers(
         name=run.name,
@@ -203,6 +209,8 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
             run.recipe.get("optim", {}).get("name") == "muon" and uncounted.any()
         ),
         seconds=seconds,
+        peak_lr=float(learning_rates.max()) if len(learning_rates) else 0.0,
+        warmup_tokens=float(at_peak.iloc[0]) if len(at_peak) else 0.0,
         stability=measure(rows.columns),
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=len(_events(run, "rewind")),

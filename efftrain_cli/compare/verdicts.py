@@ -13,12 +13,15 @@ from efftrain_cli.compare.measures import PRIMARY
 
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
-    """One sentence per recipe that is compared with the baseline, by its final loss."""
-    return [
-        _sentence(comparison, group)
-        for group in comparison.groups
-        if group is not comparison.baseline
-    ]
+    """One sentence per recipe that is compared with the baseline, by its final loss, and what else it changed."""
+    lines = []
+    for group in comparison.groups:
+        found = comparison.verdict(PRIMARY, group.label)
+        if found is not None:
+            lines.append(_sentence(comparison, group))
+            if found.differed:
+                lines.append(f"{found.differed}.")
+    return lines
 
 
 def _sentence(comparison: Comparison, group: Group) -> str:

@@ -162,7 +162,10 @@ def verdict_lines(file: StudyFile, judgement: StudyState, registration: Registra
             *lines,
             f"{done}, and {len(judgement.pending)} runs are still to end, such as {judgement.pending[0]}.",
         ]
-    lines += [sentence(file, verdict) for verdict in judgement.verdicts]
+    for verdict in judgement.verdicts:
+        lines.append(sentence(file, verdict))
+        if verdict.differed:
+            lines.append(f"  {verdict.differed}.")
     lines.append("")
     rows: list[Row] = []
     for verdict in judgement.verdicts:
@@ -313,6 +316,7 @@ def as_json(
                 "outcome": verdict.outcome,
                 "could_see": verdict.min_detectable_effect,
                 "note": note_of(verdict),
+                "differed": verdict.differed,
             }
             for verdict in judgement.verdicts
         ],

@@ -8,6 +8,7 @@ import pytest
 
 from efftrain_cli.compare.groups import select_runs
 from efftrain_cli.compare.tables import key_table
+from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.errors import UsageError
 from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
@@ -261,3 +262,21 @@ def test_a_longer_run_is_no_better_setting(root: Path) -> None:
     }
     assert texts[51200].startswith("not judged: small-slw") and "0.50x the tokens" in texts[51200]
     assert not texts[102400].startswith("not judged")
+
+
+def test_what_else_a_method_changed_stands_below_the_verdict(root: Path) -> None:
+    """B trains the same 102,400 tokens in 200 steps of 512; both peak at step 10, B at twice the rate."""
+    for seed in range(3):
+        write_run(root, "small", seed)
+        rows = [
+            row | {name: row[name] / 2 for name in ("tokens", "total_flops")}
+            for row in rows_of(200, seed, 1.3)
+        ]
+        rows = [row | {"lr": 2 * row["lr"]} if "lr" in row else row for row in rows]
+        write_run(root, "small-slw", seed, rows=rows, budget=102400, more=SLW)
+    lines = verdict_sentences(of("small", "small-slw"))
+    assert lines[1] == (
+        "small-slw made 2.00x as many updates, warmed up over 5,120 instead of 10.2K tokens and peaked at a rate of 0.002 "
+        "instead of 0.001."
+    )
+    assert len(verdict_sentences(of("small"))) == 0

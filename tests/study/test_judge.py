@@ -26,6 +26,10 @@ class FakeRun:
     recipe: dict[str, object] = field(default_factory=lambda: {"optim.schedule": "constant"})
     name: str = "run"
     flops_lack_optimizer: bool = False
+    step: int = 100
+    tokens: float = 1000.0
+    peak_lr: float = 1e-3
+    warmup_tokens: float = 100.0
 
     def __post_init__(self) -> None:
         self.evaluated = self.evaluated or {
