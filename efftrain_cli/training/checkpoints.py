@@ -48,6 +48,7 @@ from efftrain_cli.training.state import (
     read_tensors,
     write_checkpoint,
 )
+from efftrain_cli.training.tensor_file import header_of
 
 Differences = list[list[Any]]
 """[key, before, now] of what a resumed run differs in."""
@@ -331,15 +332,7 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
         batch_size, methods = recipe.train.batch_size, recipe.methods.values()
         total = sum(method.in_flight_bytes(state.model.config, batch_size) for method in methods)
     for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
-        data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-        # safetensors' header: {"NAME":{"dtype":"F32","shape":[..],"data_offsets":[..,..]},...}
-        header = sum(
-            len(
-                f'"{name}":{{"dtype":"F32","shape":{list(tensor.shape)},"data_offsets":[{data},{data}]}},'
-            )
-            for name, tensor in tensors.items()
-        )
-        total += data + header
+        total += len(header_of(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
     progress = len(str(progress_to_json(state.progress))) + 60
     return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.errors import DiskError, UnsoundError
@@ -67,7 +68,7 @@ class Logbook:
         """Newest validation loss, nats per token."""
 
     def add(self, record: StepRecord) -> None:
-        """Takes one record; reads, writes and saves what is due. Raises as `flush`."""
+        """Take one record; read, write and save what is due. Raises as `flush`."""
         self._pending.append(record)
         by_steps = saves_at(self._session.recipe.checkpoint, record.progress.step)
         by_time = time.monotonic() - self._last_save >= self._every_seconds
@@ -82,7 +83,7 @@ class Logbook:
             self._save()
 
     def add_growth(self, record: GrowthRecord) -> None:
-        """Takes the record of a growth between two steps."""
+        """Take the record of a growth between two steps."""
         self._run.event("growth", dataclasses.asdict(record))
         self._screen.say(growth_message(record))
         if record.val_loss_after is not None:
@@ -90,7 +91,7 @@ class Logbook:
         self._good = self._state.progress
 
     def flush(self) -> None:
-        """Reads what is pending, writes it as rows and shows it.
+        """Read what is pending, write it as rows and show it.
 
         Raises:
             DivergedError: a loss or gradient was not finite. The state is then that before the step.
@@ -101,41 +102,41 @@ class Logbook:
         for record, row in zip(records, rows, strict=True):
             self._complete(record, row)
         self._run.log(rows)
-        bad = next((i for i, row in enumerate(rows) if row.get("nonfinite")), None)
-        for record, row in zip(records[:bad], rows[:bad], strict=True):
-            self._screen.show(row)
-            if row["val_loss"] is not None:
-                self.val_loss = row["val_loss"]
-            for kind, detector in (("warning", self._warnings), ("spike", self._spikes)):
-                if jump := detector.read(row):
-                    self._run.event(kind, jump.event)
-                    self._screen.say(str(jump))
+        for record, row in zip(records, rows, strict=True):
+            if row.get("nonfinite"):
+                raise_diverged(
+                    self._run, self._state, self._session, self._devices, record, self._good
+                )
+            self._show(row)
             if self._rewinding and self._spikes.lasting >= LASTING:
                 raise_spiked(self._run, record.progress, row["loss"], self._spikes.usual)
-        if bad is not None:
-            if bad:
-                best = [row["loss"] for row in rows[:bad] if row.get("loss") is not None]
-                self._good = records[bad - 1].progress._replace(
-                    train_seconds=rows[bad - 1]["train_seconds"],
-                    best_loss=min(
-                        [*best, *([] if self._good.best_loss is None else [self._good.best_loss])]
-                    ),
-                )
-            raise_diverged(
-                self._run, self._state, self._session, self._devices, records[bad], self._good
-            )
-        for record, row in zip(records, rows, strict=True):
             if record.val_loss is not None and row["val_loss"] is None:
                 what = f"step {row['step']}: the validation loss is not finite"
                 raise_unsound(self._run, self._state, self._session, what)
+            losses = [x for x in (row.get("loss"), self._good.best_loss) if x is not None]
+            self._good = record.progress._replace(
+                train_seconds=row["train_seconds"], best_loss=min(losses, default=None)
+            )
         self._good = self._state.progress
         prompt = self._session.recipe.eval.sample
         if prompt is not None and rows and rows[-1]["val_loss"] is not None and not stop_asked():
             self._show_sample(self._state.progress.step, prompt)
 
+    def _show(self, row: dict[str, Any]) -> None:
+        """Show a row, and record what is unusual about it."""
+        self._screen.show(row)
+        if row["val_loss"] is not None:
+            self.val_loss = row["val_loss"]
+        for kind, detector in (("warning", self._warnings), ("spike", self._spikes)):
+            if jump := detector.read(row):
+                self._run.event(kind, jump.event)
+                self._screen.say(str(jump))
+
     def _show_sample(self, step: int, prompt: str) -> None:
-        """Shows how the model continues `prompt`, and keeps it as an event. It has its own random numbers, so training
-        is untouched; a signal may stop it, as the rows are already written."""
+        """Show how the model continues `prompt`, and record it as an event.
+
+        Training is untouched, as sampling has its own random numbers; a signal may stop it, as the rows are written.
+        """
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
         sampling = Sampling(seed=self._session.recipe.seed)
@@ -151,8 +152,8 @@ class Logbook:
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
-        """Adds to a row what the session knows: seconds that were not training, and the rest of a row whose evaluation
-        had been abandoned by a stop."""
+        """Add to a row the seconds that were not training, and the rest of a row whose evaluation a stop had
+        abandoned."""
         if not record.plan and record.progress.step > 0:
             written = self._run.last_row(record.progress.step) or {}
             row |= {
@@ -169,7 +170,7 @@ class Logbook:
         self._named_seconds += row["other_seconds"]  # type: ignore
 
     def save(self) -> float:
-        """Saves the state, unless it is saved already; returns the seconds it took.
+        """Save the state, unless it is saved already; return the seconds it took.
 
         Raises:
             DivergedError: the state holds a value that is not finite, and is not saved.
@@ -214,8 +215,9 @@ def train_and_log(
     screen: TrainingDisplay,
     rewinding: bool = False,
 ) -> float | None:
-    """Trains to the end of the budget or to step `until`, writing rows and checkpoints as they come due, and saves the
-    end; returns the last validation loss, nats per token.
+    """Train to the end of the budget or to step `until`, write rows and checkpoints as they come due, and save the end.
+
+    Return the last validation loss, nats per token.
 
     Raises:
         Stop: a signal came; the last finished step is saved.
@@ -254,8 +256,10 @@ def train_and_log(
 def stopped_by(
     stop: Callable[[], None], state: TrainState, devices: Devices, report: Callable[[], None]
 ) -> Iterator[None]:
-    """Training inside that a signal or a lost process ends calls `stop`, which keeps what there is; and `report` after
-    it, where another thread must do it."""
+    """Call `stop`, which saves the last step, if a signal or a lost process ends the training inside.
+
+    If another thread must do it, it calls `report` too.
+    """
 
     def stop_here() -> None:
         state.model.zero_grad(set_to_none=True)
@@ -276,7 +280,7 @@ def stopped_by(
 
 
 def report_stop(run: Run, state: TrainState) -> str:
-    """Records a stop as the run's end; returns what to tell the user."""
+    """Record a stop as the run's end; return what to tell the user."""
     reason = stop_reason()
     run.event("signal", {"signal": reason, "step": state.progress.step})
     run.event("end", {"status": "stopped", "step": state.progress.step})

@@ -214,29 +214,26 @@ def environment_of(session: Session) -> dict[str, object]:
 
 
 def environment_now(run: Run, session: Session) -> dict[str, object]:
-    """Where the run is continued; says in one line what has changed, and whether results may then differ in their
-    last bits."""
-    now = environment_of(session)
-    recipe = session.recipe
-    starts = (
-        event for event in reversed(run.events()) if event.get("event") in ("start", "resume")
-    )
-    origin = read_origin(run.path)
-    before = {
-        **{key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")},
-        **next(starts, {}),
-    }
-    different = [key for key in now if before.get(key) not in (None, now[key])]
-    changed = {key: f"{key} {printable(str(before[key]))} -> {now[key]}" for key in different}
+    """Return where a run is continued; print what has changed and whether results may then differ in their last
+    bits."""
+    now, origin = environment_of(session), read_origin(run.path)
+    before = {key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}
+    for event in run.events():
+        if event.get("event") in ("start", "resume"):
+            before |= event
+    # Which one it is of several devices decides nothing: its name is compared too.
     if str(before.get("device")).partition(":")[0] == session.device.type:
-        changed.pop(
-            "device", None
-        )  # which one it is of several decides nothing: its name is compared too
+        del before["device"]
     if session.device.type != "cpu":
-        changed.pop("threads", None)
+        del before["threads"]
+    changed = {
+        key: f"{key} {printable(str(before[key]))} -> {value}"
+        for key, value in now.items()
+        if before.get(key) not in (None, value)
+    }
     if not changed:
         return now
-    meaning = note_on_change(recipe, list(changed))
+    meaning = note_on_change(session.recipe, list(changed))
     print(f"note: continued with {', '.join(changed.values())}: {meaning}", file=sys.stderr)
     return {**now, "changed": list(changed.values())}
 

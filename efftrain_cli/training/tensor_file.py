@@ -24,42 +24,52 @@ _DTYPES = {
 }
 
 
-def tensor_buffers(tensors: Mapping[str, Tensor]) -> list[memoryview]:
-    """The file that holds `tensors`, as consecutive buffers: 8 bytes of length, the JSON header, and each tensor's
-    bytes, the widest dtype first so that all are aligned (https://huggingface.co/docs/safetensors, "Format").
+def header_of(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return the beginning of the file that holds `tensors`: 8 bytes of length, and the JSON header.
 
-    Tensors on the CPU are not copied: their buffers are their memory.
+    The widest dtype comes first, so that all tensors are aligned (https://huggingface.co/docs/safetensors, "Format").
 
     Raises:
         KeyError: a dtype that no training state has.
     """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, buffers, start = {}, [], 0
-    for name in order:
-        tensor = tensors[name]
-        buffer = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-        end = start + buffer.nbytes
+    header, start = {}, 0
+    for name, tensor in _in_order(tensors):
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [start, end],
+            "data_offsets": [start, start + tensor.nbytes],
         }
-        buffers.append(buffer)
-        start = end
+        start += tensor.nbytes
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [memoryview(len(text).to_bytes(8, "little") + text), *buffers]
+    return len(text).to_bytes(8, "little") + text
+
+
+def tensor_buffers(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """Return the file that holds `tensors`, as consecutive buffers: the header, and each tensor's bytes.
+
+    Tensors on the CPU are not copied: their buffers are their memory.
+    """
+    buffers = [
+        tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        for _, tensor in _in_order(tensors)
+    ]
+    return [memoryview(header_of(tensors)), *buffers]
+
+
+def _in_order(tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    return sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
 
 
 def write_buffers(path: Path, buffers: Sequence[memoryview]) -> None:
-    """Writes a new file, or raises an OSError."""
+    """Write a new file, or raise an OSError."""
     with path.open("xb") as file:
         for buffer in buffers:
             file.write(buffer)
 
 
 def sha256_of_buffers(buffers: Sequence[memoryview]) -> str:
-    """Hex sha256 of the file that `write_buffers` makes; releases the interpreter lock."""
+    """Return the hex sha256 of the file that `write_buffers` makes; release the interpreter lock meanwhile."""
     digest = hashlib.sha256()
     for buffer in buffers:
         digest.update(buffer)

@@ -10,8 +10,10 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -60,8 +62,8 @@ class StepRecord:
     result: StepResult | None = None
     val_loss: Tensor | None = None
     """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
-    position_losses: dict[str, Tensor] | None = None
-    """The same by stretch of positions, by column; None unless the recipe asks for it."""
+    position_losses: Mapping[str, Tensor] = field(default_factory=dict)
+    """The same by stretch of positions, by column, if the recipe asks for it."""
     training: Stopwatch | None = None
     evaluation: Stopwatch | None = None
     devices: int = 1
@@ -75,59 +77,74 @@ class StepRecord:
 def evaluate(
     model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
 ) -> Tensor:
-    """Mean cross-entropy over validation windows (n, seq_len + 1) at full length with all blocks: 0-d fp32, nats per
-    token. Touches no training state and no random generator. The ranks share the windows; the result is that of one
-    process, bit for bit."""
-    device = next(model.parameters()).device
-    seq_len = windows.shape[1] - 1
-    chunks = windows.split(max(1, micro_batch_tokens // seq_len))
-    sums = torch.zeros(len(chunks), device=device)
-    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
-        for first in range(0, len(chunks), ranks.world_size):
-            number = first + ranks.rank
-            if number >= len(chunks) and not model.lockstep:
-                break
-            chunk = chunks[min(number, len(chunks) - 1)].to(device, non_blocking=True)
-            loss = model.loss_sum(chunk[:, :-1], chunk[:, 1:])
-            if number < len(chunks):
-                sums[number] = loss
-    ranks.barrier()
-    ranks.all_reduce([sums])
-    total = torch.zeros((), device=device)
-    for chunk_sum in sums:  # one after the other: the order decides the last bits
-        total += chunk_sum
-    return total / (windows.shape[0] * seq_len)
+    """Return the mean cross-entropy over validation windows (n, seq_len + 1), 0-d fp32, nats per token.
 
+    It is measured at full length with all blocks, and touches no training state and no random generator. The ranks
+    share the windows; the result is that of one process, bit for bit.
+    """
 
-def position_starts(seq_len: int) -> list[int]:
-    """Where the stretches of positions begin whose losses are averaged: at 0, then at 1/16, 1/8, 1/4 and 1/2 of the
-    context."""
-    return sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
+    def loss_sum(chunk: Tensor) -> Tensor:
+        return model.loss_sum(chunk[:, :-1], chunk[:, 1:])
+
+    sums = _sum_over_chunks(model, windows, micro_batch_tokens, dtype, ranks, loss_sum)
+    # One after the other: the order decides the last bits.
+    return reduce(add, sums.unbind()) / windows[:, 1:].numel()
 
 
 def loss_by_position(
     model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
 ) -> dict[str, Tensor]:
-    """Mean cross-entropy of validation windows (n, seq_len + 1) by stretch of positions, at full length with all
-    blocks: column `val_loss_from_POSITION` -> 0-d fp32, nats per token. It is a second forward pass over them; the
-    ranks share the windows."""
-    device = next(model.parameters()).device
+    """Return the mean cross-entropy of `evaluate` by stretch of positions, in a second forward pass.
+
+    By column `val_loss_from_POSITION`, 0-d fp32, nats per token.
+    """
+
     seq_len = windows.shape[1] - 1
-    chunks = windows.split(max(1, micro_batch_tokens // seq_len))
-    sums = torch.zeros(len(chunks), seq_len, device=device)
-    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
-        for number in range(ranks.rank, len(chunks), ranks.world_size):
-            chunk = chunks[number].to(device, non_blocking=True)
-            logits = model.head(model.hidden(chunk[:, :-1])).float()
-            losses = F.cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="none")
-            sums[number] = losses.view(-1, seq_len).sum(0)
-    ranks.all_reduce([sums])
-    means = sums.sum(0) / windows.shape[0]
-    starts = position_starts(seq_len)
+
+    def losses(chunk: Tensor) -> Tensor:
+        logits = model.head(model.hidden(chunk[:, :-1])).float()
+        flat = F.cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="none")
+        return flat.view(-1, seq_len).sum(0)
+
+    sums = _sum_over_chunks(model, windows, micro_batch_tokens, dtype, ranks, losses, seq_len)
+    means = sums.sum(0) / len(windows)
     return {
         f"val_loss_from_{start}": means[start:end].mean()
-        for start, end in itertools.pairwise([*starts, seq_len])
+        for start, end in itertools.pairwise([*position_starts(seq_len), seq_len])
     }
+
+
+def _sum_over_chunks(
+    model: GPT,
+    windows: Tensor,
+    micro_batch_tokens: int,
+    dtype: str,
+    ranks: Ranks,
+    losses_of: Callable[[Tensor], Tensor],
+    *size: int,
+) -> Tensor:
+    """Return `losses_of(chunk)`, (*size,), of the windows' chunks, (chunks, *size). The ranks share the chunks."""
+    chunks = windows.split(max(1, micro_batch_tokens // (windows.shape[1] - 1)))
+    device = model.device
+    sums = torch.zeros(len(chunks), *size, device=device)
+    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
+        for first in range(0, len(chunks), ranks.world_size):
+            number = first + ranks.rank
+            if number < len(chunks):
+                sums[number] = losses_of(chunks[number].to(device, non_blocking=True))
+            elif model.lockstep:  # the others need this rank in their passes
+                losses_of(chunks[-1].to(device, non_blocking=True))
+    ranks.barrier()
+    ranks.all_reduce([sums])
+    return sums
+
+
+def position_starts(seq_len: int) -> list[int]:
+    """Return where the stretches of positions begin whose losses are averaged.
+
+    They are 0, and 1/16, 1/8, 1/4 and 1/2 of the context.
+    """
+    return sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
 
 
 def train(
@@ -268,7 +285,7 @@ def evaluate_state(
     ranks = devices.ranks
     watch = Stopwatch(state.model.device)
     dtype = compute_dtype(recipe.train.dtype, state.model.device)
-    size, positions = recipe.train.micro_batch_tokens, None
+    size, positions = recipe.train.micro_batch_tokens, {}
     with ranks.interruptible(), devices.together():
         loss = evaluate(state.model, val_windows, size, dtype, ranks)
         if recipe.eval.positions:
@@ -377,7 +394,7 @@ def update(
 def read_records(
     state: TrainState, recipe: Recipe, records: Sequence[StepRecord]
 ) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl for `records`, in one transfer from the device.
+    """Return the rows of metrics.jsonl for `records`, read in one transfer from the device.
 
     The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record, in order, and before
     a checkpoint is written. Values that are not finite become None, with `nonfinite` True.
@@ -385,16 +402,10 @@ def read_records(
     if not records:
         return []
     device = state.nonfinite.device
-    scalars = [
-        (i, name, value)
-        for i, record in enumerate(records)
-        for name, value in _scalars(record).items()
-    ]
-    read: list[dict[str, float]] = [{} for _ in records]
-    if scalars:
-        values = torch.stack([value.float() for _, _, value in scalars]).tolist()
-        for (i, name, _), value in zip(scalars, values, strict=True):
-            read[i][name] = value
+    scalars = [_scalars(record) for record in records]
+    tensors = itertools.chain.from_iterable(each.values() for each in scalars)
+    values = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
+    read = [{name: next(values) for name in each} for each in scalars]
     peak = None
     if device.type == "cuda":
         peak = peak_flops(
@@ -415,7 +426,7 @@ def read_records(
             "sequences": progress.sequences,
             "total_flops": progress.flops,
             "val_loss": finite_or_none(val_loss),
-            **{name: finite_or_none(measured.pop(name)) for name in record.position_losses or {}},
+            **{name: finite_or_none(measured.pop(name)) for name in record.position_losses},
             "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
         }
         if plan and result and record.training:
@@ -453,13 +464,13 @@ def read_records(
 
 
 def _scalars(record: StepRecord) -> dict[str, Tensor]:
-    """Everything of a record that is on the device, by column."""
+    """Return everything of a record that is on the device, by column."""
     scalars = dict(record.result.scalars) if record.result else {}
     if record.val_loss is not None:
-        scalars |= {**(record.position_losses or {}), "val_loss": record.val_loss}
+        scalars |= {**record.position_losses, "val_loss": record.val_loss}
     return scalars
 
 
 def finite_or_none(value: float) -> float | None:
-    """JSON has no NaN and no infinity: None stands for both."""
-    return value if value - value == 0 else None
+    """Return `value`, or None for NaN and infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None
