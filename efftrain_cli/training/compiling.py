@@ -75,15 +75,15 @@ def compiler_errors() -> Iterator[None]:
         ) from None
 
 
-def compiles_blocks(recipe: Recipe, n_layer: int, ranks: int = 1) -> bool:
+def compiles_blocks(recipe: Recipe, n_layer: int, overlaps: bool = False) -> bool:
     """Return whether each block is compiled rather than the whole model. All blocks share one graph.
 
     It is so with layer dropping, since a graph per pattern of blocks would be one for each of 2^n_layer; in deep
-    models; and if `ranks` add up gradients during the backward pass: autograd sees a compiled graph as one node, whose
+    models; and if the sum of gradients `overlaps` the backward pass: autograd sees a compiled graph as one node, whose
     gradients all arrive at its end.
     """
-    # Ouroboros differentiates embedding and head apart; lanes are added up after the pass, with any number of ranks.
-    apart = recipe.delayed_gradients is not None or (ranks > 1 and not recipe.lanes)
+    # Delayed gradients differentiate embedding and head apart.
+    apart = overlaps or recipe.delayed_gradients is not None
     return apart or "blocks" in recipe.varies or n_layer > WHOLE_MODEL_BLOCKS
 
 

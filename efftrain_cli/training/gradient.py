@@ -34,7 +34,7 @@ from efftrain_cli.training.compiling import (
 from efftrain_cli.training.devices import BeforeLast, Devices, GradientStep, Losses, Passes
 from efftrain_cli.training.memory import checkpoints_activations
 from efftrain_cli.training.ranks import ALONE, Ranks
-from efftrain_cli.training.strategy import single_device
+from efftrain_cli.training.strategy import overlaps_sum, single_device
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
@@ -50,7 +50,7 @@ def build_objective(
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
     world = ranks.world_size
-    by_blocks = compiled and compiles_blocks(recipe, len(model.h), world)
+    by_blocks = compiled and compiles_blocks(recipe, len(model.h), overlaps_sum(recipe, ranks))
     recompute = checkpoints_activations(
         recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world
     )

@@ -47,6 +47,11 @@ def single_device(recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tenso
     return Devices(lanes=recipe.lanes)
 
 
+def overlaps_sum(recipe: Recipe, ranks: Ranks) -> bool:
+    """Whether copies of the model add up their gradients during the backward pass."""
+    return not ranks.is_single_process and not recipe.lanes
+
+
 def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
     """Whether each of these ranks keeps a share of the state."""
     parallel = None if ranks.is_single_process else recipe.parallel
