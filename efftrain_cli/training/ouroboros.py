@@ -20,7 +20,7 @@ were dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -53,8 +53,8 @@ EPSILON = 1e-6
 """Beside the norm that clipping divides by, as in torch.nn.utils.clip_grads_with_norm_."""
 
 Tensors = Mapping[str, Tensor]
-Late = Sequence[Mapping[str, Tensor] | None]
-"""Of each module, first one first: parameter name -> the gradient that is due, or None while none is."""
+Due = Mapping[int, Tensors]
+"""Module, from 1 -> parameter name -> the gradient that is due; without the modules that wait."""
 
 
 @dataclass(frozen=True)
@@ -92,22 +92,20 @@ class Modules:
         return gradients
 
 
-def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Late, dict[str, Tensor]]:
-    """Exchanges the fresh gradients in the modules' leaves, those of `step`, for the ones that are due: g_k(w^s; x_s),
-    s = step - tau_k. Returns them and what is in flight afterwards; changes neither argument but for `.grad`, which is
-    None then."""
-    after, late = dict(in_flight), list[Mapping[str, Tensor] | None]()
+def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, dict[str, Tensor]]:
+    """Exchange the fresh gradients of `step` for the ones that are due: g_k(w^s; x_s), s = step - tau_k.
+
+    Return the due gradients and the new in-flight tensors. Set the leaves' `.grad` to None; change nothing else.
+    """
+    after, due = dict(in_flight), dict[int, Tensors]()
     for module in range(1, modules.count + 1):
-        staleness, fresh = modules.count - module, modules.take(module)
+        staleness, gradients = modules.count - module, modules.take(module)
         if staleness:
-            after |= {
-                f"{PREFIX}gradient.{step}.{module}.{name}": gradient
-                for name, gradient in fresh.items()
-            }
-            late.append(pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.") or None)
-        else:
-            late.append(fresh)
-    return late, after
+            put(after, f"{PREFIX}gradient.{step}.{module}.", gradients)
+            gradients = pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.")
+        if gradients:
+            due[module] = gradients
+    return due, after
 
 
 def replay(
@@ -116,12 +114,12 @@ def replay(
     step: int,
     micro_batches: Sequence[MicroBatch],
     tokens: int,
-) -> tuple[Late, dict[str, Tensor], Tensor]:
-    """One step of features replay, at weights that stay as they are throughout: the forward wave of the batch, then
-    each module's backward pass of batch step - tau_k, from its stored input and with what the module after it left one
-    step ago.
+) -> tuple[Due, dict[str, Tensor], Tensor]:
+    """Compute one step of features replay, at weights that stay as they are throughout.
 
-    Returns the gradients that are due, what is in flight afterwards, and the loss of the batch: its sum over `tokens`.
+    First comes the forward wave of the batch, then each module's backward pass of batch step - tau_k, from its stored
+    input and with what the module after it left one step ago. Return the due gradients, the new in-flight tensors, and
+    the loss of the batch: its sum over `tokens`.
     """
     after, count = dict(in_flight), modules.count
     losses = []
@@ -132,26 +130,26 @@ def replay(
                 x = modules.run(module, x, None)
         loss, after[f"{PREFIX}delta.{step}.{count - 1}.{number}"] = modules.last(x, targets, tokens)
         losses.append(loss)
-    late: list[Mapping[str, Tensor] | None] = [None] * (count - 1) + [modules.take(count)]
+    due: dict[int, Tensors] = {count: modules.take(count)}
     for module in range(count - 1, 0, -1):
-        late[module - 1], deltas = replayed(modules, module, step, after)
-        batch = step - count + module
-        after |= {
-            f"{PREFIX}delta.{batch}.{module - 1}.{number}": delta
-            for number, delta in deltas.items()
-        }
-    return late, after, reduce(add, losses)
+        gradients, deltas = replayed(modules, module, step, after)
+        if gradients:
+            due[module] = gradients
+        put(after, f"{PREFIX}delta.{step - count + module}.{module - 1}.", deltas)
+    return due, after, reduce(add, losses)
 
 
 def replayed(
     modules: Modules, module: int, step: int, in_flight: dict[str, Tensor]
-) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-    """The backward pass that a module does in `step`: its gradients, None where nothing is due yet, and the gradient by
-    its inputs, by micro-batch. What it used is taken out of `in_flight`."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Compute the backward pass that a module does in `step`; take what it uses out of `in_flight`.
+
+    Return its gradients by parameter, and those by its inputs by micro-batch; both are empty if nothing is due yet.
+    """
     batch = step - (modules.count - module)
     deltas = pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
     if not deltas:
-        return None, {}
+        return {}, {}
     inputs, by_input = pop(in_flight, f"{PREFIX}input.{batch}.{module}."), {}
     with modules.running_again():
         for number in sorted(deltas, key=int):  # the order of the sum, whatever that of a file was
@@ -164,58 +162,51 @@ def replayed(
     return modules.take(module), by_input
 
 
-def joined(
-    modules: Modules, late: Late, names: Sequence[str], mean: bool
-) -> dict[str, Tensor | None]:
-    """The gradient of each parameter: None where nothing is due. One of two modules gets the sum of what is,
-    the last module's first, halved with `mean`."""
-    order = [modules.count - 1, *range(modules.count - 1)]
-    found: dict[str, Tensor | None] = {}
+def joined(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> dict[str, Tensor]:
+    """Return the gradients that are due, by parameter.
+
+    A parameter of two modules gets their sum, the last module's first, halved with `mean`.
+    """
+    order = [modules.count, *range(1, modules.count)]
+    gradients = {}
     for name in names:
-        users = [number for number in order if name in modules.leaves[number]]
-        due = [
-            gradients[name]
-            for number in users
-            if (gradients := late[number]) is not None and name in gradients
-        ]
-        gradient = reduce(add, due) if due else None
-        found[name] = (
-            gradient * 0.5 if mean and gradient is not None and len(users) > 1 else gradient
-        )
-    return found
+        users = [module for module in order if name in modules.leaves[module - 1]]
+        parts = [due[module][name] for module in users if name in due.get(module, ())]
+        if parts:
+            gradient = reduce(add, parts)
+            gradients[name] = gradient * 0.5 if mean and len(users) > 1 else gradient
+    return gradients
 
 
-def norms_of(gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """The l2 norm of each gradient that there is, 0-d."""
-    present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-    return (
-        dict(zip(present, torch._foreach_norm(list(present.values())), strict=True))
-        if present
-        else {}
-    )
+def norms_of(gradients: Tensors) -> dict[str, Tensor]:
+    """Return the l2 norm of each gradient, 0-d."""
+    if not gradients:
+        return {}
+    return dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
 
 
 def clipped(
-    gradients: Mapping[str, Tensor | None],
-    norms: Tensors,
-    groups: Sequence[Sequence[str]],
-    largest: float,
-) -> tuple[Tensor, dict[str, Tensor | None]]:
-    """The l2 norm over all gradients, 0-d, and the gradients with the norm of each group bounded by `largest` (0: not
-    at all). `norms` are of all parameters' gradients, including those that another rank has."""
-    found = dict(gradients)
+    gradients: Tensors, norms: Tensors, groups: Sequence[Sequence[str]], largest: float
+) -> tuple[Tensor, Tensors]:
+    """Return the l2 norm over all gradients, 0-d, and the gradients, the norm of each group bounded by `largest`.
+
+    Args:
+        norms: those of all parameters' gradients, including those that another rank has.
+        largest: 0: no bound.
+    """
+    bounded = dict(gradients)
     for group in groups if largest else ():
         names = [name for name in group if name in norms]
-        here = {name: gradient for name in names if (gradient := gradients[name]) is not None}
+        here = {name: gradients[name] for name in names if name in gradients}
         if here:
             scale = largest / (_norm_of([norms[name] for name in names]) + EPSILON)
             scaled = torch._foreach_mul(list(here.values()), scale.clamp(max=1.0))
-            found |= dict(zip(here, scaled, strict=True))
-    return _norm_of(list(norms.values())), found
+            bounded |= dict(zip(here, scaled, strict=True))
+    return _norm_of(list(norms.values())), bounded
 
 
 def cosine(a: Tensors, b: Tensors) -> Tensor:
-    """The cosine between two gradients of the same parameters, 0-d fp32; products are summed in fp64."""
+    """Return the cosine between two gradients of the same parameters, 0-d fp32; products are summed in fp64."""
 
     def dot(x: Tensors, y: Tensors) -> Tensor:
         return torch.stack([(x[name].double() * y[name].double()).sum() for name in a]).sum()
@@ -228,13 +219,18 @@ def _norm_of(norms: Sequence[Tensor]) -> Tensor:
 
 
 def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Takes the tensors whose name begins with `prefix`, by the rest of it."""
+    """Take out the tensors whose name begins with `prefix`; return them by the rest of it."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
+def put(tensors: dict[str, Tensor], prefix: str, values: Tensors) -> None:
+    """Put in what `pop` takes out."""
+    tensors |= {prefix + name: value for name, value in values.items()}
+
+
 def fault(after: Tensors, before: Tensors) -> Tensor:
-    """0-d: 0 where all that is newly in flight is finite, else not a number, though it is applied only later."""
+    """Return 0 if all that is newly in flight is finite, else NaN, 0-d: it is applied only later."""
     new = [
         tensor
         for name, tensor in after.items()
@@ -313,18 +309,12 @@ class DelayedGradients:
         self._model, self._grad_clip = model, grad_clip
         self._stopped = False
 
-    def delays_at(self, step: int) -> bool:
-        """Whether 1-based `step` uses late gradients."""
-        return self.section.delays_at(step)
-
-    def joined(self, late: Late, delayed: bool) -> dict[str, Tensor | None]:
-        """`joined` gradients of all parameters, of a step with or without delay."""
+    def join(self, due: Due, delayed: bool) -> dict[str, Tensor]:
+        """Return the `joined` gradients of a step with or without delay."""
         mean = delayed and self.section.embedding_gradient == "mean"
-        return joined(self.modules, late, list(self.parameters), mean)
+        return joined(self.modules, due, list(self.parameters), mean)
 
-    def leave(
-        self, gradients: Mapping[str, Tensor | None], norms: Tensors, delayed: bool
-    ) -> Tensor:
+    def leave(self, gradients: Tensors, norms: Tensors, delayed: bool) -> Tensor:
         """Leave clipped gradients in `.grad`, by one norm in a step without delay; return the norm before clipping.
 
         `norms` as in `clipped`.
@@ -332,22 +322,29 @@ class DelayedGradients:
         groups = self._groups if delayed else [list(self.parameters)]
         grad_norm, gradients = clipped(gradients, norms, groups, self._grad_clip)
         for name, parameter in self.parameters.items():
-            parameter.grad = gradients[name]
+            parameter.grad = gradients.get(name)
         return grad_norm
 
     def columns(
-        self, staleness: Sequence[float], cosines: Mapping[int, Tensor]
+        self, due: Collection[int], cosines: Mapping[int, Tensor], delayed: bool = True
     ) -> dict[str, Tensor]:
-        """Return the columns of a step: each module's staleness in steps (NaN if it waited) and, by module from 1, the
-        cosine between its late gradient and that of the same batch at today's weights (NaN if not measured)."""
-        values = torch.tensor(staleness, device=self._model.device).unbind()
-        found = {f"ouroboros_staleness_{number}": value for number, value in enumerate(values, 1)}
+        """Return the columns of a step.
+
+        They are each module's staleness in steps (NaN if it is not `due`, and waits) and the cosine between its due
+        gradient and that of the same batch at today's weights (NaN if not measured), 0-d.
+        """
+        nan = torch.full((), math.nan, device=self._model.device)
+        columns = {}
+        for module in range(1, self.modules.count + 1):
+            staleness = float(delayed and self.section.staleness(module))
+            columns[f"ouroboros_staleness_{module}"] = (
+                torch.full_like(nan, staleness) if module in due else nan
+            )
         if self.section.cosine_every:
-            none = torch.full((), math.nan, device=self._model.device)
-            found |= {
-                f"ouroboros_cosine_{k}": cosines.get(k, none) for k in range(1, self.modules.count)
+            columns |= {
+                f"ouroboros_cosine_{k}": cosines.get(k, nan) for k in range(1, self.modules.count)
             }
-        return found
+        return columns
 
     def step(
         self,
@@ -361,18 +358,18 @@ class DelayedGradients:
         The norm is not finite also if a gradient that is only due later is not: what is in flight then stays as it was,
         in this step and all later ones.
         """
-        section, modules = self.section, self.modules
+        modules = self.modules
         losses: Mapping[str, Tensor]
-        if section.variant == "stash":
+        if self.section.variant == "stash":
             with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
                 losses = passes(micro_batches)
-            late, after = delay(modules, in_flight, plan.step)
+            due, after = delay(modules, in_flight, plan.step)
         else:
-            late, after, loss = replay(modules, in_flight, plan.step, micro_batches, plan.tokens)
+            due, after, loss = replay(modules, in_flight, plan.step, micro_batches, plan.tokens)
             losses = {"ce": loss}
         cosines = {}
-        if section.cosine_every:
-            cosines = self._cosines(late, after, micro_batches, plan.step, passes)
+        if self.section.cosine_every:
+            cosines = self._cosines(due, after, micro_batches, plan.step, passes)
         # A longer warmup than the run began with leaves gradients that are never due.
         oldest = plan.step - modules.count + 1
         after = {
@@ -380,56 +377,46 @@ class DelayedGradients:
             for name, t in after.items()
             if name.endswith("layout") or int(name.split(".")[2]) >= oldest
         }
-        gradients = self.joined(late, delayed=True)
-        norms = norms_of(gradients)
-        grad_norm = self.leave(gradients, norms, delayed=True)
         after[f"{PREFIX}layout"] = self.layout
-        grad_norm = grad_norm + fault(after, in_flight)
+        gradients = self.join(due, delayed=True)
+        norms = norms_of(gradients)
+        grad_norm = self.leave(gradients, norms, delayed=True) + fault(after, in_flight)
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
-        staleness = [
-            math.nan if due is None else float(section.staleness(k))
-            for k, due in enumerate(late, 1)
-        ]
         in_flight_after = None if self._stopped else after
-        columns = self.columns(staleness, cosines)
+        columns = self.columns(due, cosines)
         return GradientStep(losses, grad_norm, norms, in_flight_after, columns)
 
     def _cosines(
         self,
-        late: Late,
+        due: Due,
         after: dict[str, Tensor],
         micro_batches: Sequence[MicroBatch],
         step: int,
         backward: Callable[[Sequence[MicroBatch]], object],
     ) -> dict[int, Tensor]:
-        """Where `step` measures: of each module but the last, the cosine between its late gradient and that of the same
-        batch at today's weights. Keeps today's batch, and drops the oldest."""
+        """Return, if `step` measures them, the cosines of all modules but the last, as in `columns`.
+
+        Keep today's batch in `after`, and drop the oldest.
+        """
         for number, tokens, targets, _ in micro_batches:
-            after[f"{PREFIX}tokens.{step}.{number}"], after[f"{PREFIX}targets.{step}.{number}"] = (
-                tokens,
-                targets,
-            )
+            after[f"{PREFIX}tokens.{step}.{number}"] = tokens
+            after[f"{PREFIX}targets.{step}.{number}"] = targets
         cosines = {}
-        for module, gradients in enumerate(late[:-1], 1):
+        lookup = self.modules.leaves[0]["wte.weight"]
+        for module in range(1, self.modules.count):
             batch = step - self.section.staleness(module)
-            kept = {
-                name: after[name] for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")
-            }
-            if gradients is None or not self.section.measures_cosine_at(step) or not kept:
+            kept = [name for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")]
+            if module not in due or not self.section.measures_cosine_at(step) or not kept:
                 continue
-            with (
-                lookup_apart(self._model, self.modules.leaves[0]["wte.weight"]),
-                unnoticed(self._model),
-            ):
-                # Their number is not that of the step: 0 is as good as any, where nothing is drawn by it.
-                backward(
-                    [
-                        MicroBatch(0, part, after[name.replace("tokens", "targets")])
-                        for name, part in kept.items()
-                    ]
-                )
+            # Their number is not that of the step: 0 is as good as any, as nothing is drawn by it.
+            parts = [
+                MicroBatch(0, after[name], after[name.replace("tokens", "targets")])
+                for name in kept
+            ]
+            with lookup_apart(self._model, lookup), unnoticed(self._model):
+                backward(parts)
             fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
-            cosines[module] = cosine(gradients, fresh[module - 1])
+            cosines[module] = cosine(due[module], fresh[module - 1])
         oldest = step - self.section.staleness(1)
         for kind in ("tokens", "targets"):
             pop(after, f"{PREFIX}{kind}.{oldest}.")

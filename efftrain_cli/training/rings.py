@@ -25,7 +25,7 @@ once, which is work that the next steps need not do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,10 +39,13 @@ from efftrain_cli.training.devices import Devices, GradientStep, Passes
 from efftrain_cli.training.ouroboros import (
     PREFIX,
     DelayedGradients,
+    Due,
+    Tensors,
     build_delayed_gradients,
     fault,
     norms_of,
     pop,
+    put,
     replayed,
 )
 from efftrain_cli.training.ranks import Ranks, as_described, described
@@ -60,9 +63,10 @@ class RingOnOneDevice(Devices):
     def step(
         self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
     ) -> GradientStep:
-        if self._delayed.delays_at(plan.step):
-            return self._delayed.step(passes, micro_batches, plan, self._in_flight)
-        columns = self._delayed.columns([0.0] * self._delayed.modules.count, {})
+        delayed = self._delayed
+        if delayed.section.delays_at(plan.step):
+            return delayed.step(passes, micro_batches, plan, self._in_flight)
+        columns = delayed.columns(range(1, delayed.modules.count + 1), {}, delayed=False)
         return super().step(passes, micro_batches, plan)._replace(columns=columns)
 
 
@@ -99,32 +103,27 @@ class Rings(Devices):
         """Whether a step was not finite: nothing has changed since."""
 
     def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of `tensors` that belong to this rank's modules and, of several rings, to this ring's share of their
-        step."""
-        found = {}
+        """Return the tensors of this rank's modules and, of several rings, of this ring's share of their step."""
+        own = {}
         for name, tensor in tensors.items():
             kind, *rest = name.removeprefix(PREFIX).split(".")
             if kind not in ("gradient", "input", "delta") or int(rest[1]) not in self._mine:
                 continue
+            start = name.rpartition(".")[0] + "."
+            numbers = [other.removeprefix(start) for other in tensors if other.startswith(start)]
             if kind != "gradient":
-                prefix = name.rpartition(".")[0] + "."
-                numbers = sorted(
-                    int(other.removeprefix(prefix)) for other in tensors if other.startswith(prefix)
-                )
-                if (
-                    numbers.index(int(rest[2])) * self.sharing.world_size // len(numbers)
-                    != self.sharing.rank
-                ):
+                place = sorted(map(int, numbers)).index(int(rest[2]))
+                if place * self.sharing.world_size // len(numbers) != self.sharing.rank:
                     continue
-            found[name] = tensor
-        return found
+            own[name] = tensor
+        return own
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def step(
         self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
     ) -> GradientStep:
-        """Leave the gradients of this rank's modules in `.grad`, clipped; loss and norm are those of the whole.
+        """Leave the gradients of this rank's modules in `.grad`, clipped; loss and norms are those of the whole.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
@@ -134,31 +133,24 @@ class Rings(Devices):
         self.is_whole = False
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
-        late, losses = (
-            self._delayed(micro_batches, plan, after)
-            if delayed
-            else self._fresh(micro_batches, plan)
-        )
-        gradients = self._late.joined(late, delayed)
-        norms, due, loss, wrong = self._exchange_norms(
-            gradients, late, losses, fault(after, self._in_flight)
-        )
+        if delayed:
+            due, losses = self._delayed_pass(micro_batches, plan, after)
+        else:
+            due, losses = self._fresh_pass(micro_batches, plan)
+        gradients = self._late.join(due, delayed)
+        wrong = fault(after, self._in_flight)
+        norms, everywhere_due, loss, wrong = self._exchange_norms(gradients, due, losses, wrong)
         present = {
             name: norm
             for name, norm in norms.items()
-            if any(due[k] and name in self._modules.leaves[k] for k in range(len(due)))
+            if any(name in self._modules.leaves[module - 1] for module in everywhere_due)
         }
         grad_norm = self._late.leave(gradients, present, delayed) + wrong
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
         if not self._stopped:
             self._in_flight = after
-        ages = [
-            float(self._section.staleness(k)) if delayed else 0.0 for k in range(1, len(due) + 1)
-        ]
-        staleness = [age if here else float("nan") for age, here in zip(ages, due, strict=True)]
-        return GradientStep(
-            {"ce": loss}, grad_norm, present, columns=self._late.columns(staleness, cosines={})
-        )
+        columns = self._late.columns(everywhere_due, {}, delayed)
+        return GradientStep({"ce": loss}, grad_norm, present, columns=columns)
 
     def sync_stop_flag(self, step: int) -> None:
         try:
@@ -187,101 +179,98 @@ class Rings(Devices):
         self.wanted = not self.is_whole
         return self.is_whole
 
-    def _delayed(
+    def _delayed_pass(
         self, micro_batches: Sequence[MicroBatch], plan: StepPlan, after: dict[str, Tensor]
-    ) -> tuple[list[dict[str, Tensor] | None], list[Tensor]]:
-        """The gradients that are due of this rank's modules, and the losses of today's micro-batches where the head
-        is."""
-        modules, step, last = self._modules, plan.step, self._modules.count
-        module = self._mine[0]
-        late: list[dict[str, Tensor] | None] = [None] * last
+    ) -> tuple[Due, list[Tensor]]:
+        """Return the due gradients of this rank's modules, and on rank 0 the losses of today's micro-batches."""
+        modules, step, module = self._modules, plan.step, self._mine[0]
         if self._section.variant == "stash":
-            stashed = {
-                name: leaf.detach().clone() for name, leaf in modules.leaves[module - 1].items()
-            }
-            after |= {
-                f"{PREFIX}weights.{step}.{module}.{name}": tensor
-                for name, tensor in stashed.items()
-            }
+            leaves = modules.leaves[module - 1].items()
+            put(
+                after,
+                f"{PREFIX}weights.{step}.{module}.",
+                {name: leaf.detach().clone() for name, leaf in leaves},
+            )
         for number, tokens, *_ in micro_batches:
             x = tokens if module == 1 else self._receive(tokens.shape, self._before)
             after[f"{PREFIX}input.{step}.{module}.{number}"] = x
             with torch.no_grad():
                 self._send(modules.run(module, x, None), self._next)
-        losses, backward = list[Tensor](), list[Tensor]()
+        gradients, by_inputs = self._backward(module, step, after)
+        due = {module: gradients} if gradients else {}
+        losses, backward = list[Tensor](), list(by_inputs.values())
         if module == 1:
-            late[0], _ = self._backward(module, step, after)
+            backward = []
             for _, tokens, targets, _ in micro_batches:
-                loss, by_input = modules.last(
-                    self._receive(tokens.shape, self._before), targets, plan.tokens
-                )
+                x = self._receive(tokens.shape, self._before)
+                loss, by_input = modules.last(x, targets, plan.tokens)
                 losses.append(loss)
                 backward.append(by_input)
-            late[-1] = self._added_up(modules.take(last))
-        else:
-            late[module - 1], by_inputs = self._backward(module, step, after)
-            backward = list(by_inputs.values())
+            due[modules.count] = self._added_up(modules.take(modules.count))
         self._exchange(backward, module, step, after)
-        return late, losses
+        return due, losses
 
     def _exchange(
         self, backward: Sequence[Tensor], module: int, step: int, after: dict[str, Tensor]
     ) -> None:
-        """Sends the gradients by this rank's inputs, and takes those of the module after `module` for the next step: it
-        has run backward what this rank still has the inputs of."""
+        """Send the gradients by this rank's inputs; receive those of the module after `module` for the next step.
+
+        That module has run backward what this rank still has the inputs of.
+        """
         for delta in backward:
             self._send(delta, self._before)
         batch = step - self._section.staleness(module + 1)
         prefix = f"{PREFIX}input.{batch}.{module}."
-        for number in sorted(
-            (name.removeprefix(prefix) for name in after if name.startswith(prefix)), key=int
-        ):
+        numbers = [name.removeprefix(prefix) for name in after if name.startswith(prefix)]
+        for number in sorted(numbers, key=int):
             shape = after[prefix + number].shape[:2]
             after[f"{PREFIX}delta.{batch}.{module}.{number}"] = self._receive(shape, self._next)
         self._wait()
 
     def _backward(
         self, module: int, step: int, after: dict[str, Tensor]
-    ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor]]:
-        """A module's late backward pass of `step`: its gradients, added up over the rings, and those by its inputs.
-        Where the gradients are there already, of a checkpoint, nothing is computed."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compute a module's late backward pass of `step`: its gradients, added up over the rings, and those by its
+        inputs.
+
+        Nothing is computed if a checkpoint held the gradients.
+        """
         batch = step - self._section.staleness(module)
         if ready := pop(after, f"{PREFIX}gradient.{batch}.{module}."):
             return ready, {}
         weights = pop(after, f"{PREFIX}weights.{batch}.{module}.")
-        with at_weights(self._modules.leaves[module - 1], weights) if weights else nullcontext():
+        with at_weights(self._modules.leaves[module - 1], weights):
             gradients, by_input = replayed(self._modules, module, step, after)
-        return None if gradients is None else self._added_up(gradients), by_input
+        return self._added_up(gradients), by_input
 
-    def _fresh(
+    def _fresh_pass(
         self, micro_batches: Sequence[MicroBatch], plan: StepPlan
-    ) -> tuple[list[dict[str, Tensor] | None], list[Tensor]]:
-        """A step without delay: each micro-batch forward through the ring and back."""
+    ) -> tuple[Due, list[Tensor]]:
+        """Take each micro-batch forward through the ring and back, without delay; return as `_delayed_pass`."""
         modules, last, module = self._modules, self._modules.count, self._mine[0]
         losses: list[Tensor] = []
+        # One device adds up both uses of a tied matrix within a micro-batch.
+        name = "wte.weight"
+        uses = [
+            leaves[name] for leaves in (modules.leaves[-1], modules.leaves[0]) if name in leaves
+        ]
         tied: Tensor | None = None
         for _, tokens, targets, _ in micro_batches:
-            x = (
-                tokens
-                if module == 1
-                else self._receive(tokens.shape, self._before).requires_grad_()
-            )
+            x = tokens
+            if module > 1:
+                x = self._receive(tokens.shape, self._before).requires_grad_()
             out = modules.run(module, x, None)
             self._send(out.detach(), self._next)
             if module == 1:
-                loss, by_input = modules.last(
-                    self._receive(tokens.shape, self._before), targets, plan.tokens
-                )
+                end = self._receive(tokens.shape, self._before)
+                loss, by_input = modules.last(end, targets, plan.tokens)
                 losses.append(loss)
                 self._send(by_input, self._before)
             out.backward(self._receive(tokens.shape, self._next))
             if x.grad is not None:
                 self._send(x.grad, self._before)
             self._wait()
-            if (
-                module == 1 and "wte.weight" in modules.leaves[-1]
-            ):  # one device adds up both uses of the matrix within a micro-batch
-                uses = [leaves["wte.weight"] for leaves in (modules.leaves[-1], modules.leaves[0])]
+            if module == 1 and len(uses) == 2:
                 head, lookup = (leaf.grad for leaf in uses)
                 assert head is not None and lookup is not None
                 tied = head + lookup if tied is None else tied + (head + lookup)
@@ -289,39 +278,35 @@ class Rings(Devices):
                     leaf.grad = None
         fresh = {k: modules.take(k) for k in self._mine}
         if tied is not None:
-            fresh[last]["wte.weight"] = tied
-            del fresh[1]["wte.weight"]
-        return [
-            self._added_up(fresh[k]) if k in fresh else None for k in range(1, last + 1)
-        ], losses
+            fresh[last][name] = tied
+            del fresh[1][name]
+        return {k: self._added_up(gradients) for k, gradients in fresh.items()}, losses
 
     def _exchange_norms(
-        self,
-        gradients: Mapping[str, Tensor | None],
-        late: Sequence[object],
-        losses: Sequence[Tensor],
-        wrong: Tensor,
-    ) -> tuple[dict[str, Tensor], list[bool], Tensor, Tensor]:
-        """What every rank must know of the step: the norm of each parameter's gradient, which modules have one, the
-        loss, and `wrong`, the `fault`. One sum of numbers of which all but one are
-        zero, so exact; of the loss, a share of each ring."""
+        self, gradients: Tensors, due: Due, losses: Sequence[Tensor], wrong: Tensor
+    ) -> tuple[dict[str, Tensor], list[int], Tensor, Tensor]:
+        """Return what every rank must know of the step.
+
+        It is the norm of each parameter's gradient, the modules that have one, the loss, and `wrong`, the `fault`: one
+        sum of numbers of which all but one are zero, so exact; of the loss, a share of each ring.
+        """
         device, leading = self._state.model.device, self.sharing.rank == 0
         norms = norms_of(gradients)
         zero = torch.zeros((), device=device)
+        modules = range(1, self._modules.count + 1)
         values = [norms[name] if leading and name in norms else zero for name in self._parameters]
-        values += [
-            torch.full_like(zero, float(leading and gradient is not None)) for gradient in late
-        ]
+        values += [torch.full_like(zero, float(leading and module in due)) for module in modules]
         values += [sum(losses, zero), wrong.to(device)]
         everywhere = torch.stack([value.float() for value in values]).cpu()
         self.ranks.all_reduce([everywhere])
         *shared, loss, wrong = everywhere.to(device).unbind()
-        due = [bool(value) for value in everywhere[len(self._parameters) : -2]]
-        return dict(zip(self._parameters, shared, strict=False)), due, loss, wrong
+        flags = everywhere[len(self._parameters) : -2].tolist()
+        everywhere_due = [module for module, flag in zip(modules, flags, strict=True) if flag]
+        return dict(zip(self._parameters, shared, strict=False)), everywhere_due, loss, wrong
 
     def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A module's gradients, added up over the rings in place."""
-        if self._peers is not None:
+        """Add up a module's gradients over the rings, in place; return them."""
+        if self._peers is not None and gradients:
             self.ranks.all_reduce(list(gradients.values()), group=self._peers)
         return gradients
 
@@ -372,21 +357,16 @@ class Rings(Devices):
         self.is_whole, self.wanted = True, False
 
     def _run_out(self, step: int) -> None:
-        """Runs backward what is in flight after `step`, in the order of the steps to come, so that only gradients
+        """Run backward what is in flight after `step`, in the order of the steps to come, so that only gradients
         remain."""
         after, module = self._in_flight, self._mine[0]
         for later in range(step + 1, step + self._section.modules):
             batch = later - self._section.staleness(module)
-            gradients, by_input = None, dict[str, Tensor]()
-            if batch <= step and not any(
-                name.startswith(f"{PREFIX}gradient.{batch}.{module}.") for name in after
-            ):
+            prefix = f"{PREFIX}gradient.{batch}.{module}."
+            by_input = dict[str, Tensor]()
+            if batch <= step and not any(name.startswith(prefix) for name in after):
                 gradients, by_input = self._backward(module, later, after)
-            if gradients is not None:
-                after |= {
-                    f"{PREFIX}gradient.{batch}.{module}.{name}": gradient
-                    for name, gradient in gradients.items()
-                }
+                put(after, prefix, gradients)
             self._exchange(list(by_input.values()) if module > 1 else [], module, later, after)
 
     def _collect(self) -> None:
@@ -411,13 +391,13 @@ class Rings(Devices):
 
 
 @contextmanager
-def at_weights(leaves: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Has the leaves hold other weights for a while, forward and backward."""
-    today = {name: leaf.data for name, leaf in leaves.items()}
-    for name, leaf in leaves.items():
-        leaf.data = weights[name]
+def at_weights(leaves: Tensors, weights: Tensors) -> Iterator[None]:
+    """Have the leaves that `weights` names hold these for a while, forward and backward."""
+    today = {name: leaves[name].data for name in weights}
+    for name, weight in weights.items():
+        leaves[name].data = weight
     try:
         yield
     finally:
-        for name, leaf in leaves.items():
-            leaf.data = today[name]
+        for name, weight in today.items():
+            leaves[name].data = weight
