@@ -51,7 +51,6 @@ from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
 from efftrain_cli.training.build import compute_dtype
-from efftrain_cli.training.calibration import calibrated_gflops
 from efftrain_cli.training.display import TrainingDisplay
 from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.joining import joined
@@ -69,6 +68,7 @@ from efftrain_cli.training.session import (
 )
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.stopwatch import calibrated_gflops
 from efftrain_cli.training.strategy import check_ranks, is_sharded
 from efftrain_cli.training.worker import run_worker, share_state, start_workers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,3 +31,10 @@ def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     for parameter in parameters:
         parameter.grad = None
     return gradients
+
+
+def norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the l2 norm of each tensor, 0-d."""
+    if not tensors:
+        return {}
+    return dict(zip(tensors, torch._foreach_norm(list(tensors.values())), strict=True))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
-from efftrain_cli.optim.gradients import fill_gradients, gradients_of, take_gradients
+from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of, take_gradients
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 from efftrain_cli.training.stopwatch import CommStats
@@ -143,8 +143,7 @@ class Devices:
 
     def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold, 0-d fp32."""
-        norms = torch._foreach_norm(list(tensors.values()))
-        return dict(zip(tensors, norms, strict=True))
+        return norms_of(tensors)
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         """Return the optimizer's measures of the whole model, by column of metrics.jsonl."""

@@ -6,17 +6,17 @@ import math
 from dataclasses import replace
 from typing import NoReturn
 
-import torch
-
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.model.linear import find_overflow
+from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.stability import SLIGHT, number
 from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save, some_tensors
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
+from efftrain_cli.training.internals import norms_by_layer
 from efftrain_cli.training.session import Session, fresh_state
 from efftrain_cli.training.state import TrainState, nonfinite_tensors
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
@@ -125,18 +125,17 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
 def gradient_norms_by_layer(
     state: TrainState, session: Session, plan: StepPlan
 ) -> tuple[float, dict[str, float]]:
-    """Loss and l2 norm of the gradient of each block and of each table outside, of one planned step. Changes
-    nothing."""
+    """Return the loss of one planned step, and the l2 norm of the gradient of each block and of each table outside.
+
+    Nothing changes.
+    """
     state.model.zero_grad(set_to_none=True)
     result = _step_again(session.recipe, state, session, plan)
-    layers: dict[str, list[torch.Tensor]] = {}
-    for name, parameter in state.model.named_parameters():
-        layer = ".".join(name.split(".")[:2]) if name.startswith("h.") else name.split(".")[0]
-        if parameter.grad is not None:
-            layers.setdefault(layer, []).append(parameter.grad)
-    norms = {layer: float(torch.nn.utils.get_total_norm(grads)) for layer, grads in layers.items()}
+    parameters = state.model.named_parameters()
+    norms = norms_of({name: p.grad for name, p in parameters if p.grad is not None})
     state.model.zero_grad(set_to_none=True)
-    return float(result.scalars["loss"]), norms
+    layers = {layer: float(norm) for layer, norm in norms_by_layer(norms).items()}
+    return float(result.scalars["loss"]), layers
 
 
 def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:

@@ -48,23 +48,23 @@ class UpdateWatch:
         """Return the columns `grad_norm_*` and `update_ratio_*`, each 0-d, after the step."""
         assert self._norms is not None
         changes = {name: self._parameters[name] - old for name, old in self._before.items()}
-        weights = norms_by_block(self._devices.norms(self._before))
-        gradients = norms_by_block(self._norms)
+        weights = norms_by_layer(self._devices.norms(self._before))
+        gradients = norms_by_layer(self._norms)
         columns = {}
-        for block, change in norms_by_block(self._devices.norms(changes)).items():
+        for block, change in norms_by_layer(self._devices.norms(changes)).items():
             none = torch.full_like(change, torch.nan)
             columns[f"grad_norm_{block}"] = gradients.get(block, none)
             columns[f"update_ratio_{block}"] = change / weights[block]
         return columns
 
 
-def norms_by_block(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Combine l2 norms by parameter, "h.0.ln_1.weight", into those by block, "h.0"."""
-    blocks: dict[str, list[Tensor]] = {}
+def norms_by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Combine l2 norms by parameter, "h.0.ln_1.weight", into those of blocks, "h.0", and of tables outside, "wte"."""
+    layers: dict[str, list[Tensor]] = {}
     for name, norm in norms.items():
-        if name.startswith("h."):
-            blocks.setdefault(".".join(name.split(".")[:2]), []).append(norm)
-    return {block: torch.linalg.vector_norm(torch.stack(found)) for block, found in blocks.items()}
+        layer = ".".join(name.split(".")[: 2 if name.startswith("h.") else 1])
+        layers.setdefault(layer, []).append(norm)
+    return {layer: torch.linalg.vector_norm(torch.stack(found)) for layer, found in layers.items()}
 
 
 def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Tensor]:

@@ -21,7 +21,6 @@ from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.display import TrainingDisplay
 from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
-from efftrain_cli.training.sampling import generate_text
 from efftrain_cli.training.session import Session
 from efftrain_cli.training.stages import (
     GrowthRecord,
@@ -30,7 +29,7 @@ from efftrain_cli.training.stages import (
     train_stages,
 )
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.trained_model import load_run_tokenizer
+from efftrain_cli.training.trained_model import generate_text, load_run_tokenizer
 from efftrain_cli.training.trainer import StepRecord, read_records, saves_at
 
 SAMPLE_TOKENS = 48

@@ -37,6 +37,7 @@ from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
+from efftrain_cli.optim.gradients import norms_of, take_gradients
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
@@ -84,12 +85,9 @@ class Modules:
         return loss.detach(), x.grad
 
     def take(self, module: int) -> dict[str, Tensor]:
-        """The gradients of a module's leaves, zeros where there is none; `.grad` is None afterwards."""
-        gradients = {}
-        for name, leaf in self.leaves[module - 1].items():
-            gradients[name] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            leaf.grad = None
-        return gradients
+        """Take the gradients of a module's leaves, as `take_gradients`."""
+        leaves = self.leaves[module - 1]
+        return dict(zip(leaves, take_gradients(list(leaves.values())), strict=True))
 
 
 def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, dict[str, Tensor]]:
@@ -176,13 +174,6 @@ def joined(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> dict
             gradient = reduce(add, parts)
             gradients[name] = gradient * 0.5 if mean and len(users) > 1 else gradient
     return gradients
-
-
-def norms_of(gradients: Tensors) -> dict[str, Tensor]:
-    """Return the l2 norm of each gradient, 0-d."""
-    if not gradients:
-        return {}
-    return dict(zip(gradients, torch._foreach_norm(list(gradients.values())), strict=True))
 
 
 def clipped(

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
+from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.devices import Devices, GradientStep, Passes
@@ -43,7 +44,6 @@ from efftrain_cli.training.ouroboros import (
     Tensors,
     build_delayed_gradients,
     fault,
-    norms_of,
     pop,
     put,
     replayed,

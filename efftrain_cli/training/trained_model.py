@@ -1,8 +1,9 @@
-"""A trained model taken out of its run: what `sample`, `export` and `eval-zeroshot` begin with."""
+"""A trained model taken out of its run, what `sample`, `export` and `eval-zeroshot` begin with, and text from it."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.foundation.step import Progress
+from efftrain_cli.model.generate import Sampling, generate
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import folded
 from efftrain_cli.plan.plan import model_overrides
@@ -154,3 +156,26 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
             f"{str(expected)[:12]}): its tokens would mean different text"
         )
     return tokenizer
+
+
+def generate_text(
+    model: GPT, tokenizer: Tokenizer, prompt: str, sampling: Sampling, max_tokens: int
+) -> Iterator[str]:
+    """Yield pieces of the text that follows `prompt`, as they become whole characters, to end-of-text or max_tokens.
+
+    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training
+    data.
+    """
+    from tokenizers.decoders import DecodeStream
+
+    ids = tokenizer.encode([prompt])[0].tolist() or [tokenizer.eot_id]
+    # The stream reads the prompt too: a piece's leading space depends on what stands before it.
+    stream = DecodeStream(ids=ids, skip_special_tokens=True)
+    tokens = generate(model, torch.tensor([ids], device=model.device), sampling)
+    for _ in range(max_tokens):
+        token = int(next(tokens))
+        if token == tokenizer.eot_id:
+            return
+        piece = stream.step(tokenizer.backend, token)
+        if piece is not None:
+            yield piece

@@ -16,6 +16,7 @@ from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumu
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
 from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.model.linear import NarrowLinear, clear_seen, seen_by_layers
+from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -27,7 +28,6 @@ from efftrain_cli.training.ouroboros import (
     delay,
     dropped,
     joined,
-    norms_of,
     replay,
     replayed,
 )

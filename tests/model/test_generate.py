@@ -10,7 +10,7 @@ import torch
 from efftrain_cli.data.tokenizer import Tokenizer, train_tokenizer
 from efftrain_cli.model.generate import GREEDY, Sampling, draw, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
-from efftrain_cli.training.sampling import generate_text
+from efftrain_cli.training.trained_model import generate_text
 from tests.trained_run import random_gpt
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=50, padded_vocab_size=64)

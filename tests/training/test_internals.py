@@ -14,7 +14,7 @@ from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
 from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.internals import largest_logit, norms_by_block
+from efftrain_cli.training.internals import largest_logit, norms_by_layer
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import plan_step, read_records, train
 from tests.fake_runs import rows_of, write_run
@@ -136,10 +136,14 @@ def test_the_largest_logit_looks_at_no_later_key() -> None:
     assert float(largest_logit(q[:, 1:], k[:, 1:])) == 1.5
 
 
-def test_norms_of_parameters_make_those_of_blocks() -> None:
+def test_norms_of_parameters_make_those_of_layers() -> None:
     norms = {"wte.weight": 7.0, "h.1.ln_1.weight": 3.0, "h.10.ln_1.weight": 5.0, "h.1.x": 4.0}
-    found = norms_by_block({name: torch.tensor(value) for name, value in norms.items()})
-    assert {block: float(value) for block, value in found.items()} == {"h.1": 5.0, "h.10": 5.0}
+    found = norms_by_layer({name: torch.tensor(value) for name, value in norms.items()})
+    assert {block: float(value) for block, value in found.items()} == {
+        "wte": 7.0,
+        "h.1": 5.0,
+        "h.10": 5.0,
+    }
 
 
 METHODS = {
