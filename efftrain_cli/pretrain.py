@@ -211,7 +211,7 @@ def _trained_longer(
     before, optim = written.train.tokens, recipe.optim
     if recipe.train.tokens <= before:
         return recipe, []
-    if optim.schedule != "constant" and optim.decay_steps is None:
+    if optim.has_end and optim.decay_steps is None:
         end = optim.decay_tokens or before
         # After a growth the schedule stands at fewer tokens than were trained, and need not have ended.
         if optim.min_lr == 0 and end < recipe.train.tokens and not recipe.stages:

@@ -301,13 +301,11 @@ def _why_other_schedule(question: Question, baseline: Group, method: Group) -> s
         if abs(a - b) <= SAME_SCHEDULE:
             return ""
         return f"{baseline.label} is at {100 * a:.0f} % of its decay, {method.label} at {100 * b:.0f} %"
-    known, decaying, constant = (a, baseline, method) if b is None else (b, method, baseline)
+    known, decaying, endless = (a, baseline, method) if b is None else (b, method, baseline)
     # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
     if known is None or known >= 1 - SAME_SCHEDULE:
         return ""
-    return (
-        f"{decaying.label} is at {100 * known:.0f} % of its decay, {constant.label} does not decay"
-    )
+    return f"{decaying.label} is at {100 * known:.0f} % of its decay, that of {endless.label} has no end"
 
 
 # --- the tests -------------------------------------------------------------------------------------------------------

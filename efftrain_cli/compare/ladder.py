@@ -21,6 +21,7 @@ from scipy.optimize import isotonic_regression
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.recipe.schedules import has_end
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def not_decayed(
 
     Decaying by steps cannot be checked here and is taken at its word.
     """
-    if schedule == "constant":
-        return 'optim.schedule = "constant" never decays'
+    if not has_end(schedule):
+        return f'optim.schedule = "{schedule}" has no end'
     if decay_steps is None and decay_tokens is not None and decay_tokens != tokens:
         return f"optim.decay_tokens = {decay_tokens:,} is another budget than train.tokens = {tokens:,}"
     return None

@@ -21,6 +21,7 @@ from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.recipe.schedules import has_end
 from efftrain_cli.run.stability import SLIGHT
 
 Value = float | Why
@@ -287,11 +288,11 @@ def _shape_text(run: RunNumbers) -> str:
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
     """Where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
 
-    None where nothing decays. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end, NaN
-    before.
+    None if the schedule has no end. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end,
+    NaN before.
     """
     recipe, x = run.recipe, run.evaluated[axis]
-    if recipe.get("optim.schedule") == "constant":
+    if not has_end(recipe.get("optim.schedule")):
         return None
     if any(key.startswith("stages.") for key in recipe):
         return 1.0 if len(x) and value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
@@ -325,7 +326,7 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
     A longer schedule stands earlier in its decay there, so it looks more costly than it is.
     """
     finished = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
-    if all(run.recipe.get("optim.schedule") == "constant" for run in finished):
+    if not any(has_end(run.recipe.get("optim.schedule")) for run in finished):
         return ""
     lengths = [schedule_tokens(run) for run in finished]
     least, most = min(lengths), max(lengths)

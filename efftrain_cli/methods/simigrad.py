@@ -112,7 +112,7 @@ class SimiGrad(Method):
             yield key, f"must lie within SimiGrad's bounds, {bounds}: SimiGrad starts from it"
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
-        if recipe.optim.schedule != "constant" and recipe.optim.decay_steps is not None:
+        if recipe.optim.has_end and recipe.optim.decay_steps is not None:
             yield (
                 "optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay by tokens instead "
                 "(decay_steps = false)"

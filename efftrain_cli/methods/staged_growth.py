@@ -305,7 +305,7 @@ class StagedGrowth(Method):
                 return
         end = self._schedule_end(recipe, ends)
         decay = optim.decay_tokens or budget
-        by_tokens = optim.schedule != "constant" and optim.decay_steps is None
+        by_tokens = optim.has_end and optim.decay_steps is None
         if by_tokens and end is not None and decay > 1.01 * end:
             yield (
                 f"the schedule jumps back at each growth, so at train.tokens = {budget:,} it stands at about {end:,} tokens, "

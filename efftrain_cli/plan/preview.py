@@ -123,7 +123,7 @@ def turning_points(
                 always.append((f"grown: {operators}", plan, after))
             if plan.step == recipe.optim.warmup_steps:
                 always.append(("LR warmup ends", plan, after))
-            if recipe.optim.schedule == "wsd" and plan.lr < before.lr == recipe.optim_at(stage).lr:
+            if recipe.optim.decay_share and plan.lr < before.lr == recipe.optim_at(stage).lr:
                 always.append(("LR decay begins", plan, after))
         while quarters and after.tokens >= quarters[0]:
             quarters.pop(0)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from efftrain_cli.methods.method import Method, Sections, varying
+from efftrain_cli.recipe.schedules import SCHEDULES
 
 
 def rules_between(recipe: Sections) -> list[Iterator[tuple[str, str]]]:
@@ -56,12 +57,16 @@ def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
             "optim.decay_steps",
             f"must lie beyond optim.warmup_steps = {optim.warmup_steps}, where the decay begins",
         )
-    if optim.schedule == "wsd" and optim.decay_share is None:
-        rule = 'is needed with optim.schedule = "wsd": the share of the budget that decays, usually 0.1 to 0.2'
+    schedule = SCHEDULES[optim.schedule]
+    if schedule.has_plateau and optim.decay_share is None:
+        rule = f'is needed with optim.schedule = "{optim.schedule}": the share of the budget that decays, usually 0.1 to 0.2'
         yield "optim.decay_share", rule
-    if optim.schedule != "wsd" and optim.decay_share is not None:
+    if not schedule.has_plateau and optim.decay_share is not None:
         rule = f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to false'
         yield "optim.decay_share", rule
+    if schedule.needs_warmup and not optim.warmup_steps:
+        rule = f'must be at least 1 with optim.schedule = "{optim.schedule}", whose decay is relative to the warmup'
+        yield "optim.warmup_steps", rule
     if optim.name == "muon" and optim.muon_lr is None:
         rule = 'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02'
         yield "optim.muon_lr", rule
@@ -142,11 +147,9 @@ def warnings_of(recipe: Sections) -> list[str]:
             f"optim.warmup_steps = {optim.warmup_steps:,} is {optim.warmup_steps / steps:.0%} of the run's {steps:,} steps: the learning "
             "rate climbs for most of the run; 1 to 10 % is usual"
         )
-    if optim.schedule == "constant" and not (
-        optim.decay_tokens is None and optim.decay_steps is None
-    ):
+    if not optim.has_end and not (optim.decay_tokens is None and optim.decay_steps is None):
         found.append(
-            'optim.schedule = "constant" does not decay: decay_tokens and decay_steps have no effect'
+            f'optim.schedule = "{optim.schedule}" has no end: decay_tokens and decay_steps have no effect'
         )
     elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
         found.append(
@@ -160,12 +163,7 @@ def warnings_of(recipe: Sections) -> list[str]:
         )
     slw = recipe.methods.get("seq_len_warmup")
     early = recipe.varies & {"length", "batch"} and not (slw is not None and slw.batch == "tokens")
-    if (
-        early
-        and "steps" not in recipe.varies
-        and optim.schedule != "constant"
-        and optim.decay_steps is not None
-    ):
+    if early and "steps" not in recipe.varies and optim.has_end and optim.decay_steps is not None:
         found.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
             "decay by tokens instead (decay_steps = false)"

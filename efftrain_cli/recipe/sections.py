@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -12,6 +11,7 @@ from pydantic_core import ArgsKwargs
 from efftrain_cli.foundation.bounds import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH
 from efftrain_cli.foundation.section import SECTION, Count, Every, Text
 from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
+from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
 
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
 """Values of [model] with arch = "llama" that are not GPT-2's."""
@@ -146,8 +146,9 @@ class Optim:
     """Factor of the mean square of the logits' log-sum-exp, minimized beside the cross-entropy and reported apart."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup."""
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
-    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays linearly at the end."""
+    schedule: ScheduleName = "cosine"
+    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays linearly at the end,
+    "inverse_sqrt" falls with the square root of the tokens since step 1 and never ends."""
     decay_share: float | None = Field(default=None, gt=0, le=1)
     """With "wsd": the last share of the budget, in which the learning rate decays."""
     decay_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -155,31 +156,34 @@ class Optim:
     decay_steps: int | None = Field(default=None, ge=1)
     """Decay by steps instead: the step at which min_lr is reached."""
 
+    @property
+    def has_end(self) -> bool:
+        """Whether the schedule reaches min_lr, after decay_tokens or decay_steps."""
+        return has_end(self.schedule)
+
     def lr_at(self, step: int, tokens: int, warmup_tokens: int, decay_tokens: int) -> float:
         """Learning rate of 1-based `step`, whose own tokens are included in `tokens`.
 
-        Linear warmup by steps, then cosine or linear decay by tokens between `warmup_tokens` (tokens trained when the
+        Linear warmup by steps, then the schedule's decay by tokens between `warmup_tokens` (tokens trained when the
         warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM,
-        optimizer_param_scheduler.py. With "wsd" (Hu et al. 2024, MiniCPM, section 4) the decay is linear and begins
-        where the last `decay_share` of `decay_tokens` or `decay_steps` does.
+        optimizer_param_scheduler.py. With "wsd" (Hu et al. 2024, MiniCPM, section 4) the decay begins where the last
+        `decay_share` of `decay_tokens` or `decay_steps` does. A schedule without an end goes by tokens.
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
-        if self.schedule == "constant":
-            return self.lr
-        if self.decay_steps is not None:
+        schedule = SCHEDULES[self.schedule]
+        if self.decay_steps is not None and schedule.has_end:
             done, start, end = step, float(self.warmup_steps), self.decay_steps
         else:
             done, start, end = tokens, float(warmup_tokens), decay_tokens
-        if done >= end:
+        if done >= end and schedule.has_end:
             return self.min_lr
         if self.decay_share is not None:
             start = max(start, (1 - self.decay_share) * end)
             if done <= start:
                 return self.lr
-        ratio = (done - start) / (end - start)
-        share = 0.5 * (1 + math.cos(math.pi * ratio)) if self.schedule == "cosine" else 1 - ratio
-        return self.min_lr + (self.lr - self.min_lr) * share
+        share = schedule.share(done, start, end)
+        return self.lr if share == 1 else self.min_lr + (self.lr - self.min_lr) * share
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

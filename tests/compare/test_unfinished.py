@@ -277,7 +277,11 @@ def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
             "not judged: where b stood on the learning-rate schedule is known only at the run's end",
         ),
         ("[[stages]]\nn_layer = 2\n", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on"),
-        ('schedule = "constant"', "", "not judged: b is at 50 % of its decay, a does not decay"),
+        (
+            'schedule = "constant"',
+            "",
+            "not judged: b is at 50 % of its decay, that of a has no end",
+        ),
         ('schedule = "constant"', 'schedule = "constant"\nmin_lr = 0', "worse"),
     ],
 )

@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import get_args
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -22,6 +23,7 @@ from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.lines import parse, sealed, split_lines
@@ -117,7 +119,7 @@ def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
 
 @quick
 @given(
-    st.sampled_from(("cosine", "linear", "constant", "wsd")),
+    st.sampled_from(get_args(ScheduleName)),
     st.integers(0, 30),
     st.one_of(st.none(), warmups),
     st.integers(1, 64 * 8 * 60),
@@ -141,7 +143,7 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
                 RECIPE.optim,
                 schedule=schedule,
                 warmup_steps=warmup_steps,
-                decay_share=0.2 if schedule == "wsd" else None,
+                decay_share=0.2 if SCHEDULES[schedule].has_plateau else None,
             ),
             train=Train(
                 tokens=tokens, batch_size=batch_size, micro_batch_tokens=micro_batch_tokens

@@ -16,6 +16,7 @@ from efftrain_cli.plan.plan import (
 )
 from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from tests.conftest import python
 
@@ -59,6 +60,21 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
     assert rates[80:] == pytest.approx([1e-3 - 4.5e-5 * k for k in range(1, 21)])
     reasons = {plan.step: reason for reason, plan, _ in turning_points(recipe)}
     assert [step for step, reason in reasons.items() if "LR decay begins" in reason] == [81]
+
+
+def test_the_inverse_square_root_depends_on_no_budget() -> None:
+    """512 tokens a step, 10 steps of warmup: at 40 steps sqrt(10 / 40) of the way from 1e-4 to 1e-3 is left."""
+    optim = replace(RECIPE.optim, schedule="inverse_sqrt", decay_tokens=20_000)
+    recipe = replace(RECIPE, optim=optim)
+    rates = [plan.lr for plan, _ in plan_run(recipe)]
+    assert [rates[step - 1] for step in (5, 10, 40, 90)] == pytest.approx(
+        [5e-4, 1e-3, 5.5e-4, 4e-4]
+    )
+    longer = replace(recipe, train=replace(recipe.train, tokens=2 * recipe.train.tokens))
+    assert [plan.lr for plan, _ in plan_run(longer)][:100] == rates
+    assert any("inverse_sqrt" in line and "no effect" in line for line in warnings_of(recipe))
+    # Growth may set the tokens back behind the end of the warmup.
+    assert recipe.optim.lr_at(11, 4_000, 5_120, 51_200) == 1e-3
 
 
 def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:

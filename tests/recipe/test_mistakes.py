@@ -41,7 +41,10 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
         ("optim.betas=[0.9, 0.95, 1]", "must have 2 items, not 3"),
         ("optim.betas=[0.9, 1.0]", "item 2 must be less than 1"),
         ("optim.betas=0.9", "must be a list"),
-        ("optim.schedule=cosin", "must be one of 'cosine', 'linear', 'constant' or 'wsd'"),
+        (
+            "optim.schedule=cosin",
+            "must be one of 'cosine', 'linear', 'constant', 'wsd' or 'inverse_sqrt'",
+        ),
         ("checkpoint.every=0", "at least 1 step"),
         ("checkpoint.every=10minutes", "is not a duration"),
         ("checkpoint.every=true", "must be a whole number or must be text"),

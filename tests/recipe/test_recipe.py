@@ -194,6 +194,7 @@ def test_windows_files_are_read(folder: Path) -> None:
         (["optim.decay_tokens=1M", "optim.decay_steps=10"], "optim.decay_steps"),
         (["optim.decay_steps=10", "optim.warmup_steps=10"], "optim.decay_steps"),
         (["optim.schedule=wsd"], "optim.decay_share"),
+        (["optim.schedule=inverse_sqrt", "optim.warmup_steps=0"], "optim.warmup_steps"),
         (["optim.decay_share=0.2"], "optim.decay_share"),
         (["optim.name=muon"], "optim.muon_lr"),
         (["optim.muon_lr=0.02"], "optim.muon_lr"),

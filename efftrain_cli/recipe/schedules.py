@@ -1,0 +1,56 @@
+"""The learning-rate schedules: what follows the warmup. Others ask a schedule for its properties, not for its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+ScheduleName = Literal["cosine", "linear", "constant", "wsd", "inverse_sqrt"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the learning rate goes from its peak to `min_lr`."""
+
+    share: Callable[[float, float, float], float]
+    """(done, start, end) -> share of the way from min_lr up to the peak. All three are tokens, or all are steps:
+    trained so far, at the start of the decay, and at its end; start < done < end, or start < done if it has no end."""
+    has_end: bool = True
+    """Whether min_lr is reached, at decay_tokens or decay_steps. If not, the rate depends on no budget."""
+    has_plateau: bool = False
+    """Whether the peak is kept until the last optim.decay_share."""
+    needs_warmup: bool = False
+    """Whether the decay is relative to the length of the warmup."""
+
+
+def _cosine(done: float, start: float, end: float) -> float:
+    return 0.5 * (1 + math.cos(math.pi * ((done - start) / (end - start))))
+
+
+def _linear(done: float, start: float, end: float) -> float:
+    return 1 - (done - start) / (end - start)
+
+
+def _constant(done: float, start: float, end: float) -> float:
+    return 1.0
+
+
+def _inverse_sqrt(done: float, start: float, end: float) -> float:
+    """Fall with 1 / sqrt(done) from the end of the warmup: Vaswani et al. 2017, arXiv 1706.03762, section 5.3."""
+    return math.sqrt(start / max(start, done))
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "cosine": Schedule(_cosine),
+    "linear": Schedule(_linear),
+    "constant": Schedule(_constant, has_end=False),
+    "wsd": Schedule(_linear, has_plateau=True),
+    "inverse_sqrt": Schedule(_inverse_sqrt, has_end=False, needs_warmup=True),
+}
+
+
+def has_end(name: object) -> bool:
+    """Return whether a schedule ends; taken for granted of one that a newer version wrote."""
+    return name not in SCHEDULES or SCHEDULES[str(name)].has_end
