@@ -16,6 +16,7 @@ from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
+from efftrain_cli.optim.facts import OPTIMIZERS
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
@@ -206,7 +207,8 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         tokens=tokens,
         flops=flops,
         flops_lack_optimizer=bool(
-            run.recipe.get("optim", {}).get("name") == "muon" and uncounted.any()
+            OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")].counts_flops
+            and uncounted.any()
         ),
         seconds=seconds,
         peak_lr=float(learning_rates.max()) if len(learning_rates) else 0.0,

@@ -264,8 +264,8 @@ class StagedGrowth(Method):
     matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
-        if recipe.optim.name == "muon" and self.dynamics == "small":
-            rule = 'must be "target" with optim.name = "muon": the small model\'s dynamics are derived for AdamW'
+        if self.dynamics == "small" and not recipe.optim.facts.supports_small_dynamics:
+            rule = f'must be "target" with optim.name = "{recipe.optim.name}": the small model\'s dynamics are derived for AdamW'
             yield "staged_growth.dynamics", rule
         if not recipe.stages:
             return

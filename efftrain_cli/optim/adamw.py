@@ -8,9 +8,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.groups import GroupScale, decays
-from efftrain_cli.optim.optimizer import WithoutCompiler
+from efftrain_cli.optim.optimizer import Settings, WithoutCompiler
 
 
 class _FusedAdamW(WithoutCompiler, torch.optim.AdamW):
@@ -32,6 +33,7 @@ class AdamW:
     """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one flat buffer."""
 
     gradient_powers: Mapping[str, int] = {"exp_avg": 1, "exp_avg_sq": 2, "step": 0}
+    largest_measures = frozenset({"adam_sqrt_v_max"})
 
     def __init__(
         self,
@@ -78,6 +80,25 @@ class AdamW:
                 "exp_avg_sq": share[: parameter.numel()].view(parameter.shape),
             }
 
+    @classmethod
+    def build(
+        cls,
+        parameters: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, ParameterKind],
+        settings: Settings,
+        config: GPTConfig,
+        scales: Mapping[str, GroupScale] | None,
+    ) -> AdamW:
+        """See `Optimizer.build`."""
+        return cls(
+            parameters,
+            kinds,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            scales=scales,
+        )
+
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""
         for group in self._adamw.param_groups:
@@ -100,6 +121,8 @@ class AdamW:
         Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.
         """
         moments = self._second_moments
+        if not moments.numel():  # a share without rows
+            return {name: moments.new_zeros(()) for name in ("adam_sqrt_v_l1", "adam_sqrt_v_max")}
         size = min(_CHUNK.get(moments.device.type, 1 << 22), moments.numel())
         # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in the cache.
         scratch = torch.empty(size, dtype=moments.dtype, device=moments.device)

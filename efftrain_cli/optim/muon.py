@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.optimizer import WithoutCompiler
+from efftrain_cli.optim.groups import GroupScale
+from efftrain_cli.optim.optimizer import Settings, WithoutCompiler
 
 MOMENTUM = 0.95
 """Decay rate of the momentum, Nesterov's; torch's default and the paper's."""
@@ -29,6 +31,7 @@ class Muon:
     """An `Optimizer`: torch's Muon with its default adjustment of the learning rate, sqrt(max(1, rows / columns))."""
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
+    largest_measures: frozenset[str] = frozenset()
 
     def __init__(
         self,
@@ -75,6 +78,27 @@ class Muon:
         for (_, rows, parts), momentum in zip(self._parts, self._momentum.values(), strict=True):
             for part, share in zip(parts, momentum.split(rows), strict=True):
                 self._muon.state[part]["momentum_buffer"] = share
+
+    @classmethod
+    def build(
+        cls,
+        parameters: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, ParameterKind],
+        settings: Settings,
+        config: GPTConfig,
+        scales: Mapping[str, GroupScale] | None,
+    ) -> Muon:
+        """See `Optimizer.build`."""
+        assert settings.muon_lr is not None  # a rule of the recipe
+        return cls(
+            parameters,
+            kinds,
+            lr_ratio=settings.muon_lr / settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused_rows=config.qkv_rows,
+        )
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""

@@ -7,15 +7,48 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.parameter_kinds import ParameterKind
+from efftrain_cli.optim.groups import GroupScale
+
+
+class Settings(Protocol):
+    """What optimizers read of a recipe's [optim]."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def muon_lr(self) -> float | None: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def eps(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
 
 
 class Optimizer(Protocol):
-    """Updates named parameters by their gradients. Nothing outside this folder knows which optimizer a run has."""
+    """Updates named parameters by their gradients. `training/build.py` alone chooses among them by name."""
 
     gradient_powers: Mapping[str, int]
     """For each kind of state: with which power of the gradient it scales, 0 for a counter of steps. Growth reads it:
     where a wider model's gradients are 1/k of the small one's, first moments become 1/k and second moments 1/k^2."""
+
+    largest_measures: frozenset[str]
+    """Measures of which the largest over all shares of a model is that of the whole; the others add up."""
+
+    @classmethod
+    def build(
+        cls,
+        parameters: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, ParameterKind],
+        settings: Settings,
+        config: GPTConfig,
+        scales: Mapping[str, GroupScale] | None,
+    ) -> Optimizer:
+        """Return the optimizer of a model of this shape. `scales` are None unless the optimizer supports them."""
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """One update of every parameter that has a gradient, at the step's learning rate.
@@ -30,6 +63,13 @@ class Optimizer(Protocol):
 
     def measures(self) -> dict[str, Tensor]:
         """What the state says about stability, by column of metrics.jsonl: 0-d fp32 tensors on the device."""
+
+
+def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Assert that each parameter has one first moment, so that none is updated twice or never."""
+    keys = [key.partition(".") for key in optimizer.tensors()]
+    covered = sorted(name for kind, _, name in keys if optimizer.gradient_powers[kind] == 1)
+    assert covered == sorted(parameters), "the optimizer's groups do not cover each parameter once"
 
 
 class WithoutCompiler:

@@ -21,7 +21,6 @@ from efftrain_cli.model.config import Dimensions, GPTConfig
 from efftrain_cli.model.flops import (
     FlopsPerToken,
     flops_per_token,
-    newton_schulz_flops,
     parameter_count,
 )
 from efftrain_cli.recipe.recipe import Recipe
@@ -86,10 +85,8 @@ def token_flops(
 
 
 def optimizer_flops(recipe: Recipe, model: Dimensions) -> float:
-    """Return the FLOPs of the optimizer's matrix products in one step: Muon's; AdamW has none."""
-    if recipe.optim.name == "muon":
-        return newton_schulz_flops(model)
-    return 0.0
+    """Return the FLOPs of the optimizer's matrix products in one step."""
+    return recipe.optim.facts.step_flops(model)
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:

@@ -67,10 +67,10 @@ def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     if schedule.needs_warmup and not optim.warmup_steps:
         rule = f'must be at least 1 with optim.schedule = "{optim.schedule}", whose decay is relative to the warmup'
         yield "optim.warmup_steps", rule
-    if optim.name == "muon" and optim.muon_lr is None:
-        rule = 'is needed with optim.name = "muon": the learning rate of the blocks\' matrices, usually about 0.02'
+    if optim.facts.has_muon_lr and optim.muon_lr is None:
+        rule = f'is needed with optim.name = "{optim.name}": the learning rate of the blocks\' matrices, usually about 0.02'
         yield "optim.muon_lr", rule
-    if optim.name != "muon" and optim.muon_lr is not None:
+    if not optim.facts.has_muon_lr and optim.muon_lr is not None:
         yield (
             "optim.muon_lr",
             f'needs optim.name = "muon"; with "{optim.name}" nothing reads it: set it to false',
@@ -100,7 +100,7 @@ def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
     if recipe.parallel is not None and recipe.parallel.strategy == "shard":
         unable = {
             "parallel.lanes": lanes is not None,
-            'optim.name = "muon"': recipe.optim.name == "muon",
+            f'optim.name = "{recipe.optim.name}"': not recipe.optim.facts.supports_sharding,
             **{name: not method.shards for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
             'train.compile = "on"': recipe.train.compile == "on",

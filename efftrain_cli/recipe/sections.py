@@ -11,6 +11,7 @@ from pydantic_core import ArgsKwargs
 from efftrain_cli.foundation.bounds import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH
 from efftrain_cli.foundation.section import SECTION, Count, Every, Text
 from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
+from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
 
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
@@ -123,8 +124,9 @@ class Data:
 class Optim:
     """The optimizer, gradient clipping and the learning-rate schedule."""
 
-    name: Literal["adamw", "muon"] = "adamw"
-    """"adamw", or "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer norms."""
+    name: OptimizerName = "adamw"
+    """"adamw"; "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer norms; or "lion",
+    the sign of a momentum, which does not read eps."""
     lr: float = Field(gt=0)
     """Peak learning rate."""
     muon_lr: float | None = Field(default=None, gt=0)
@@ -135,7 +137,7 @@ class Optim:
         0.9,
         0.95,
     )
-    """Adam's decay rates of the first and second moment."""
+    """Adam's decay rates of the first and second moment; Lion's of the update and of the momentum."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -155,6 +157,11 @@ class Optim:
     """Tokens at which min_lr is reached; default: train.tokens."""
     decay_steps: int | None = Field(default=None, ge=1)
     """Decay by steps instead: the step at which min_lr is reached."""
+
+    @property
+    def facts(self) -> OptimizerFacts:
+        """What the optimizer can do."""
+        return OPTIMIZERS[self.name]
 
     @property
     def has_end(self) -> bool:

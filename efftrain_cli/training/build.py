@@ -11,11 +11,19 @@ from torch import nn
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.muon import Muon
-from efftrain_cli.optim.optimizer import Optimizer
+from efftrain_cli.optim.optimizer import Optimizer, check_cover
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import TrainState
+
+OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
+    "adamw": AdamW,
+    "muon": Muon,
+    "lion": Lion,
+}
+"""The class of each optimizer in `optim/facts.py`."""
 
 
 def compute_dtype(dtype: str, device: torch.device) -> str:
@@ -60,17 +68,6 @@ def build_optimizer(
     optim = recipe.optim
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     kinds = model.parameter_kinds()
-    if optim.name == "muon":
-        assert optim.muon_lr is not None  # a rule of the recipe
-        return Muon(
-            parameters,
-            kinds,
-            lr_ratio=optim.muon_lr / optim.lr,
-            betas=optim.betas,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            fused_rows=model.config.qkv_rows,
-        )
     scales = None
     if (
         recipe.stages
@@ -80,14 +77,9 @@ def build_optimizer(
         factor = model.config.n_embd // recipe.model_at(0).n_embd
         tied = model.config.tied
         scales = {name: small_model_scales(kind, factor, tied) for name, kind in kinds.items()}
-    return AdamW(
-        parameters,
-        kinds,
-        betas=optim.betas,
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-        scales=scales,
-    )
+    optimizer = OPTIMIZER_CLASSES[optim.name].build(parameters, kinds, optim, model.config, scales)
+    check_cover(optimizer, parameters)
+    return optimizer
 
 
 def build_state(

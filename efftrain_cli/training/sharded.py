@@ -116,11 +116,13 @@ class Sharded(Devices):
         return {name: square.sqrt() for name, square in zip(tensors, squares, strict=True)}
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
-        local = state.optimizer.measures()
-        total, largest = local["adam_sqrt_v_l1"].clone(), local["adam_sqrt_v_max"].clone()
-        self.ranks.all_reduce([total])
-        self.ranks.all_reduce_max(largest)
-        return {"adam_sqrt_v_l1": total, "adam_sqrt_v_max": largest}
+        whole = {name: local.clone() for name, local in state.optimizer.measures().items()}
+        for name, value in whole.items():
+            if name in state.optimizer.largest_measures:
+                self.ranks.all_reduce_max(value)
+            else:
+                self.ranks.all_reduce([value])
+        return whole
 
     def pop_comm_stats(self) -> CommStats | None:
         stats = super().pop_comm_stats()

@@ -1,0 +1,76 @@
+"""Lion: Chen et al. 2023, "Symbolic discovery of optimization algorithms", arXiv 2302.06675, algorithm 2.
+
+    step      w <- w - lr (sign(b1 m + (1 - b1) g) + weight_decay w)
+    momentum  m <- b2 m + (1 - b2) g
+
+Every entry of the sign is 1 or -1, so updates are larger than AdamW's: the paper advises a learning rate 3 to 10 times
+smaller and a weight decay as many times larger (section 5), and betas of 0.9 and 0.99.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.parameter_kinds import ParameterKind
+from efftrain_cli.optim.groups import GroupScale, decays
+from efftrain_cli.optim.optimizer import Settings
+
+
+class Lion:
+    """An `Optimizer` with one moment, and without eps."""
+
+    gradient_powers: Mapping[str, int] = {"exp_avg": 1}
+    largest_measures: frozenset[str] = frozenset()
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, ParameterKind],
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+    ) -> None:
+        """`kinds` says what weight decay acts on."""
+        self._parameters, self._betas = dict(parameters), betas
+        self._decay = {name: weight_decay * decays(kinds[name]) for name in parameters}
+        self._momentum = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+
+    @classmethod
+    def build(
+        cls,
+        parameters: Mapping[str, nn.Parameter],
+        kinds: Mapping[str, ParameterKind],
+        settings: Settings,
+        config: GPTConfig,
+        scales: Mapping[str, GroupScale] | None,
+    ) -> Lion:
+        """See `Optimizer.build`."""
+        betas, weight_decay = settings.betas, settings.weight_decay
+        return cls(parameters, kinds, betas=betas, weight_decay=weight_decay)
+
+    @torch.no_grad()
+    def step(self, lr: float, found_inf: Tensor) -> None:
+        """See `Optimizer.step`."""
+        skip = found_inf.bool()
+        for name, parameter in self._parameters.items():
+            gradient, momentum = parameter.grad, self._momentum[name]
+            if gradient is None:
+                continue
+            direction = torch.lerp(gradient, momentum, self._betas[0]).sign_()
+            weight = parameter * (1 - lr * self._decay[name])
+            torch.where(skip, parameter, weight.sub_(direction, alpha=lr), out=parameter)
+            torch.where(
+                skip, momentum, torch.lerp(gradient, momentum, self._betas[1]), out=momentum
+            )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `Optimizer.tensors`: `exp_avg.NAME`."""
+        return {f"exp_avg.{name}": momentum for name, momentum in self._momentum.items()}
+
+    def measures(self) -> dict[str, Tensor]:
+        """Nothing: there are no second moments."""
+        return {}

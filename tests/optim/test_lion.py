@@ -1,0 +1,81 @@
+"""Lion: its steps by hand, what a bad step leaves, and exact resuming on every path that an optimizer has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from efftrain_cli.optim.lion import Lion
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.training.state import TrainState
+from efftrain_cli.training.trainer import update
+from tests.resume_law import assert_resumes_exactly_at_every_step
+from tests.tiny import FOUR_BLOCKS, fresh
+
+OK, BAD = torch.zeros(()), torch.ones(())
+
+
+def made() -> tuple[Lion, dict[str, torch.nn.Parameter]]:
+    parameters = {
+        "h.0.mlp.c_fc.weight": torch.nn.Parameter(torch.tensor([[1.0, -2.0]])),
+        "h.0.mlp.c_fc.bias": torch.nn.Parameter(torch.tensor([0.5])),
+    }
+    kinds = {"h.0.mlp.c_fc.weight": "matrix", "h.0.mlp.c_fc.bias": "vector"}
+    return Lion(parameters, kinds, betas=(0.75, 0.5), weight_decay=0.5), parameters  # type: ignore[arg-type]
+
+
+def test_two_steps_by_hand() -> None:
+    lion, parameters = made()
+    matrix, bias = parameters.values()
+    matrix.grad, bias.grad = torch.tensor([[4.0, -8.0]]), torch.tensor([2.0])
+    lion.step(0.25, OK)
+    # Decay is 1 - 0.25 * 0.5 = 0.875 of the matrix alone; then 0.25 against the sign. m = half of g.
+    assert matrix.tolist() == [[0.625, -1.5]] and bias.tolist() == [0.25]
+    assert lion.tensors()["exp_avg.h.0.mlp.c_fc.weight"].tolist() == [[2.0, -4.0]]
+    matrix.grad, bias.grad = torch.tensor([[-8.0, 8.0]]), torch.tensor([0.0])
+    lion.step(0.25, OK)
+    # 0.75 * 2 - 0.25 * 8 = -0.5 and 0.75 * -4 + 0.25 * 8 = -1: the first sign turns. m: 0.5 * 2 - 0.5 * 8 = -3, 2.
+    assert matrix.tolist() == [[0.625 * 0.875 + 0.25, -1.5 * 0.875 + 0.25]] and bias.tolist() == [
+        0.0
+    ]
+    assert lion.tensors()["exp_avg.h.0.mlp.c_fc.weight"].tolist() == [[-3.0, 2.0]]
+
+
+def test_a_bad_step_and_a_missing_gradient_keep_every_bit() -> None:
+    lion, parameters = made()
+    matrix, bias = parameters.values()
+    matrix.grad = torch.tensor([[torch.nan, 1.0]])
+    lion.step(0.25, BAD)
+    assert matrix.tolist() == [[1.0, -2.0]] and bias.tolist() == [0.5]
+    assert all(not tensor.any() for tensor in lion.tensors().values())
+
+
+@pytest.mark.parametrize("lanes", [[], ["parallel={lanes = 2}"], ["ouroboros={modules = 4}"]])
+def test_every_step_of_the_recipe_resumes_exactly(lanes: list[str]) -> None:
+    recipe = load_recipe("small-lion", [*FOUR_BLOCKS, "train.tokens=320", *lanes])
+    rows = assert_resumes_exactly_at_every_step(recipe)
+    assert rows[-1]["adam_sqrt_v_l1"] is None and rows[-1]["optimizer_flops"] == 0
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    state: TrainState = fresh(load_recipe("small-lion", FOUR_BLOCKS))
+    before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
+    for parameter in state.model.parameters():
+        parameter.grad = torch.full_like(parameter, torch.inf)
+    update(state, 1e-2, 1.0, torch.zeros(()))
+    assert all(torch.equal(before[name], p) for name, p in state.model.named_parameters())
+
+
+def test_groups_that_miss_a_parameter_are_a_bug() -> None:
+    recipe = load_recipe("small-lion", FOUR_BLOCKS)
+    state = fresh(recipe)
+    assert isinstance(state.optimizer, Lion)
+    covered = dict(state.model.named_parameters())
+    from efftrain_cli.optim.optimizer import check_cover
+
+    check_cover(state.optimizer, covered)
+    with pytest.raises(AssertionError, match="each parameter once"):
+        check_cover(state.optimizer, dict(list(covered.items())[1:]))
+    assert dataclasses.replace(recipe.optim, name="adamw").facts.supports_small_dynamics
