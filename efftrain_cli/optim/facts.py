@@ -25,7 +25,7 @@ class OptimizerFacts:
     supports_sharding: bool = True
     """Whether it can update rows of a tensor without the others."""
     supports_small_dynamics: bool = False
-    """Whether it scales lr, eps and weight decay by parameter, as staged_growth.dynamics = "small" asks for."""
+    """Whether it scales lr, eps and weight decay by parameter, for growth with dynamics = "small"."""
     step_flops: Callable[[Dimensions], float] = _no_flops
     """FLOPs of its matrix products in one step."""
 
