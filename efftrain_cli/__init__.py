@@ -70,11 +70,11 @@ def comparison(
         UsageError: names stand for no run, or for runs that must not be compared.
         DataError: no run can be read.
     """
-    from efftrain_cli.compare.comparison import compare, read_sound
+    from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.frames import frame_of
     from efftrain_cli.compare.groups import select_runs
 
-    read, left_out = read_sound(select_runs(names or ["*"]))
+    read, left_out = read_valid_runs(select_runs(names or ["*"]))
     found = compare(
         read,
         baseline=baseline,

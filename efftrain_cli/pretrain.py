@@ -46,7 +46,7 @@ from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints

@@ -18,7 +18,7 @@ from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, tables_of
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
-from efftrain_cli.run.rows import read_run
+from efftrain_cli.run.small_files import read_run
 from efftrain_cli.run_list import COLUMNS, format_columns, read_runs
 
 SITE_POINTS = 6
@@ -65,11 +65,10 @@ def values_of_run(path: Path) -> dict[str, Any]:
         DataError: a file is missing or damaged.
     """
     run, files = read_numbers(path), read_run(path)
-    zero_shot = []
+    scores: dict[tuple[str, ...], dict[str, float]] = {}
     for result in run.zero_shot:
-        task, protocol, limit = result.key
-        entry = {"task": task, "protocol": protocol, "limit": limit}
-        zero_shot.append(entry | {"checkpoint": result.checkpoint, "metrics": result.metrics})
+        scores.setdefault((*result.key[:3], result.checkpoint), {})[result.key[3]] = result.score
+    names = ("task", "protocol", "limit", "checkpoint")
     rows = rows_of(compare([run], allow=True))
     return {
         "name": path.name,
@@ -82,7 +81,10 @@ def values_of_run(path: Path) -> dict[str, Any]:
         "tokens": run.tokens,
         "measures": {row["measure"]: row["mean"] for row in rows if row["mean"] is not None},
         "seconds": run.all_seconds,
-        "zero_shot": zero_shot,
+        "zero_shot": [
+            dict(zip(names, key, strict=True)) | {"metrics": metrics}
+            for key, metrics in scores.items()
+        ],
         "events": files.events,
         "checkpoints": [checkpoint.name for checkpoint in checkpoints_of(path)],
         "recipe": files.recipe,

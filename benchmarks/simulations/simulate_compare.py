@@ -442,7 +442,7 @@ def zero_shot(repetitions: int, random: Random) -> list[Row]:
             for seed in range(5):
                 scores = 0.4 + seeds[:, seed] + random.normal(0, 0.01, 8)
                 results = tuple(
-                    ZeroShot((f"task{i}", "p", ""), {"acc": float(score)}, "step-1", 1.0)
+                    ZeroShot((f"task{i}", "p", "", "acc"), float(score), "step-1", 1.0)
                     for i, score in enumerate(scores)
                 )
                 runs.append(

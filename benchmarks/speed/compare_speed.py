@@ -30,11 +30,11 @@ EVERY = 100
 READ = """
 import sys, time
 from pathlib import Path
-from efftrain_cli.compare.comparison import read_sound
+from efftrain_cli.compare.comparison import read_valid_runs
 import pyarrow.json
 paths = sorted(Path(sys.argv[1]).glob("recipe*"))
 start = time.monotonic(), time.process_time()
-rows = sum(run.step for run in read_sound(paths)[0])
+rows = sum(run.step for run in read_valid_runs(paths)[0])
 print(rows, time.monotonic() - start[0], time.process_time() - start[1])
 """
 """Reads the runs in the folder given; prints their rows, wall seconds and CPU seconds."""

@@ -129,7 +129,7 @@ def compare(
     if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
         print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
     from efftrain_cli.compare.comparison import compare as compare_runs
-    from efftrain_cli.compare.comparison import read_sound
+    from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.groups import select_runs
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
@@ -150,10 +150,10 @@ def compare(
         raise UsageError(
             "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs"
         )
-    sound, left_out = read_sound(select_runs(runs))
-    sound = [replace(run, recipe_name=arms.get(run.name, run.recipe_name)) for run in sound]
+    read, left_out = read_valid_runs(select_runs(runs))
+    read = [replace(run, recipe_name=arms.get(run.name, run.recipe_name)) for run in read]
     comparison = compare_runs(
-        sound,
+        read,
         baseline=baseline,
         target_loss=target_loss,
         margin=margin,

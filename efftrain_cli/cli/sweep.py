@@ -100,12 +100,12 @@ def sweep(
         file=sys.stdout if format_ == "table" and output is None else sys.stderr,
         flush=True,
     )
-    from efftrain_cli.compare.comparison import compare, read_sound
+    from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.run.directory import runs_root
 
     names = [run for choice in choose(trials) if choice.best for run in choice.names]
-    runs, left_out = read_sound([runs_root() / run for run in names])
+    runs, left_out = read_valid_runs([runs_root() / run for run in names])
     comparison = compare(
         runs, baseline=baseline, target_loss=target_loss, allow=allow, left_out=left_out
     )

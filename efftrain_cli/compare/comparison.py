@@ -83,7 +83,7 @@ class Comparison:
         return next((v for v in self.verdicts if (v.question.key, v.arm) == (key, label)), None)
 
 
-def read_sound(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
+def read_valid_runs(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
     """Reads runs but those that cannot be read, and says why each of these is left out. Two at a time: each is reduced
     before the next is read, so memory does not grow with their number.
 

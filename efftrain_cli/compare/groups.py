@@ -15,7 +15,7 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError, nearest
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.names import runs_by_recipe
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.small_files import NOT_COMPUTED
 
 DEVICES = "devices"
 """Stands beside the recipe's keys for the number of devices that a run was trained on."""

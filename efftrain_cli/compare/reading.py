@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,7 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import Metrics, read_metrics
 from efftrain_cli.run.names import recipe_name
-from efftrain_cli.run.rows import RunDirectory, read_run
+from efftrain_cli.run.small_files import SmallFiles, read_run
 from efftrain_cli.run.stability import Stability, measure
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
 
@@ -48,17 +48,17 @@ class Series:
 
 @dataclass(frozen=True)
 class ZeroShot:
-    """One result of zeroshot.json."""
+    """One metric of one result of zeroshot.json."""
 
-    key: tuple[str, str, str]
-    """Task, protocol and limit ("" for none): only equal ones may be compared."""
-    metrics: dict[str, float]
+    key: tuple[str, str, str, str]
+    """Task, protocol, limit ("" for none) and metric: only equal ones may be compared."""
+    score: float
     checkpoint: str
     """Name of the checkpoint that was evaluated."""
     tokens: float | None = None
-    """Tokens that the run had spent when it wrote that checkpoint; None where its step is not in metrics.jsonl."""
-    items: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Scores per item: {metric: {item: score}}."""
+    """Tokens that the run had spent when it wrote that checkpoint; None if its step is not in metrics.jsonl."""
+    items: Mapping[str, float] = field(default_factory=dict)
+    """Score by item; empty if they were not kept."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
 _SECONDS = ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_seconds")
 
 
-def _events(run: RunDirectory, *kinds: str) -> list[dict[str, Any]]:
+def _events(run: SmallFiles, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in run.events if event.get("event") in kinds]
 
 
@@ -240,7 +240,7 @@ def _numbers(events: Sequence[dict[str, Any]], key: str) -> list[float]:
     return [float(value) for value in values if isinstance(value, int | float)]
 
 
-def status_of(run: RunDirectory, rows: Metrics) -> str:
+def status_of(run: SmallFiles, rows: Metrics) -> str:
     """Return "running", "finished", "stopped", "diverged", "not started" or "crashed".
 
     A run is finished if its budget is used up and its last step has a validation loss: one that was stopped in its
@@ -263,7 +263,7 @@ def status_of(run: RunDirectory, rows: Metrics) -> str:
     return "stopped" if end in ("paused", "stopped", "signal", "finished") else "crashed"
 
 
-def _end(run: RunDirectory) -> str:
+def _end(run: SmallFiles) -> str:
     """How the last segment ended, by its events; "" where it just breaks off."""
     for event in reversed(run.events):
         match event.get("event"):
@@ -276,7 +276,7 @@ def _end(run: RunDirectory) -> str:
     return ""
 
 
-def _marks(run: RunDirectory, rows: Metrics, status: str, step: int) -> tuple[Why, ...]:
+def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why, ...]:
     marks = []
     budget = run.recipe.get("train", {}).get("tokens")
     if status != "finished":
@@ -385,39 +385,31 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
 
 
 def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
-    items: dict[tuple[object, ...], dict[str, dict[str, float]]] = {}
+    items: dict[tuple[object, ...], dict[str, float]] = {}
     try:
         for row in read_items(path):
-            scores = items.setdefault(key_of(row), {})
             item = f"{row['doc_id']} {row.get('doc_hash')}"
             for name, score in row.items():
                 # Only accuracies: an item of a perplexity is a log-probability, whose mean is not the task's score.
                 if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
-                    scores.setdefault(name, {})[item] = float(score)
+                    items.setdefault((*key_of(row), name), {})[item] = float(score)
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
     tokens = dict(zip(frame.step, frame.tokens, strict=True))
-    found = []
+    results = []
     for entry in read_results(path):
         checkpoint, limit = str(entry.get("checkpoint", "")), entry["limit"]
         digits = checkpoint.removeprefix("step-")
         spent = tokens.get(int(digits), math.nan) if digits.isdigit() else math.nan
-        metrics = {
-            name: float(metric["value"])
-            for name, metric in entry.get("metrics", {}).items()
-            if metric.get("value") is not None
-        }
-        found.append(
-            ZeroShot(
-                key=(
-                    str(entry["task"]),
-                    str(entry["protocol"]),
-                    "" if limit is None else str(limit),
-                ),
-                metrics=metrics,
-                checkpoint=checkpoint,
-                tokens=spent if math.isfinite(spent) else None,
-                items=items.get(key_of(entry), {}),
-            )
-        )
-    return tuple(found)
+        task = (str(entry["task"]), str(entry["protocol"]), "" if limit is None else str(limit))
+        for name, metric in entry.get("metrics", {}).items():
+            if metric.get("value") is not None:
+                result = ZeroShot(
+                    key=(*task, name),
+                    score=float(metric["value"]),
+                    checkpoint=checkpoint,
+                    tokens=spent if math.isfinite(spent) else None,
+                    items=items.get((*key_of(entry), name), {}),
+                )
+                results.append(result)
+    return tuple(results)

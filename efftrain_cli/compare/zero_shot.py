@@ -8,8 +8,8 @@ is tested so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from efftrain_cli.compare import inference
@@ -17,7 +17,7 @@ from efftrain_cli.compare.formats import format_number
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import Question, Value
-from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.compare.reading import RunNumbers, ZeroShot
 from efftrain_cli.foundation.why import Why
 
 SAME_TOKENS = 0.001
@@ -26,19 +26,8 @@ LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss")
 """A metric with one of these in its name is better when lower; all others when higher."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """A run's newest result of one task, protocol, limit and metric."""
-
-    score: float
-    items: Mapping[str, float]
-    """Score by item; empty where they were not kept."""
-    tokens: float | None
-    """Tokens that the run had spent at that checkpoint; None where that is unknown."""
-
-
-Results = Mapping[int, Result | None]
-"""By seed; None where the run has no such result."""
+Results = Mapping[int, ZeroShot | None]
+"""By seed; None if the run has no such result."""
 
 
 def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Question]:
@@ -47,15 +36,13 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
     Args:
         allow: judge checkpoints of different or unknown tokens anyway, labelled.
     """
-    names: dict[tuple[str, ...], str] = {}
-    for group in groups:
-        for run in group.runs:
-            for key, _ in _results(run):
-                names[key] = "/".join(key)
+    runs = [run for group in groups for run in group.runs]
     found = []
-    for task, protocol, limit, metric in sorted(names):
+    for task, protocol, limit, metric in sorted(
+        {each.key for run in runs for each in run.zero_shot}
+    ):
         limited = f", first {limit}" if limit else ""
-        name = names[task, protocol, limit, metric]
+        name = "/".join((task, protocol, limit, metric))
         found.append(
             Question(
                 name,
@@ -71,20 +58,13 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
     return found
 
 
-def find_results(name: str, group: Group) -> dict[int, Result | None]:
+def find_results(name: str, group: Group) -> dict[int, ZeroShot | None]:
     """Return every seed's newest result of that name."""
     return {run.seed: _find_result(name, run) for run in group.runs}
 
 
-def _results(run: RunNumbers) -> Iterator[tuple[tuple[str, ...], Result]]:
-    """(task, protocol, limit, metric) and result, the newest first."""
-    for found in reversed(run.zero_shot):
-        for metric, score in found.metrics.items():
-            yield (*found.key, metric), Result(score, found.items.get(metric, {}), found.tokens)
-
-
-def _find_result(name: str, run: RunNumbers) -> Result | None:
-    return next((result for key, result in _results(run) if "/".join(key) == name), None)
+def _find_result(name: str, run: RunNumbers) -> ZeroShot | None:
+    return next((each for each in reversed(run.zero_shot) if "/".join(each.key) == name), None)
 
 
 def _read_score(name: str, run: RunNumbers) -> Value:

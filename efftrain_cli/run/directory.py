@@ -36,9 +36,9 @@ from efftrain_cli.foundation.files import abandoned_in, discard, made_beside, te
 from efftrain_cli.foundation.records import sealed_toml
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.lock import take_lock
-from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.metrics import all_rows, latest_rows
 from efftrain_cli.run.origin import read_origin, write_origin
-from efftrain_cli.run.rows import unreadable
+from efftrain_cli.run.small_files import unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _WINDOWS_DEVICES = {
@@ -215,12 +215,8 @@ class Run:
 
     def report_gaps(self, step: int) -> None:
         """Records and warns of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
-        there = {
-            row["step"]
-            for row in read_lines(self.path / "metrics.jsonl")
-            if isinstance(row.get("step"), int)
-        }
-        missing = [number for number in range(1, step + 1) if number not in there]
+        written = {row["step"] for row in all_rows(self.path)}
+        missing = [number for number in range(1, step + 1) if number not in written]
         for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
             steps = [number for _, number in stretch]
             self.event("gap", {"first": steps[0], "last": steps[-1]})
@@ -229,8 +225,7 @@ class Run:
 
     def next_segment(self, after: int = -1) -> int:
         """The segment that this process will write: one more than that of any row, and than `after`; from 0."""
-        segments = (row.get("segment") for row in read_lines(self.path / "metrics.jsonl"))
-        return 1 + max((after, *(segment for segment in segments if isinstance(segment, int))))
+        return 1 + max((after, *(row["segment"] for row in all_rows(self.path))))
 
     def sync(self) -> None:
         """Makes the rows so far survive a power failure."""

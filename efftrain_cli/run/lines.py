@@ -11,10 +11,11 @@ import contextlib
 import json
 import math
 import os
+import select
 import sys
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,41 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [value for line in split_lines(content).texts if (value := parse(line)) is not None]
+
+
+def follow_lines(
+    paths: Sequence[Path], poll_seconds: float
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each object that another process writes to these files, with its file, until standard input closes.
+
+    Objects of one file come in its order; none is left out.
+    """
+    position = dict.fromkeys(paths, 0)
+    closed = False
+    while True:
+        for path in paths:
+            lines: list[bytes] = []
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
+                file.seek(position[path])
+                *lines, _ = file.read().split(b"\n")
+            for line in lines:
+                position[path] += len(line) + 1
+                if (record := parse(line)) is not None:
+                    yield path, record
+        if closed:
+            return
+        closed = _is_input_closed(poll_seconds)
+
+
+def _is_input_closed(seconds: float) -> bool:
+    """Wait for at most `seconds`; return True as soon as standard input has ended."""
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+    except (OSError, ValueError):
+        time.sleep(seconds)
+        return True
 
 
 class JsonLines:

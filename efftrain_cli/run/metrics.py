@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.run.lines import CHECK, Lines, parse, split_lines
-from efftrain_cli.run.rows import unreadable
+from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,10 +97,7 @@ def latest_rows(path: Path, until: int | None = None) -> list[dict[str, Any]]:
     """
     import numpy as np
 
-    path = _file_of(path)
-    if not path.exists():
-        return []
-    rows, _ = valid_rows(_read(path))
+    rows = all_rows(path)
     latest: list[dict[str, Any]] = []
     for index in _latest(np.array([row["step"] for row in rows], float)):
         row = rows[index]
@@ -112,6 +109,12 @@ def latest_rows(path: Path, until: int | None = None) -> list[dict[str, Any]]:
         else:
             latest.append(dict(row))
     return latest
+
+
+def all_rows(path: Path) -> list[dict[str, Any]]:
+    """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
+    path = _file_of(path)
+    return valid_rows(_read(path))[0] if path.exists() else []
 
 
 def last_row(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import read_origin
-from efftrain_cli.run.rows import read_recipe_values
+from efftrain_cli.run.small_files import read_recipe_values
 
 _NEWEST = 200
 """Runs that are looked at."""

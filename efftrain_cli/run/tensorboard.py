@@ -15,8 +15,8 @@ from typing import Any
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.run.columns import grouped
+from efftrain_cli.run.lines import follow_lines
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.written import as_written
 
 FOLDER = "tensorboard"
 
@@ -73,7 +73,9 @@ def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[P
     folder = run / FOLDER
     writer = Writer(folder)
     count, last = 0, -1
-    later = (row for _, row in as_written([run / "metrics.jsonl"], poll_seconds)) if follow else ()
+    later = (
+        (row for _, row in follow_lines([run / "metrics.jsonl"], poll_seconds)) if follow else ()
+    )
     for row in chain(latest_rows(run), later):
         if isinstance(row.get("step"), int) and row["step"] > last:
             writer.add(row)

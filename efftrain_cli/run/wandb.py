@@ -26,9 +26,9 @@ from efftrain_cli.foundation.files import make_folder, open_to_write, write_whol
 from efftrain_cli.foundation.records import read_json
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import AXES, COLUMNS, grouped
+from efftrain_cli.run.lines import follow_lines
 from efftrain_cli.run.metrics import latest_rows
-from efftrain_cli.run.rows import RunDirectory, read_run
-from efftrain_cli.run.written import as_written
+from efftrain_cli.run.small_files import SmallFiles, read_run
 
 if TYPE_CHECKING:
     import wandb
@@ -127,7 +127,7 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     count = replaced = 0
     metrics, events = run / "metrics.jsonl", run / "events.jsonl"
     old_events = len(directory.events)
-    for file, record in as_written([metrics, events], poll_seconds):
+    for file, record in follow_lines([metrics, events], poll_seconds):
         if file == events:
             old_events -= 1
             if old_events < 0:  # those of an earlier start have been sent
@@ -229,7 +229,7 @@ def _said(run: Path, log: str) -> str:
 
 
 def _init(
-    directory: RunDirectory,
+    directory: SmallFiles,
     mode: str,
     project: str | None,
     run_id: str,
@@ -305,7 +305,7 @@ def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
         session.alert(title=f"{session.name}: {title}", text=text, level=level)
 
 
-def _final_numbers(directory: RunDirectory) -> dict[str, Any]:
+def _final_numbers(directory: SmallFiles) -> dict[str, Any]:
     """What a finished run is summed up by beside its curves: zero-shot scores and the largest memory in use."""
     found: dict[str, Any] = {}
     with contextlib.suppress(DataError, OSError, KeyError, TypeError):

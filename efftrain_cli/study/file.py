@@ -26,7 +26,7 @@ from efftrain_cli.recipe.file import (
     shown_path,
 )
 from efftrain_cli.recipe.toml import flatten
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.trials.trial import parse_seeds
 
 COSTS = ("tokens_to_target", "flops_to_target", "seconds_to_target")

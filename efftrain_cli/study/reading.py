@@ -19,7 +19,7 @@ from efftrain_cli.recipe.file import (
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.study.file import (
     COSTS,
     LONGEST_NAME,

@@ -34,7 +34,7 @@ from efftrain_cli.run.origin import (
     read_origin,
     write_origin,
 )
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.ouroboros import dropped
 from efftrain_cli.training.stages import set_stage

@@ -19,7 +19,7 @@ from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.rates import estimated_speed
-from efftrain_cli.run.rows import read_recipe_values
+from efftrain_cli.run.small_files import read_recipe_values
 
 PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.rows import NOT_COMPUTED
+from efftrain_cli.run.small_files import NOT_COMPUTED
 
 if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
@@ -238,7 +238,7 @@ def state_of(trial: Trial) -> str:
     from efftrain_cli.recipe.recipe import flat_values, load_recipe
     from efftrain_cli.recipe.toml import flatten
     from efftrain_cli.run.metrics import read_metrics
-    from efftrain_cli.run.rows import read_run
+    from efftrain_cli.run.small_files import read_run
 
     path = run_path(trial.name)
     if not (path / "recipe.toml").is_file():

@@ -26,7 +26,7 @@ from efftrain_cli.foundation.records import (
     with_seal,
 )
 from efftrain_cli.run.lines import parse
-from efftrain_cli.run.rows import cleaned
+from efftrain_cli.run.small_files import cleaned
 
 SCHEMA_VERSION = 1
 RESULTS = "zeroshot.json"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from efftrain_cli.compare.comparison import Comparison, compare, read_sound
+from efftrain_cli.compare.comparison import Comparison, compare, read_valid_runs
 from efftrain_cli.compare.engine import (
     ONE_LOOK,
     Verdict,
@@ -24,7 +24,7 @@ PLD = "\n[progressive_layer_drop]\ntheta = 0.5\n"
 
 
 def of(*names: str, **options: object) -> Comparison:
-    return compare(read_sound(select_runs(names))[0], **options)  # type: ignore[arg-type]
+    return compare(read_valid_runs(select_runs(names))[0], **options)  # type: ignore[arg-type]
 
 
 def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None) -> list[Verdict]:

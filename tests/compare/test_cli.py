@@ -249,7 +249,7 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
 
     from rich.console import Console
 
-    from efftrain_cli.compare.comparison import compare, read_sound
+    from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.groups import select_runs
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import tables_of
@@ -258,7 +258,7 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
     console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
     print_tables(
         console,
-        tables_of(compare(read_sound(select_runs(["small", "small-slw"]))[0]), details=False),
+        tables_of(compare(read_valid_runs(select_runs(["small", "small-slw"]))[0]), details=False),
     )
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.getvalue().splitlines()]
     assert max(map(len, lines)) <= width
@@ -274,7 +274,7 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
 
     from rich.console import Console
 
-    from efftrain_cli.compare.comparison import compare, read_sound
+    from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.groups import select_runs
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import answers
@@ -283,7 +283,7 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
         write_run(
             two, "bad", seed, steps=40, budget=102400, events=[{"event": "diverged", "step": 40}]
         )
-    table = answers(compare(read_sound(select_runs(["small", "small-slw", "bad"]))[0]))
+    table = answers(compare(read_valid_runs(select_runs(["small", "small-slw", "bad"]))[0]))
     for width in (80, 60):
         out = StringIO()
         print_tables(

@@ -12,7 +12,7 @@ from efftrain_cli import pretrain
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import DivergedError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.run.rows import read_events
+from efftrain_cli.run.small_files import read_events
 from efftrain_cli.training import trainer
 from efftrain_cli.training.gradient import build_forward_backward
 from tests.trained_run import TEXT

@@ -15,7 +15,7 @@ from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.rows import read_run
+from efftrain_cli.run.small_files import read_run
 from efftrain_cli.training.checkpoints import newest_checkpoint
 from tests.fake_runs import write_run
 from tests.faults.conftest import call, contents

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from efftrain_cli.compare.comparison import compare, read_sound
+from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
@@ -135,7 +135,7 @@ def test_a_runs_sites_are_shown_over_training(
     assert table.header == ("after tokens", "10.24K", "20.48K", "30.72K", "40.96K")
     assert table.rows[0] == ("h.0.attn.c_attn", "0.1", "0.05", "0.0333", "0.025")
     assert [row[0] for row in table.rows] == sites
-    comparison = compare(read_sound([path])[0])
+    comparison = compare(read_valid_runs([path])[0])
     assert {"sites-A", "standardization-loss"} <= {plot.name for plot in plots_of(comparison)}
     (plot,) = [plot for plot in plots_of(comparison) if plot.name == "sites-A"]
     assert sorted(set(plot.curves.label)) == sorted(

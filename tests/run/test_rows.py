@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.lines import sealed, split_lines
 from efftrain_cli.run.metrics import columns_of, latest_rows, read_metrics
-from efftrain_cli.run.rows import read_run
+from efftrain_cli.run.small_files import read_run
 from efftrain_cli.run_list import verify_run
 from tests.fake_runs import rows_of, write_rows, write_run
 

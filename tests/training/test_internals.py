@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from efftrain_cli.compare.comparison import compare, read_sound
+from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.columns import series_of
@@ -213,7 +213,7 @@ def test_compare_and_wandb_draw_every_block(tmp_path: Path) -> None:
         row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)}
     more = "\n[eval]\ninternals = 1\n"
     path = write_run(tmp_path, "small", 0, steps=1000, rows=rows, more=more)
-    plots = {plot.name: plot for plot in plots_of(compare(read_sound([path])[0]))}
+    plots = {plot.name: plot for plot in plots_of(compare(read_valid_runs([path])[0]))}
     drawn = {"residual-rms-A", "attention-logit-max-A", "grad-norm-A", "update-ratio-A"}
     assert drawn <= plots.keys()
     largest = plots["attention-logit-max-A"].curves

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.run.rows import read_run
+from efftrain_cli.run.small_files import read_run
 from efftrain_cli.sweep import grid_lines
 from efftrain_cli.trials.trial import grid
 from tests.conftest import Efftrain

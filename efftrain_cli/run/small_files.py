@@ -22,7 +22,7 @@ NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample", "parallel.check_every")
 
 
 @dataclass(frozen=True)
-class RunDirectory:
+class SmallFiles:
     """What a run's small files say."""
 
     name: str
@@ -35,14 +35,14 @@ class RunDirectory:
     """A living process owns the run."""
 
 
-def read_run(path: Path) -> RunDirectory:
+def read_run(path: Path) -> SmallFiles:
     """Reads a run's recipe, origin and events.
 
     Raises:
         DataError: a file is missing or damaged, or the directory has a format that this version does not read.
     """
     recipe = read_recipe_values(path)
-    return RunDirectory(
+    return SmallFiles(
         printable(path.name),
         path,
         recipe,
