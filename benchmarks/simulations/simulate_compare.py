@@ -20,12 +20,13 @@ import numpy as np
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.engine import correct, verdict
+from efftrain_cli.compare.engine import Looks, Verdict, answer_by_t, correct, verdict
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.measures import (
     Costs,
     Question,
     cost_question,
+    final_loss,
     match,
     measures,
     needed_for,
@@ -481,6 +482,22 @@ def margins(repetitions: int, random: Random) -> list[Row]:
                     _percent(right),
                 )
             )
+    asked = Question("final_loss", "", "", "", final_loss, "difference", direction="noninferior")
+    asked = replace(asked, margin=0.02)
+    looks = Looks(registered=True)
+    said = 0
+    for _ in range(repetitions):
+        none = Verdict(asked, "", (), inference.Estimate(math.nan))
+        arms = random.normal(0.02, 0.0155, (10, 5))
+        family = [answer_by_t(none, [inference.paired_t(each)], looks) for each in arms]
+        said += any(each.opposite for each in correct(family, looks))
+    rows.append(
+        (
+            "ten arms truly 0.02 worse, n = 5",
+            '"the interval says worse" than by 0.02, of any',
+            _percent(said / repetitions),
+        )
+    )
     return rows
 
 

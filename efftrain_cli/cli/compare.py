@@ -130,7 +130,7 @@ def compare(
         print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
-    from efftrain_cli.compare.groups import select_runs
+    from efftrain_cli.compare.groups import count_sisters, select_runs
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
 
@@ -150,7 +150,8 @@ def compare(
         raise UsageError(
             "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs"
         )
-    read, left_out = read_valid_runs(select_runs(runs))
+    paths = select_runs(runs)
+    read, left_out = read_valid_runs(paths)
     read = [replace(run, recipe_name=arms.get(run.name, run.recipe_name)) for run in read]
     comparison = compare_runs(
         read,
@@ -162,6 +163,7 @@ def compare(
         equal=equal,
         costs=Costs(price_per_hour, power_watts),
         left_out=left_out,
+        sisters=count_sisters(paths) if study is None else None,
     )
     if plan or difference:
         show_plan(comparison, difference or [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -65,6 +65,8 @@ class Comparison:
     verdicts: tuple[Verdict, ...]
     """Of every question that is tested, group by group."""
     costs: Costs
+    caveat: str
+    """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is judged."""
     exploratory: bool = False
     """The runs are a study's, and what is compared here is not part of its verdict."""
 
@@ -114,6 +116,7 @@ def compare(
     equal: Cost | None = None,
     costs: Costs | None = None,
     left_out: Sequence[str] = (),
+    sisters: Mapping[str, int] | None = None,
 ) -> Comparison:
     """Compares runs, grouped by recipe, with a baseline.
 
@@ -124,6 +127,7 @@ def compare(
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
         equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only these agree.
+        sisters: runs of the same recipes that were not asked for, by recipe.
         left_out: why runs that were asked for are not among `runs`; a reader of the comparison must know.
 
     Raises:
@@ -190,7 +194,21 @@ def compare(
         },
         verdicts=tuple(_judge(questions, groups, labels, withheld)),
         costs=costs,
+        caveat=_caveat(target_loss, margin, sisters or {}) if len(groups) > 1 else "",
     )
+
+
+def _caveat(target_loss: float | None, margin: float | None, sisters: Mapping[str, int]) -> str:
+    """Say what was chosen when the runs were there already."""
+    parts = ["nothing was fixed before the runs"]
+    if target_loss is not None:
+        parts.append("the target loss was chosen now")
+    if margin is not None:
+        parts.append("the margin was chosen now")
+    if sisters:
+        counts = ", ".join(f"{count} of {recipe}" for recipe, count in sisters.items())
+        parts.append(f"runs on disk that were left out: {counts}")
+    return f"Exploratory: {'; '.join(parts)}."
 
 
 def _choose_groups(

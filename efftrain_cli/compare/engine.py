@@ -104,7 +104,8 @@ class Verdict:
     """Corrected p-value of the two one-sided tests against a margin that was asked for beside a difference."""
     outcome: Outcome = "undecided"
     opposite: bool = False
-    """Undecided, and the test says the opposite of what was asked: worse, or beyond the margin."""
+    """Undecided, and the test, corrected for all comparisons, says the opposite of what was asked: worse, or beyond the
+    margin."""
     min_detectable_effect: float | None = None
     """The smallest true difference that such a study shows with power 0.8; for ratios the factor less 1."""
     why: Why | None = None
@@ -187,7 +188,7 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
                 p_holm=p[i],
                 p_equivalent=equal.get(i),
                 outcome=outcome,
-                opposite=each.opposite and outcome == "undecided",
+                opposite=outcome == "undecided" and _is_opposite(each, looks, len(p)),
                 min_detectable_effect=_min_detectable_effect(each, looks, len(p)),
             )
         found.append(each)
@@ -446,7 +447,7 @@ def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, note: str = "
         p=inference.claim_p(paid, question.direction, question.margin),
         p_equivalent=_equivalent_p(question, test),
         outcome=_outcome(question, test),
-        opposite=against and looks.passed_by(paid.p),
+        opposite=against,
         note=f"{note}{how}",
     )
 
@@ -483,7 +484,8 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
     claims = [inference.claim_p(each, question.direction, question.margin) for each in estimates]
     p = sequential_p(claims, plan, sides_of(question.direction))
     outcome, note = _outcome(question, _clearest(estimates, plan)), ""
-    if outcome != _outcome(question, estimate) and looks.passed_by(p):
+    turned = outcome != _outcome(question, estimate) or not _points_at(question, estimate)
+    if turned and looks.passed_by(p):
         note = f"an earlier look said {outcome}, the last one points the other way"
         outcome, p = "undecided", 1.0
     return replace(
@@ -492,7 +494,7 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
         p=p,
         p_equivalent=_equivalent_p(question, estimate),
         outcome=outcome,
-        opposite=_is_opposite(question, estimate),
+        opposite=True,
         note=note,
     )
 
@@ -571,12 +573,34 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
     return max(((n, each) for n, each in looks if each.p is not None), key=weigh)[1]
 
 
-def _is_opposite(question: Question, estimate: Estimate) -> bool:
-    """Whether the interval lies where the direction's claim is false."""
-    low, high, margin = estimate.low or 0.0, estimate.high or 0.0, question.margin or 0.0
+def _points_at(question: Question, estimate: Estimate) -> bool:
+    """Return whether an estimate itself, without its interval, is where the direction's claim is true."""
+    gain = math.log(estimate.mean) if estimate.log else -estimate.mean
+    size = _margin_size(question, estimate)
+    if question.direction == "better":
+        return gain > 0
+    if question.direction == "equivalent":
+        return abs(gain) < size
+    return question.direction == "different" or gain > -size
+
+
+def _margin_size(question: Question, estimate: Estimate) -> float:
+    margin = question.margin or 0.0
+    return math.log1p(margin) if estimate.log else margin
+
+
+def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
+    """Whether the result, corrected for all comparisons, says that the direction's claim is false."""
+    question = each.question
+    if not each.opposite:
+        return False
+    if each.exact is not None:
+        return looks.passed_by(min(1.0, comparisons * len(looks.plan) * each.exact.p))
+    level = looks.level(looks.alpha / comparisons, 2)
+    estimate = inference.at_level(each.estimate, level)
+    low, high, size = estimate.low or 0.0, estimate.high or 0.0, _margin_size(question, estimate)
     # How much better the method is: nats less, or the logarithm of the ratio.
     low, high = (math.log(low), math.log(high)) if estimate.log else (-high, -low)
-    size = math.log1p(margin) if estimate.log else margin
     if question.direction == "better":
         return high < 0
     if question.direction == "noninferior":

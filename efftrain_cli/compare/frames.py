@@ -137,6 +137,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "baseline": comparison.baseline.label,
         "primary": PRIMARY,
         "alpha": ALPHA,
+        "caveat": comparison.caveat,
         "margin": comparison.margin,
         "target_loss": comparison.target_loss,
         "equal_points": {

@@ -110,6 +110,17 @@ def select_runs(names: Sequence[str]) -> list[Path]:
     return list(found)
 
 
+def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
+    """Return how many runs of the chosen runs' recipes were not chosen, by recipe; recipes with none left out."""
+    names = {path.name for path in chosen if path.parent == runs_root()}
+    found = {}
+    for recipe, runs in runs_by_recipe(run_names()).items():
+        others = [run for run in runs if run not in names]
+        if others and len(others) < len(runs):
+            found[recipe] = len(others)
+    return found
+
+
 def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     """Runs of one recipe name whose resolved recipes are equal but for the seed, in order of first appearance.
 

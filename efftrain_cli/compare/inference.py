@@ -73,6 +73,18 @@ def _by_t(
     return Estimate(mean, mean - half, mean + half, p, n, sd, se, df, method)
 
 
+def at_level(estimate: Estimate, alpha: float) -> Estimate:
+    """Return an estimate with the interval that covers 1 - `alpha`."""
+    if not estimate.se or estimate.df is None:
+        return estimate
+    mean = math.log(estimate.mean) if estimate.log else estimate.mean
+    half = estimate.se * float(special.stdtrit(estimate.df, 1 - alpha / 2))
+    low, high = mean - half, mean + half
+    if estimate.log:
+        low, high = math.exp(low), math.exp(high)
+    return replace(estimate, low=low, high=high)
+
+
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     """Mean of paired differences, with Student's t interval on n - 1 degrees of freedom."""
     values = np.asarray(differences, float)

@@ -59,8 +59,10 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
 
 
 def opening_lines(comparison: Comparison) -> list[str]:
-    """Return what comes before every table: a sentence per recipe, and the target if one was given."""
+    """Return what comes before every table: a sentence per recipe, its caveat, and the target if one was given."""
     lines = verdict_sentences(comparison)
+    if comparison.caveat:
+        lines.append(comparison.caveat)
     if comparison.target_loss is not None:
         lines.append(
             f"Target loss: {comparison.target_loss:.4f} nats/token (given by --target-loss)"
@@ -132,7 +134,7 @@ def _note(comparison: Comparison, scores: bool) -> str:
     note = "Losses in nats/token, B - A; costs as ratios A / B, above 1 is better. The final loss decides"
     if len(comparison.groups) > 2:
         note += ", corrected for the number of recipes"
-    note += "; p of the other lines is corrected (Holm) for their number."
+    note += "; p of the other lines is corrected (Holm) for their number, intervals are not."
     if any(found.question.tested == "match" for found in comparison.verdicts):
         note += " To match: what the better run of a pair needs to the other's final loss, on its own curve."
     return note

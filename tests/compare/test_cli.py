@@ -302,3 +302,14 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
             ""
             not in lines[: lines.index(next(line for line in lines if line.startswith("Losses")))]
         )
+
+
+def test_what_was_chosen_after_the_runs_stands_in_one_line(two: Path) -> None:
+    write_run(two, "small", 7)
+    seeds = [f"{name}-seed{seed}" for name in ("small", "small-slw") for seed in range(2)]
+    out = run(*seeds, "--margin", "0.01", "--target-loss", "3.5").stdout
+    (line,) = [line for line in out.splitlines() if line.startswith("Exploratory: ")]
+    assert line == (
+        "Exploratory: nothing was fixed before the runs; the target loss was chosen now; the margin was chosen now; "
+        "runs on disk that were left out: 2 of small, 1 of small-slw."
+    )

@@ -579,3 +579,41 @@ def test_budgets_are_equal_in_what_the_study_says(
     file = study()
     (verdict,) = judge(StudyFile(file.path, replace(file.study, equal=equal)), there).verdicts
     assert (verdict.outcome, note_of(verdict)) == (outcome, note)
+
+
+@pytest.mark.parametrize(
+    ("direction", "margin", "later", "word"),
+    [
+        ("better", None, 0.5, "better"),
+        ("noninferior", 0.02, 0.5, "noninferior"),
+        ("equivalent", 0.02, 0.5, "equivalent"),
+        ("equivalent", 0.02, -0.5, "equivalent"),
+    ],
+)
+def test_no_direction_contradicts_its_last_look(
+    direction: str, margin: float | None, later: float, word: str
+) -> None:
+    """a passes at the first look of three seeds; the last two seeds carry the mean of all beyond the claim."""
+    first = -0.1 if direction == "better" else 0.0
+    by = [first, first - 0.0001, first + 0.0001, later, later]
+    a = [loss + each for loss, each in zip(BASE, by, strict=True)]
+    planned = study(direction, margin, looks=2, arms=("base", "a", "b"))
+    there = runs(base=BASE, a=a, b=shifted(0.3, 0.3))
+    early = judge(planned, {arm: {s: side[s] for s in range(3)} for arm, side in there.items()})
+    assert early.verdicts[0].outcome == word
+    verdict = judge(planned, there).verdicts[0]
+    assert verdict.outcome == "undecided"
+    assert note_of(verdict) == f"an earlier look said {word}, the last one points the other way"
+
+
+def test_the_opposite_is_corrected_for_all_arms() -> None:
+    """Among ten arms nothing is said to be worse where the interval of a single one says it."""
+    worse = shifted(
+        0.0095
+    )  # 3.4 standard errors: beyond t of 4 degrees at 5 % (2.8), not at 0.5 % (5.6)
+    (alone,) = judge(study("better"), runs(base=BASE, method=worse)).verdicts
+    arms = tuple(f"a{i}" for i in range(10))
+    many = judge(
+        study("better", arms=("base", *arms)), runs(base=BASE, **dict.fromkeys(arms, worse))
+    )
+    assert alone.opposite and not any(verdict.opposite for verdict in many.verdicts)
