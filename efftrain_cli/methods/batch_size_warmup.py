@@ -82,13 +82,10 @@ class BatchSizeWarmup(Method):
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
-        for key, rule in self.misfits(
-            recipe.train.batch_size, recipe.model.seq_len, recipe.train.tokens
-        ):
+        # A lower bound of a sequence's tokens, if another method decides them.
+        seq_len = 1 if varying(recipe.methods, "length") else recipe.model.seq_len
+        for key, rule in self.misfits(recipe.train.batch_size, seq_len, recipe.train.tokens):
             yield f"batch_size_warmup.{key}", rule
-        for name in varying(recipe.methods, "length"):
-            rule = "both take tokens from the early steps, which would shrink them twice; set one of the two to false"
-            yield "batch_size_warmup", f"cannot be combined with {name}: {rule}"
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size

@@ -101,7 +101,7 @@ class Ouroboros(Method):
             return
         reasons = {
             "steps": "the update mixes gradients of several steps, so no batch's two halves tell its noise",
-            "blocks": "which blocks a batch skipped is not kept until its gradient",
+            "blocks": "not implemented: the passes of its modules run every block",
         }
         for what, why in reasons.items():
             for name in varying(recipe.methods, what):

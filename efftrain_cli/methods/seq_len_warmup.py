@@ -200,7 +200,7 @@ class SeqLenWarmup(Method):
         )
         for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
             yield f"seq_len_warmup.{key}", rule
-        for name in varying(recipe.methods, "steps") if self.batch == "tokens" else ():
+        for name in varying(recipe.methods, "batch") if self.batch == "tokens" else ():
             yield (
                 "seq_len_warmup.batch",
                 f'"tokens" cannot be combined with {name}: both decide the sequences of a step; set it to "sequences", or '

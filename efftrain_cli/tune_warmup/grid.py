@@ -79,6 +79,10 @@ class Grid:
             raise UsageError(
                 f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup]; add --set batch_size_warmup=false"
             )
+        if self.kind == "batch" and warmup is not None:
+            raise UsageError(
+                "--tune batch cannot be combined with the recipe's [seq_len_warmup]; add --set seq_len_warmup=false"
+            )
         if self.kind == "two-stage" and warmup is not None and len(warmup.lengths) != 2:
             raise UsageError(
                 f"--tune two-stage searches one length and the step where the full one follows, and the recipe has "

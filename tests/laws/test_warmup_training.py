@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.plan.plan import after_step, assumed_result, plan_step
+from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
@@ -44,6 +44,10 @@ WARMUPS = {
     },
     "two-stage": {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,))},
     "batch": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20)},
+    "both": {
+        "seq_len_warmup": SeqLenWarmup(start=8, steps=9),
+        "batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20),
+    },
 }
 
 
@@ -112,6 +116,17 @@ def test_rows_are_those_of_the_plan(warmup: str) -> None:
     # Validation is at full length whatever the step's: as it was before the first step, so at a fresh state.
     plain, _ = rows_of(RECIPE, RandomTokens(FULL))
     assert rows[0]["val_loss"] == plain[0]["val_loss"]
+
+
+def test_one_warmup_decides_the_length_and_the_other_the_batch() -> None:
+    """Lengths 8 + 24 t / 9, rounded down to eights; batches of 2, of 4 from 10 sequences on, of 6 beyond 20."""
+    steps = islice(plan_run(replace(RECIPE, **WARMUPS["both"])), 9)
+    assert [(plan.seq_len, plan.batch_size) for plan, _ in steps] == [
+        *[(8, 2)] * 2,
+        *[(16, 2)] * 3,
+        *[(24, 4)] * 3,
+        (32, 6),
+    ]
 
 
 @pytest.mark.parametrize(

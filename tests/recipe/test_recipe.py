@@ -222,8 +222,11 @@ def test_windows_files_are_read(folder: Path) -> None:
             "batch_size_warmup.sequences",
         ),
         (
-            ["batch_size_warmup={start=1, increment=1, sequences=100}", "seq_len_warmup.steps=10"],
-            "batch_size_warmup",
+            [
+                "batch_size_warmup={start=1, increment=1, sequences=100}",
+                "seq_len_warmup={steps=10, batch='tokens'}",
+            ],
+            "seq_len_warmup.batch",
         ),
         (
             [
