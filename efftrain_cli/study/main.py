@@ -115,7 +115,10 @@ def run_study(
         )
 
     def tell(judgement: StudyState) -> None:
-        found = ", ".join(f"{verdict.arm} {verdict.outcome}" for verdict in judgement.verdicts)
+        found = ", ".join(
+            f"{verdict.arm} {verdict.outcome} in {verdict.question.title}"
+            for verdict in judgement.verdicts
+        )
         look, looks = judgement.look, judgement.looks
         if not silent():
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {found}")
@@ -147,14 +150,15 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
         registration = register(small, allow=False)
         judgement = conduct(small, runner)
         found = verdict_json(small, judgement, registration) | {"rehearsal": True}
-        text = verdict_text(small, judgement, registration)
+        verdict_text(small, judgement, registration)  # a verdict that cannot be shown fails here
+        rows = [(each.phase, each.arm, str(each.runs)) for each in phases_of(small)]
     if as_json:
         print(json.dumps(found, indent=1))
     else:
-        print("\n".join(f"  {line}" if line else "" for line in text.splitlines()))
+        print("\n".join(table_lines(("phase", "arm", "runs"), rows)))
     say(
         f"rehearsal: every phase of {file.name} works, at toy size on made text, in "
-        f"{human_seconds(time.monotonic() - started)}; the numbers above mean nothing. Its runs are in {folder}"
+        f"{human_seconds(time.monotonic() - started)}; its numbers mean nothing. Its runs are in {folder}"
     )
 
 

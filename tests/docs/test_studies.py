@@ -117,5 +117,5 @@ def test_the_example_rehearses(folder: Path, efftrain: Efftrain) -> None:
     done = efftrain("study", EXAMPLE, "--rehearse", "--jobs", "2", timeout=600)
     assert done.returncode == 0, done.stderr
     assert "rehearsal: every phase of length-warmup works" in done.stderr
-    assert "not worse than none" in done.stdout or "undecided" in done.stdout
+    assert "confirmation  none     4" in done.stdout and "undecided" not in done.stdout
     assert [path.name for path in (folder / "runs").iterdir()] == ["length-warmup-study"]

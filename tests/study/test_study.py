@@ -72,6 +72,7 @@ def test_a_study_survives_ctrl_c_and_kill_9(folder: Path) -> None:
     third = start(folder, "--jobs", "2", "--format", "json")
     out, errors = third.communicate(timeout=600)
     assert third.returncode == 0, errors
+    assert "warm equivalent in final loss" in errors
     found = json.loads(out)
     assert found["complete"] and [verdict["outcome"] for verdict in found["verdicts"]] == [
         "equivalent"
