@@ -63,16 +63,14 @@ def main() -> None:
 
     kinds = ("save", "save, CPU", "without hashes", "without hashes, CPU", "read and verify")
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
-    sha256_of_buffers = state_module.sha256_of_buffers
+    sha256_of = state_module.sha256_of
     folder = Path(tempfile.mkdtemp(prefix=".checkpoint-cost.", dir=options.folder))
     try:
         for number in range(
             -1, options.saves
         ):  # number -1 warms the disk cache up and does not count
             for kind in ("without hashes", "save"):
-                state_module.sha256_of_buffers = (
-                    sha256_of_buffers if kind == "save" else lambda buffers: ""
-                )
+                state_module.sha256_of = sha256_of if kind == "save" else lambda path: ""
                 path = folder / f"step-{number + 1:08d}"
                 start, cpu = time.perf_counter(), time.process_time()
                 write_checkpoint(path, state, "")

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.step import Progress
+from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.methods.staged_growth import (
     Stage,
     StagedGrowth,
@@ -53,7 +54,6 @@ from efftrain_cli.training.state import (
     load_tensors,
     read_checkpoint,
     read_progress,
-    read_tensors,
     write_checkpoint,
 )
 from efftrain_cli.training.trained_model import find_checkpoint

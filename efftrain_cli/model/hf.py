@@ -10,7 +10,6 @@ are safetensors and JSON.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,9 +21,10 @@ from torch import Tensor
 
 from efftrain_cli.foundation import bounds
 from efftrain_cli.foundation.console import say
-from efftrain_cli.foundation.errors import CheckpointError, DiskError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside
 from efftrain_cli.foundation.records import parse_json, read_small_text
+from efftrain_cli.foundation.tensors import read_tensors, write_tensors
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
@@ -452,9 +452,6 @@ def write_hf(
     Raises:
         UsageError: the directory holds files already.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} exists and is not an empty directory; name another one")
     names = {
@@ -482,21 +479,10 @@ def write_hf(
         texts[EXPORTED_FROM] = _json_text(exported_from)
     if card is not None:
         texts["README.md"] = card
-    # safetensors writes with the modes of a temporary file; what is exported is meant to be read as other new files
-    # are.
-    umask = os.umask(0)
-    os.umask(umask)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with made_beside(directory) as partial:
         partial.mkdir()
-        weights = partial / "model.safetensors"
-        try:
-            save_file(to_hf(model), weights, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise DiskError(
-                f"{directory / weights.name} cannot be written: {error}\n  make room, and export again"
-            ) from None
-        weights.chmod(0o666 & ~umask)
+        write_tensors(partial / "model.safetensors", to_hf(model), {"format": "pt"})
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
 
@@ -578,9 +564,6 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
         CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are never opened:
             loading a pickle can run code.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     index = directory / "model.safetensors.index.json"
     names = ["model.safetensors"]
     if not (directory / names[0]).exists() and index.exists():
@@ -603,8 +586,5 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
             raise CheckpointError(
                 f"{path} is missing{way_out if (directory / 'pytorch_model.bin').exists() else ''}"
             )
-        try:
-            tensors |= load_file(path)
-        except (SafetensorError, OSError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+        tensors |= read_tensors(path)
     return tensors

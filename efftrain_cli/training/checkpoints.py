@@ -23,6 +23,7 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.foundation.files import free_bytes
+from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.plan.plan import model_parameters
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
@@ -45,10 +46,8 @@ from efftrain_cli.training.state import (
     nonfinite_tensors,
     progress_to_json,
     read_checkpoint,
-    read_tensors,
     write_checkpoint,
 )
-from efftrain_cli.training.tensor_file import header_of
 
 Differences = list[list[Any]]
 """[key, before, now] of what a resumed run differs in."""
@@ -326,13 +325,15 @@ def new_differences(
 
 
 def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
-    """Bytes that a checkpoint of `state` takes on disk, within 2 %."""
+    """Return the bytes that a checkpoint of `state` takes on disk, within 2 %."""
     total = 0
     if not state.method_tensors:
         batch_size, methods = recipe.train.batch_size, recipe.methods.values()
         total = sum(method.in_flight_bytes(state.model.config, batch_size) for method in methods)
     for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
-        total += len(header_of(tensors)) + sum(tensor.nbytes for tensor in tensors.values())
+        data = sum(tensor.nbytes for tensor in tensors.values())
+        # safetensors' header has an entry per tensor: name, dtype, shape and two offsets.
+        total += data + sum(len(f"{name}{data}{data}") + 60 for name in tensors)
     progress = len(str(progress_to_json(state.progress))) + 60
     return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
 

@@ -17,13 +17,13 @@ from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.foundation.files import fsync, made_beside
+from efftrain_cli.foundation.files import fsync, made_beside, sha256_of
 from efftrain_cli.foundation.records import Record, first_fault, read_record
 from efftrain_cli.foundation.step import Progress
+from efftrain_cli.foundation.tensors import read_tensors, write_tensors
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.run.manifest import SCHEMA_VERSION, verify_checkpoint, write_manifest
-from efftrain_cli.training.tensor_file import sha256_of_buffers, tensor_buffers, write_buffers
 
 
 @dataclass(slots=True)
@@ -40,12 +40,12 @@ class TrainState:
 
 
 def model_tensors(state: TrainState) -> dict[str, Tensor]:
-    """The parameters by name; the tied head is not listed twice."""
+    """Return the parameters by name; a tied head is not listed twice."""
     return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
 def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
-    """Copies named tensors into `state`.
+    """Copy named tensors into `state`.
 
     Raises:
         CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
@@ -76,8 +76,7 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
 
 
 def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the tensors that hold a NaN or an infinity. One pass over each, without a copy; one wait for the
-    device."""
+    """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait for the device."""
     there = {
         name: tensor
         for name, tensor in tensors.items()
@@ -91,12 +90,12 @@ def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def progress_to_json(progress: Progress) -> dict[str, object]:
-    """The progress as JSON values, with the schema's version."""
+    """Return the progress as JSON values, with the schema's version."""
     return {"schema_version": SCHEMA_VERSION, **progress._asdict()}
 
 
 def progress_from_json(values: dict[str, object]) -> Progress:
-    """The inverse of `progress_to_json`; fields that an older checkpoint lacks keep their defaults.
+    """Invert `progress_to_json`; fields that an older checkpoint lacks keep their defaults.
 
     Raises:
         CheckpointError: a field is unknown, or has a wrong type.
@@ -117,7 +116,10 @@ def write_checkpoint(
     recipe_toml: str,
     tensors: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None,
 ) -> None:
-    """Writes the state as `directory`, whole or not at all. `tensors`: those of model and optimizer, if gathered.
+    """Write the state as `directory`, whole or not at all.
+
+    Args:
+        tensors: those of model and optimizer, if they were gathered before.
 
     Raises:
         OSError: the disk is full or not writable; nothing is left behind then.
@@ -140,12 +142,14 @@ def write_checkpoint(
         temporary.mkdir()
         hashes: dict[str, Future[str]] = {}
         flushed = []
-        contents = {name: tensor_buffers(tensors) for name, tensors in files.items()}
-        contents |= {name: [memoryview(text.encode())] for name, text in texts.items()}
-        for name, buffers in contents.items():
-            hashes[name] = pool.submit(sha256_of_buffers, buffers)
-            write_buffers(temporary / name, buffers)
-            flushed.append(pool.submit(fsync, temporary / name))
+        for name in (*files, *texts):
+            path = temporary / name
+            if name in files:
+                write_tensors(path, files[name])
+            else:
+                path.write_text(texts[name], encoding="utf-8")
+            hashes[name] = pool.submit(sha256_of, path)
+            flushed.append(pool.submit(fsync, path))
         for future in flushed:
             future.result()
         write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
@@ -154,8 +158,9 @@ def write_checkpoint(
 def read_checkpoint(
     directory: Path,
 ) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Verifies a checkpoint and reads it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
-    Files that the manifest does not list are not looked at.
+    """Verify a checkpoint and read it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
+
+    Files that the manifest does not list are ignored.
 
     Raises:
         CheckpointError: a file is missing, damaged or unexpected; the message names it.
@@ -170,26 +175,9 @@ def read_checkpoint(
 
 
 def read_progress(directory: Path) -> Progress:
-    """Reads the progress of a verified checkpoint.
+    """Read the progress of a verified checkpoint.
 
     Raises:
         CheckpointError: it is no progress that this version reads.
     """
     return progress_from_json(read_record(directory / "progress.json", Record).to_json())
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a verified file, on the CPU.
-
-    Raises:
-        CheckpointError: it is not a safetensors file.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"{path} is not a safetensors file, although it matches its sha256: {error}"
-        ) from None

@@ -12,6 +12,7 @@ import torch
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.foundation.step import Progress
+from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.model.generate import Sampling, generate
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import folded
@@ -22,7 +23,7 @@ from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
 from efftrain_cli.run.origin import check_not_orphaned, read_origin
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.checkpoints import newest_sound
-from efftrain_cli.training.state import read_progress, read_tensors
+from efftrain_cli.training.state import read_progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,16 +19,16 @@ from tests.launch import Laboratory, Process
 REFUSE_SAVES = """
 import errno, os
 import efftrain_cli.training.state as state
-write_buffers, refused = state.write_buffers, 0
+write_tensors, refused = state.write_tensors, 0
 
-def refusing(path, buffers):
+def refusing(path, tensors):
     global refused
     if "step-00000010" in str(path) and refused < TIMES:
         refused += 1
         raise OSError(errno.KIND, os.strerror(errno.KIND), str(path))
-    return write_buffers(path, buffers)
+    return write_tensors(path, tensors)
 
-state.write_buffers = refusing
+state.write_tensors = refusing
 """
 
 

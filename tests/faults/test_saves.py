@@ -86,7 +86,7 @@ def _kill_at(point: int) -> None:
 
         return call
 
-    state.write_buffers = deadly(state.write_buffers)
+    state.write_tensors = deadly(state.write_tensors)
     pathlib.Path.write_text = deadly(pathlib.Path.write_text)
     pathlib.Path.rename = deadly(pathlib.Path.rename)
     pathlib.Path.mkdir = deadly(pathlib.Path.mkdir)
