@@ -138,8 +138,8 @@ def verify_run(path: Path) -> str:
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror}")
             continue
-        damaged = valid_rows(lines)[1] if noun == "row" else lines.damaged
-        problems += [f"{file}, line {number}: {wrong}" for number, wrong in damaged]
+        corrupt = valid_rows(lines)[1] if noun == "row" else lines.corrupt
+        problems += [f"{file}, line {number}: {wrong}" for number, wrong in corrupt]
         if lines.torn:
             problems.append(
                 f"{file} ends inside a line, which is left out: the run was killed, or is writing now"

@@ -23,16 +23,18 @@ from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.engine import Looks, Verdict, answer_by_t, correct, verdict
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.measures import (
+    NOT_REACHED,
     Costs,
     Question,
     cost_question,
+    cost_to_reach,
     final_loss,
     match,
     measures,
-    needed_for,
     read_end,
 )
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.stability import measure
 
 TOKENS = 1e6
@@ -205,11 +207,11 @@ def jitter(repetitions: int, random: Random, sizes: tuple[int, ...] = (3, 5, 10)
 
 def _fixed(a: list[RunNumbers], b: list[RunNumbers], level: float) -> bool:
     """As compare does with --target-loss: t where all reached it, else ranks with bounds."""
-    costs = [[needed_for(run, "tokens", level) for run in side] for side in (a, b)]
-    if None not in (*costs[0], *costs[1]):
+    costs = [[cost_to_reach(run, "tokens", level) for run in side] for side in (a, b)]
+    if NOT_REACHED not in (*costs[0], *costs[1]):
         return significant([math.log(x / y) for x, y in zip(*costs, strict=True)])  # type: ignore[operator]
-    values = [[TOKENS if cost is None else cost for cost in side] for side in costs]
-    beyond = [[cost is None for cost in side] for side in costs]
+    values = [[TOKENS if isinstance(cost, Why) else cost for cost in side] for side in costs]
+    beyond = [[isinstance(cost, Why) for cost in side] for side in costs]
     return inference.rank_sum(*values, *beyond).p < inference.ALPHA
 
 
@@ -219,7 +221,7 @@ def bias(repetitions: int, random: Random) -> list[Row]:
     target = float(true_loss(0.95))
     for noise in (0.003, 0.01, 0.02):
         for name, read in (
-            ("falling curve", lambda run: needed_for(run, "tokens", target)),
+            ("isotonic fit", lambda run: cost_to_reach(run, "tokens", target)),
             ("first crossing (deleted)", lambda run: _or_none(run, target)),
         ):
             found = []

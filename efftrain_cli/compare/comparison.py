@@ -1,4 +1,4 @@
-"""Every number of a comparison, computed once: tables, plots, JSON and report only show them."""
+"""Compare groups of runs: choose the baseline, judge every question, annotate what a reader must know."""
 
 from __future__ import annotations
 
@@ -42,57 +42,57 @@ from efftrain_cli.recipe.recipe import methods_among
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison."""
+    """Every number and verdict of a comparison; frames, tables and plots only print them."""
 
     groups: tuple[Group, ...]
     """The baseline first."""
     baseline: Group
     labels: tuple[Why, ...]
-    """What a reader must know, of the kinds "allowed" (losses are not comparable), "warning" and "note"."""
+    """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note"."""
     recipe_differences: tuple[tuple[str, tuple[str, ...]], ...]
-    """Exactly the dotted keys that differ, with the value of each group."""
+    """The dotted keys that differ, with the value of each group."""
     trials: tuple[Trial, ...]
-    """Settings that were tried where a recipe stands at its own best; empty where there is nothing to choose."""
+    """Settings tried by recipes that stand at their own best; empty if no recipe has several."""
     target_loss: float | None
-    """As given; None: costs are those to match the worse run's final loss."""
+    """Nats per token; None: costs are those to match a final loss."""
     margin: float | None
-    """Nats per token within which final losses count as equivalent; None: not asked."""
+    """Nats per token within which final losses count as equivalent; None: not tested."""
     points: dict[str, EqualPoint]
     questions: tuple[Question, ...]
     """Every measure, zero-shot scores last."""
     values: dict[tuple[str, str], dict[int, Value]]
-    """Numbers by seed, by question's key and group's label."""
+    """Values by seed, for each question's key and group's label."""
     verdicts: tuple[Verdict, ...]
-    """Of every question that is tested, group by group."""
+    """One for each tested question and group but the baseline."""
     costs: Costs
     caveat: str
     """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is judged."""
     exploratory: bool = False
-    """The runs are a study's, and what is compared here is not part of its verdict."""
+    """Whether the runs are a study's: this comparison is not part of its verdict then."""
 
     @property
     def runs(self) -> list[RunNumbers]:
-        """All runs, group by group."""
+        """All runs, in the order of the groups."""
         return [run for group in self.groups for run in group.runs]
 
     def letter(self, group: Group) -> str:
-        """A short name of a group for tables and plots: A is the baseline."""
+        """Return the short name of a group in tables and plots: A for the baseline."""
         place = self.groups.index(group)
         return chr(ord("A") + place) if place < 26 else f"R{place + 1}"
 
     def verdict(self, key: str, label: str) -> Verdict | None:
-        """A group's verdict against the baseline in a measure, where it was compared."""
+        """Return the verdict on a measure of a group; None if it was not tested."""
         return next((v for v in self.verdicts if (v.question.key, v.arm) == (key, label)), None)
 
 
 def read_valid_runs(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
-    """Reads runs but those that cannot be read, and says why each of these is left out. Two at a time: each is reduced
-    before the next is read, so memory does not grow with their number.
+    """Read runs; return the valid ones, and why each other one is left out.
+
+    Two are read at a time, and each is reduced before the next: memory does not grow with their number.
 
     Raises:
         DataError: none can be read.
     """
-
     runs, left_out = [], []
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(read_numbers, path) for path in paths]:
@@ -118,7 +118,7 @@ def compare(
     left_out: Sequence[str] = (),
     sisters: Mapping[str, int] | None = None,
 ) -> Comparison:
-    """Compares runs, grouped by recipe, with a baseline.
+    """Compare runs, grouped by recipe, with a baseline.
 
     Args:
         baseline: a recipe's or group's name, or a run's, or a glob over them; default: the only recipe without a
@@ -128,7 +128,7 @@ def compare(
         every_setting: compare each setting of a recipe instead of its best.
         equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only these agree.
         sisters: runs of the same recipes that were not asked for, by recipe.
-        left_out: why runs that were asked for are not among `runs`; a reader of the comparison must know.
+        left_out: why runs that were named are not among `runs`, as warnings.
 
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
@@ -214,7 +214,7 @@ def _caveat(target_loss: float | None, margin: float | None, sisters: Mapping[st
 def _choose_groups(
     every: Sequence[Group], named: Group | None, every_setting: bool
 ) -> tuple[list[Group], list[Trial]]:
-    """The groups that are compared, a named baseline first, and the settings among which each was chosen."""
+    """Return the groups to compare, a named baseline first, and the settings among which each was chosen."""
     groups, trials = (list(every), []) if every_setting else best_settings(every)
     if named is None:
         return groups, trials
@@ -236,14 +236,14 @@ def _judge(
     labels: Sequence[Why],
     withheld: Why | None,
 ) -> list[Verdict]:
-    """Every tested question of every group, corrected in three families: the primary, all others, zero-shot scores."""
+    """Judge every tested question of every group; correct in three families: the primary, all others, zero-shot."""
     of_losses = withheld
     if any(label.kind == "allowed" for label in labels):
         of_losses = INCOMPARABLE
     families: dict[str, list[Verdict]] = {PRIMARY: [], "": [], "score": []}
     finished = [run for group in groups for run in group.runs if run.status == "finished"]
     for question in questions:
-        if not question.tested or _says_nothing_new(question, finished):
+        if not question.tested or _is_final_loss(question, finished):
             continue
         scores = question.tested == "score"
         family = families["score" if scores else question.key if question.key == PRIMARY else ""]
@@ -253,8 +253,8 @@ def _judge(
     return [each for family in families.values() for each in correct(family)]
 
 
-def _says_nothing_new(question: Question, finished: Sequence[RunNumbers]) -> bool:
-    """A loss at equal cost where every finished run ends: that is the final loss."""
+def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
+    """Whether a loss at equal cost is the final loss, because every finished run ends there."""
     point = question.point
     return point is not None and all(
         float(run.evaluated[question.axis][-1]) <= 1.001 * point for run in finished
@@ -295,7 +295,8 @@ def _differ_in_budget(groups: Sequence[Group]) -> bool:
 
 
 def _default_baseline(groups: Sequence[Group]) -> Group:
-    over = [group for group in groups if any(not run.pending for run in group.runs)] or list(groups)
+    ended = [group for group in groups if any(not run.pending for run in group.runs)]
+    over = ended or list(groups)
     if len({group.recipe_name for group in groups}) == 1 and len(groups) > 1:
         return min(over, key=rank_of)
     plain = [
@@ -310,7 +311,7 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Why]]:
-    """Runs evaluated at different intervals, reduced to the steps that all finished ones share, and each one's last."""
+    """Reduce runs evaluated at different intervals to the steps that all finished ones share, and each one's last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
     evaluated = [run for run in runs if len(run.evaluated["step"])]
@@ -318,16 +319,15 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
     over = [run for run in evaluated if run.status == "finished"] or evaluated
     grids = [set(run.evaluated["step"].tolist()) for run in over]
     common = set.intersection(*grids) if grids else set()
-    kept = []
+    reduced = []
     for run in runs:
         steps = run.evaluated["step"]
-        there = np.isin(steps, list(common))
-        there[-1:] = True
-        kept.append(
-            replace(run, evaluated={name: values[there] for name, values in run.evaluated.items()})
-        )
+        keep = np.isin(steps, list(common))
+        keep[-1:] = True
+        evaluated_alike = {name: values[keep] for name, values in run.evaluated.items()}
+        reduced.append(replace(run, evaluated=evaluated_alike))
     note = f"evaluated at different intervals: only the {len(common)} evaluations after the same steps, and the last, count"
-    return kept, [Why("note", note)]
+    return reduced, [Why("note", note)]
 
 
 def _trial_notes(
@@ -335,12 +335,8 @@ def _trial_notes(
 ) -> list[Why]:
     if not trials:
         return []
-    notes = [
-        Why(
-            "note",
-            f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs",
-        )
-    ]
+    text = f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs"
+    notes = [Why("note", text)]
     counts = {
         group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every)
         for group in groups
@@ -353,15 +349,13 @@ def _trial_notes(
 
 
 def _pending(groups: Iterable[Group]) -> str:
-    """Names of the runs that have not finished, the first four of them; "" where there are none."""
+    """Name the first four runs that have not finished; "" if all have."""
     names = [run.name for group in groups for run in group.runs if run.pending]
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _pending_notes(groups: Sequence[Group]) -> list[Why]:
     waiting = _pending(groups) if len(groups) > 1 else ""
-    return (
-        [Why("warning", f"the verdict waits for runs that have not finished: {waiting}")]
-        if waiting
-        else []
-    )
+    if not waiting:
+        return []
+    return [Why("warning", f"the verdict waits for runs that have not finished: {waiting}")]

@@ -62,12 +62,16 @@ def format_quantity(value: float, axis: str) -> str:
 
 
 def format_estimate(
-    mean: float | None, low: float | None, high: float | None, ratio: bool = False
+    mean: float | None,
+    low: float | None,
+    high: float | None,
+    ratio: bool = False,
+    decimals: int = 2,
 ) -> str:
     """Write a difference or a ratio with its interval: -0.1305 [-0.1320, -0.1291], 1.30x [1.29, 1.30]."""
     if mean is None:
         return "-"
-    form, times = (".2f", "x") if ratio else ("+.4f", "")
+    form, times = (f".{decimals}f", "x") if ratio else ("+.4f", "")
     text = f"{mean:{form}}{times}"
     if low is None or high is None:
         return text

@@ -137,8 +137,8 @@ def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
     return float(np.interp(value, x, loss))
 
 
-def falling_curve(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Knots (x, loss) of the curve that never rises and fits the evaluations best (isotonic least squares).
+def isotonic_fit(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the knots (x, loss) of the curve that never rises and fits the evaluations best (isotonic least squares).
 
     Evaluations that rise and fall again around one level become one knot at their mean; where the losses fall from one
     evaluation to the next, the curve is the evaluations themselves. Robertson, Wright and Dykstra (1988).
@@ -154,14 +154,14 @@ def falling_curve(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return centres, fitted.x[edges[:-1]]
 
 
-def needed_for(run: RunNumbers, axis: str, target: float) -> float | None:
-    """Tokens, FLOPs or seconds at which the run's falling curve comes down to `target`; None: it never does."""
-    x, loss = falling_curve(run.evaluated[axis], run.evaluated["val_loss"])
+def cost_to_reach(run: RunNumbers, axis: str, target: float, times: float = 1.0) -> Value:
+    """Return the tokens, FLOPs or seconds, multiplied by `times`, at which the isotonic fit comes down to `target`."""
+    x, loss = isotonic_fit(run.evaluated[axis], run.evaluated["val_loss"])
     if not len(x) or loss[-1] > target:
-        return None
+        return NOT_REACHED
     if loss[0] <= target:
-        return float(x[0])
-    return float(np.interp(-target, -loss, x))
+        return float(x[0]) * times
+    return float(np.interp(-target, -loss, x)) * times
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
@@ -182,11 +182,11 @@ class Ended:
     end: float
     x: np.ndarray
     loss: np.ndarray
-    """Knots of the falling curve."""
+    """Knots of the isotonic fit."""
 
 
 def read_end(run: RunNumbers, axis: str) -> Ended:
-    x, loss = falling_curve(run.evaluated[axis], run.evaluated["val_loss"])
+    x, loss = isotonic_fit(run.evaluated[axis], run.evaluated["val_loss"])
     return Ended(float(run.evaluated[axis][-1]), smooth_end(run, axis), x, loss)
 
 
@@ -201,7 +201,7 @@ def match(baseline: Ended, method: Ended) -> float:
     better, worse, sign = (
         (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
     )
-    # Where its falling curve ends above, the better run needs all that it spent.
+    # Where its isotonic fit ends above, the better run needs all that it spent.
     needed = better.spent
     if better.end < worse.end and better.loss[-1] <= worse.end:
         needed = min(needed, float(np.interp(-worse.end, -better.loss, better.x)))
@@ -398,12 +398,6 @@ def cost_question(axis: str, target: float | None) -> Question:
     read = partial(cost_to_reach, axis=axis, target=target)
     title = f"{AXIS_WORDS[axis]} to target"
     return Question(f"{axis}_to_target", title, "", "Cost", read, "ratio", axis, target=target)
-
-
-def cost_to_reach(run: RunNumbers, axis: str, target: float, times: float = 1.0) -> Value:
-    """Return tokens, FLOPs or seconds to reach `target`, multiplied by `times`."""
-    needed = needed_for(run, axis, target)
-    return NOT_REACHED if needed is None else needed * times
 
 
 def _perplexity(run: RunNumbers) -> Value:

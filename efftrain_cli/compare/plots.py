@@ -1,4 +1,4 @@
-"""The figures of a comparison, as values for `compare.picture`."""
+"""The figures of a comparison: the curves of each and their labels, for `compare.picture` to draw."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ AXIS_LABELS = {
     "seconds": "training time (s)",
 }
 LATE = 1 / 3
-"""Where a zoomed figure begins, as a share of the cost: later than the fall that all curves share."""
+"""Start of a zoomed figure, as a share of the cost: after the initial fall."""
 FALL = 0.08
-"""Losses before this share of the cost may leave the frame; spikes and divergences after it stay inside."""
+"""Losses before this share of the cost may leave the frame."""
 SCHEDULES = ("seq_len", "batch_size", "lr")
 
 
@@ -53,7 +53,7 @@ def plots_of(comparison: Comparison) -> list[Plot]:
 
 
 def terminal_plots(comparison: Comparison) -> list[Plot]:
-    """Return validation loss against tokens, FLOPs and seconds, from where the fall that all share is over."""
+    """Return validation loss against tokens, FLOPs and seconds, without the initial fall."""
     late = all(len(run.evaluated["val_loss"]) > 6 for run in comparison.runs)
     return [
         loss_plot(comparison, axis, late)
@@ -63,7 +63,7 @@ def terminal_plots(comparison: Comparison) -> list[Plot]:
 
 
 def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
-    """Plot validation loss: the mean over the seeds that got so far, with a band from the lowest to the highest.
+    """Plot the mean validation loss over the seeds that reached each cost, with a band from lowest to highest.
 
     Args:
         axis: tokens, flops or seconds.
@@ -107,7 +107,7 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
 
 
 def _difference(comparison: Comparison) -> Plot:
-    """Loss of a recipe less the baseline's at equal tokens, mean over the shared seeds with its 95 % t interval."""
+    """Plot each recipe's loss minus the baseline's at equal tokens: mean over shared seeds, 95 % t interval."""
     curves = []
     for i, group in enumerate(comparison.groups):
         pairs = _pairs(comparison, group)
@@ -195,24 +195,24 @@ def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
 
 
 def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNumbers]]:
-    """Runs of the baseline and the group on one seed that were both evaluated more than once."""
+    """Return pairs (baseline, group) of runs of one seed, both evaluated more than once."""
     if group is comparison.baseline:
         return []
-    base, mine = (
+    before, after = (
         {run.seed: run for run in side.runs if len(run.evaluated["tokens"]) > 1}
         for side in (comparison.baseline, group)
     )
-    return [(run, mine[seed]) for seed, run in base.items() if seed in mine]
+    return [(run, after[seed]) for seed, run in before.items() if seed in after]
 
 
 def _label(comparison: Comparison, group: Group) -> str:
-    """The letter, and as much of the recipe's name as a legend has room for."""
+    """Return a group's label in a legend: its letter and at most 24 characters of the recipe's name."""
     name = group.recipe_name
     return f"{comparison.letter(group)} {name if len(name) <= 24 else name[:23] + '…'}"
 
 
 def _thin(values: Sequence[np.ndarray]) -> np.ndarray:
-    """All distinct values, increasing; of more than POINTS as many, evenly spread."""
+    """Return the distinct values in increasing order, thinned evenly to at most POINTS."""
     every = np.unique(np.concatenate(values))
     if len(every) <= POINTS:
         return every

@@ -170,7 +170,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     """
     run = read_run(path)
     names = (*READ, *_columns_by_part(run.recipe))
-    rows = Metrics(dict.fromkeys(names, np.empty(0)), segments=0, nonfinite_segments=0, damaged=())
+    rows = Metrics(dict.fromkeys(names, np.empty(0)), segments=0, nonfinite_segments=0, corrupt=())
     if (path / "metrics.jsonl").exists():
         rows = read_metrics(path, names)
     status = status_of(run, rows)
@@ -315,8 +315,8 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
         marks.append(Why("gap", text))
     if rows.nonfinite_segments and status != "diverged":
         marks.append(Why("nonfinite", f"non-finite {_times(rows.nonfinite_segments)}"))
-    if rows.damaged:
-        text = f"{counted(len(rows.damaged), 'damaged line')} of metrics.jsonl left out"
+    if rows.corrupt:
+        text = f"{counted(len(rows.corrupt), 'damaged line')} of metrics.jsonl left out"
         marks.append(Why("damaged", text))
     return tuple(marks)
 

@@ -145,7 +145,7 @@ class Run:
         self._last_fsync = time.monotonic()
         self.verified: set[Path] = set()
         """Checkpoints that this process wrote, or checked against their manifests."""
-        self.damaged: set[Path] = set()
+        self.corrupt: set[Path] = set()
         """Checkpoints that this process found damaged."""
         self.gone = False
         """The directory was renamed or deleted while this process owned it."""
@@ -279,10 +279,10 @@ class Run:
             print(f"warning: {lost}", file=sys.stderr)  # what ends the run is worse
 
     def purge_checkpoints(self, keep: int) -> None:
-        """Removes all but the newest `keep` sound checkpoints; the newest verified and the damaged ones stay."""
-        sound = [path for path in checkpoints_of(self.path) if path not in self.damaged]
-        newest_verified = max(self.verified & set(sound), key=checkpoint_step, default=None)
-        for path in sound[:-keep]:
+        """Remove all but the newest `keep` valid checkpoints; the newest verified one and corrupt ones stay."""
+        valid = [path for path in checkpoints_of(self.path) if path not in self.corrupt]
+        newest_verified = max(self.verified & set(valid), key=checkpoint_step, default=None)
+        for path in valid[:-keep]:
             if path == newest_verified:
                 continue
             try:
@@ -297,13 +297,13 @@ class Run:
     def set_aside(self, checkpoint: Path) -> Path:
         """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
         one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
-        kind = "corrupt" if checkpoint in self.damaged else "left"
+        kind = "corrupt" if checkpoint in self.corrupt else "left"
         number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
         while os.path.lexists(target):
             number += 1
             target = checkpoint.with_name(f"{checkpoint.name}.{kind}-{number}")
         checkpoint.rename(target)
-        self.damaged.discard(checkpoint)
+        self.corrupt.discard(checkpoint)
         self.event("set_aside", {"checkpoint": checkpoint.name, "to": target.name})
         return target
 

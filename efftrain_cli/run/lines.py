@@ -58,7 +58,7 @@ class Lines:
     """Their 1-based numbers in the file."""
     checked: list[bool]
     """Whether each has a check, which it then matches."""
-    damaged: tuple[tuple[int, str], ...]
+    corrupt: tuple[tuple[int, str], ...]
     """(number, what is wrong) of lines that are not as they were written."""
     torn: bool
     """The file ends inside a line, which was dropped: a writer was killed, or is writing now."""
@@ -80,21 +80,21 @@ def split_lines(content: bytes) -> Lines:
     whole = [line[-_TAIL:] == _SEAL % crc32(b"}", crc32(line[:-_TAIL])) for line in lines]
     if all(whole):
         return Lines(lines, list(range(1, len(lines) + 1)), whole, (), torn)
-    texts, numbers, checked, damaged = [], [], [], []
+    texts, numbers, checked, corrupt = [], [], [], []
     for number, line in enumerate(lines, 1):
         state = _check(line)
         if state is False:
-            damaged.append((number, "it does not match its check value"))
+            corrupt.append((number, "it does not match its check value"))
             line = line[line.rfind(b"{") :]
             state = _check(line) or False
         elif state is None and line.rfind(b"{") > 0 and line.endswith(b"}") and parse(line) is None:
-            damaged.append((number, "two lines in one"))
+            corrupt.append((number, "two lines in one"))
             line = line[line.rfind(b"{") :]
         if state is not False:
             texts.append(line)
             numbers.append(number)
             checked.append(state is True)
-    return Lines(texts, numbers, checked, tuple(damaged), torn)
+    return Lines(texts, numbers, checked, tuple(corrupt), torn)
 
 
 def _check(line: bytes) -> bool | None:

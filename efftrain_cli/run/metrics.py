@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-Damage = tuple[tuple[int, str], ...]
+CorruptLines = tuple[tuple[int, str], ...]
 """(number, what is wrong) of lines that are not rows, or not the row that was written."""
 _COUNTERS = ("step", "segment", "nonfinite")
 """Columns that decide which rows count; always read."""
@@ -39,7 +39,7 @@ class Metrics:
     """Starts and resumes that wrote rows."""
     nonfinite_segments: int
     """Segments with a step whose loss or gradient was not finite, replaced ones included."""
-    damaged: Damage
+    corrupt: CorruptLines
     """Lines that were dropped."""
 
     @property
@@ -67,11 +67,11 @@ def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
     lines = _read(path)
     read = _read_by_arrow(lines, columns)
     if read is None:
-        rows, damaged = valid_rows(lines, columns)
-        _refuse_ruins(lines, rows, damaged, path)
+        rows, corrupt = valid_rows(lines, columns)
+        _refuse_ruins(lines, rows, corrupt, path)
         names = columns or dict.fromkeys(chain.from_iterable(rows))
-        read = columns_of(rows, [*names, *_COUNTERS]), damaged
-    arrays, damaged = read
+        read = columns_of(rows, [*names, *_COUNTERS]), corrupt
+    arrays, corrupt = read
     step = arrays["step"]
     segment = np.nan_to_num(arrays["segment"])
     nonfinite = np.nan_to_num(arrays["nonfinite"])
@@ -85,7 +85,7 @@ def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
         {name: kept[name] for name in columns or kept},
         segments=len(np.unique(starts)),
         nonfinite_segments=len(np.unique(starts[nonfinite > 0])),
-        damaged=damaged,
+        corrupt=corrupt,
     )
 
 
@@ -145,7 +145,9 @@ def _float(value: object) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str, Any]], Damage]:
+def valid_rows(
+    lines: Lines, numbers: Sequence[str] = ()
+) -> tuple[list[dict[str, Any]], CorruptLines]:
     """Return the rows of a file, in file order, and its damaged lines.
 
     Args:
@@ -153,21 +155,21 @@ def valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[dict[str
     """
     import numpy as np
 
-    damaged = dict(lines.damaged)
+    corrupt = dict(lines.corrupt)
     rows, at = [], []
     for index, text in enumerate(lines.texts):
         row = parse(text)
         wrong = "it is not a JSON object" if row is None else _fault_of(row, numbers)
         if row is None or wrong:
-            damaged[lines.numbers[index]] = wrong
+            corrupt[lines.numbers[index]] = wrong
         else:
             rows.append({"segment": 0, **row})
             at.append(index)
     place = columns_of(rows, ("step", "segment"))
     odd = _misplaced(place["step"], place["segment"], np.array(lines.checked, bool)[at])
-    damaged |= {lines.numbers[at[index]]: wrong for index, wrong in odd.items()}
+    corrupt |= {lines.numbers[at[index]]: wrong for index, wrong in odd.items()}
     valid = [row for index, row in enumerate(rows) if index not in odd]
-    return valid, tuple(sorted(damaged.items()))
+    return valid, tuple(sorted(corrupt.items()))
 
 
 def _file_of(path: Path) -> Path:
@@ -206,7 +208,7 @@ def _merge_twice(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
 
 
 def _refuse_ruins(
-    lines: Lines, rows: Sequence[dict[str, Any]], damaged: Damage, path: Path
+    lines: Lines, rows: Sequence[dict[str, Any]], corrupt: CorruptLines, path: Path
 ) -> None:
     """Refuse a file that lost too much to judge by the rest.
 
@@ -217,10 +219,10 @@ def _refuse_ruins(
         raise DataError(f"{path} is not a file of steps: none of its lines is a row with a `step`")
     # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
     starts = 1 + sum(before["segment"] != after["segment"] for before, after in pairwise(rows))
-    if len(damaged) > starts:
-        number, wrong = damaged[0]
+    if len(corrupt) > starts:
+        number, wrong = corrupt[0]
         raise DataError(
-            f"{path} is damaged: {len(damaged)} lines are not rows (line {number} is the first: {wrong}), but the run was started "
+            f"{path} is damaged: {len(corrupt)} lines are not rows (line {number} is the first: {wrong}), but the run was started "
             f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {path.parent.name}` "
             "lists them"
         )
@@ -259,7 +261,7 @@ def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> di
 
 def _read_by_arrow(
     lines: Lines, columns: Sequence[str]
-) -> tuple[dict[str, np.ndarray], Damage] | None:
+) -> tuple[dict[str, np.ndarray], CorruptLines] | None:
     """The columns, or all of numbers, as float64, and the damaged lines; None where a line needs a closer look."""
     import numpy as np
     import pyarrow as pa
@@ -299,8 +301,8 @@ def _read_by_arrow(
     if not (np.isfinite(step) & (step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
         return None
     odd = _misplaced(step, segment, np.array(lines.checked, bool))
-    damaged = dict(lines.damaged) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
-    if len(damaged) > 1:
+    corrupt = dict(lines.corrupt) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
+    if len(corrupt) > 1:
         return None  # more than a kill explains, perhaps
     kept = {name: np.delete(values, list(odd)) for name, values in arrays.items()}
-    return kept, tuple(sorted(damaged.items()))
+    return kept, tuple(sorted(corrupt.items()))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from efftrain_cli.compare.engine import Verdict, sides_of
+from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import AXIS_WORDS, Question
 from efftrain_cli.foundation.console import (
@@ -252,14 +253,9 @@ def _size(verdict: Verdict) -> str:
 
 
 def interval_text(estimate: Estimate) -> str:
-    """The estimate with its interval."""
-    if math.isnan(estimate.mean):
-        return "-"
-    form = "{:.3f}x" if estimate.log else "{:+.4f}"
-    mean = form.format(estimate.mean)
-    if estimate.low is None or estimate.high is None:
-        return mean
-    return f"{mean} [{form.format(estimate.low)}, {form.format(estimate.high)}]"
+    """Write the estimate with its interval, a ratio with three decimals."""
+    mean = None if math.isnan(estimate.mean) else estimate.mean
+    return format_estimate(mean, estimate.low, estimate.high, estimate.log, decimals=3)
 
 
 # --- for programs ----------------------------------------------------------------------------------------------------

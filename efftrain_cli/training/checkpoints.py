@@ -131,7 +131,7 @@ def newest_checkpoint(run: Run) -> Path | None:
             )
     found, passed_over = newest_sound(paths)
     for path, error in passed_over:
-        run.damaged.add(path)
+        run.corrupt.add(path)
         run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
     if found is not None:
         run.verified.add(found)

@@ -96,10 +96,10 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
     progress = state.progress
     # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
     run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
-    sound = [path for path in checkpoints_of(run.path) if path not in run.damaged]
+    valid = [path for path in checkpoints_of(run.path) if path not in run.corrupt]
     last = (
-        f"the last sound checkpoint is {sound[-1].name}"
-        if sound
+        f"the last sound checkpoint is {valid[-1].name}"
+        if valid
         else "there is no checkpoint from before that"
     )
     raise DivergedError(
@@ -195,7 +195,7 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
         if (
             checkpoint_step(path) >= before
             or checkpoint_step(path) in unstable
-            or path in run.damaged
+            or path in run.corrupt
         ):
             continue
         try:

@@ -20,10 +20,10 @@ from efftrain_cli.compare.measures import (
     NOT_REACHED,
     Costs,
     Ended,
+    cost_to_reach,
     crossing_error,
     loss_at,
     match,
-    needed_for,
     read_end,
     schedule_position,
     smooth_end,
@@ -61,12 +61,12 @@ def test_interpolation_by_hand(root: Path) -> None:
     assert loss_at(run, "seconds", 1.25) == pytest.approx(4.25)
     assert loss_at(run, "tokens", 30721) is None
     # The curve that never rises and fits best ends at (4 + 4.5) / 2 in the middle of the last two.
-    assert needed_for(run, "tokens", 4.625) == pytest.approx(10240 + 0.5 * 15360)
-    assert needed_for(run, "flops", 4.25) == pytest.approx(25600 * 6e5)
-    assert needed_for(run, "seconds", 4.2) is None
-    assert needed_for(run, "tokens", 7.0) == 0
+    assert cost_to_reach(run, "tokens", 4.625) == pytest.approx(10240 + 0.5 * 15360)
+    assert cost_to_reach(run, "flops", 4.25) == pytest.approx(25600 * 6e5)
+    assert cost_to_reach(run, "seconds", 4.2) == NOT_REACHED
+    assert cost_to_reach(run, "tokens", 7.0) == 0
     falling = read_numbers(curve(root, [6.0, 5.0, 4.0, 3.5], "falling"))
-    assert needed_for(falling, "tokens", 4.75) == 12800  # where nothing rises, the straight line
+    assert cost_to_reach(falling, "tokens", 4.75) == 12800  # where nothing rises, the straight line
     assert (run.evaluated["val_loss"].min(), run.status) == (4.0, "finished")
 
 

@@ -50,7 +50,7 @@ def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.Mon
         assert code in (0, -signal.SIGKILL)
         with Run.open("r") as run:
             newest = newest_checkpoint(run)
-            assert not run.damaged
+            assert not run.corrupt
             assert step_of(newest) in (10, 15)
             survivors.add(step_of(newest))
             read_checkpoint(newest)
@@ -200,13 +200,13 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
 
 
 def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
-    damaged = checkpoints_of(run.path)[-1]
-    truncate(damaged / "model.safetensors")
+    corrupt = checkpoints_of(run.path)[-1]
+    truncate(corrupt / "model.safetensors")
     newest_checkpoint(run)
     state = fresh(RECIPE, 300)
     state.progress = state.progress._replace(step=10)
     save(run, state, RECIPE)
-    verify_checkpoint(damaged)
+    verify_checkpoint(corrupt)
     assert (run.path / "checkpoints" / "step-00000010.corrupt" / "model.safetensors").exists()
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
     assert step_of(newest_checkpoint(run)) == 10

@@ -171,7 +171,7 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     listed = read_runs(["resumed", "wide-resumed"], sort="name")
     assert list(listed.tokens) == list(listed.budget) == [960, 1920], "each has its own budget"
     read = read_metrics(grown.run, ("step", "loss"))
-    assert (len(read.columns["step"]), read.segments, read.damaged) == (31, 2, ())
+    assert (len(read.columns["step"]), read.segments, read.corrupt) == (31, 2, ())
     assert measure(read_metrics(grown.run, COLUMNS).columns).steps == 29
 
 

@@ -211,7 +211,7 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
         dict(zip(fast.columns, values, strict=True))
         for values in zip(*fast.columns.values(), strict=True)
     ] == list(kept.values())
-    assert fast.damaged == ()
+    assert fast.corrupt == ()
 
 
 values = st.dictionaries(

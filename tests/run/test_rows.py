@@ -68,7 +68,7 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks:
     names = ["step", "whole", "real", "mixed", "flag", "late", "empty", "nowhere"]
     fast = read_metrics(tmp_path, names)
     lines = split_lines((tmp_path / "metrics.jsonl").read_bytes())
-    assert (fast.damaged, lines.torn, lines.checked) == ((), False, [with_checks] * 5000)
+    assert (fast.corrupt, lines.torn, lines.checked) == ((), False, [with_checks] * 5000)
     for name in names:
         expected = [np.nan if row.get(name) is None else float(row[name]) for row in rows]
         np.testing.assert_array_equal(fast.columns[name], expected)
@@ -102,10 +102,10 @@ def test_reader_equals_json_where_rows_are_not_uniform(
 def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> None:
     """F59: whatever bit of whatever line; and every row but the damaged one is read as it was."""
     path = seal(write_run(tmp_path, "r", 0) / "metrics.jsonl")
-    sound, expected = path.read_bytes(), latest_rows(path)
+    valid, expected = path.read_bytes(), latest_rows(path)
     draw = random.Random(59)
     for _ in range(200):
-        content = bytearray(sound)
+        content = bytearray(valid)
         content[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
         path.write_bytes(content)
         assert [row for row in latest_rows(path) if row not in expected] == [], (
@@ -115,10 +115,10 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
             "a newline may be hit: two rows then"
         )
         read = read_metrics(path, ("step", "loss"))
-        assert read.damaged, content
+        assert read.corrupt, content
         problems = damage_of(path.parent)
         assert any("metrics.jsonl" in problem and "line" in problem for problem in problems)
-    path.write_bytes(sound[:-1] + b"\x0b")
+    path.write_bytes(valid[:-1] + b"\x0b")
     assert split_lines(path.read_bytes()).torn
     assert "ends inside a line" in damage_of(path.parent)[0]
 
@@ -144,7 +144,7 @@ def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_wit
         [row["step"] for row in latest_rows(path)],
     ):
         assert list(found) == [step for step in range(101) if step != 50]
-    ((number, wrong),) = read_metrics(path, ("step",)).damaged
+    ((number, wrong),) = read_metrics(path, ("step",)).corrupt
     assert number == 51
     assert "between steps 49 and 51" in wrong
 
@@ -155,7 +155,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
     with path.open("a") as file:
         file.writelines(sealed(row) + "\n" for row in rows_of(100, 0, segment=1, first=41))
     read = read_metrics(path, ("step",))
-    assert (len(read.columns["step"]), read.damaged) == (101, ())
+    assert (len(read.columns["step"]), read.corrupt) == (101, ())
     assert split_lines(path.read_bytes()).checked.count(False) == 61
     assert damage_of(path.parent) == []
 
@@ -187,7 +187,7 @@ def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
     path.write_text("\n".join([*lines[:30], line, *lines[30:]]) + "\n")
     read = read_metrics(path, ("step", "loss"))
     assert list(read.columns["step"]) == list(range(101))
-    assert [number for number, _ in read.damaged] == [31]
+    assert [number for number, _ in read.corrupt] == [31]
     assert len(latest_rows(path)) == 101
 
 
@@ -206,7 +206,7 @@ def test_a_number_beyond_a_float_is_missing(tmp_path: Path, number: str) -> None
     # Of a column that is asked for it is damage, and its line is named.
     chosen = read_metrics(path, ("step", "loss"))
     assert list(chosen.columns["step"]) == [1, 3]
-    assert [line for line, _ in chosen.damaged] == [2]
+    assert [line for line, _ in chosen.corrupt] == [2]
 
 
 def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
     path.write_bytes(b"".join(lines))
     read = read_metrics(path, ("step", "loss"))
     assert list(read.columns["step"]) == [step for step in range(101) if step != 60]
-    assert read.damaged == ((61, "it is not a JSON object"),)
+    assert read.corrupt == ((61, "it is not a JSON object"),)
 
 
 def test_unchecked_rows_among_checked_ones_are_more_than_one_kill(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
     path.write_text(torn + second)
     rows = read_metrics(path, ["loss"])
     assert len(rows.columns["loss"]) == 121
-    assert [number for number, _ in rows.damaged] == [101]
+    assert [number for number, _ in rows.corrupt] == [101]
 
 
 def test_more_damage_than_the_kills_explain_is_refused(tmp_path: Path) -> None:
