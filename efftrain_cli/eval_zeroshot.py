@@ -250,8 +250,7 @@ def validation_documents(trained: TrainedModel) -> list[str]:
     data is missing, or is now tokenized otherwise than when the run was trained."""
     import numpy as np
 
-    from efftrain_cli.data.limits import limits_of
-    from efftrain_cli.data.prepare import prepare
+    from efftrain_cli.data.prepare import limits_of, prepare
 
     corpus = prepare(trained.recipe.data, limits=limits_of(trained.recipe))
     if corpus.tokenizer_sha256 != trained.tokenizer.sha256:

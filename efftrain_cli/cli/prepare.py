@@ -30,8 +30,7 @@ def prepare(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
-    from efftrain_cli.data.limits import limits_of
-    from efftrain_cli.data.progress import prepare_shown
+    from efftrain_cli.data.prepare import limits_of, prepare_shown
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.prepare import describe_corpus, print_corpus
 

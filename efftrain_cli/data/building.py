@@ -17,9 +17,16 @@ from typing import Any
 
 from efftrain_cli.data import shards
 from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
-from efftrain_cli.data.limits import Limits, apportion
 from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for
-from efftrain_cli.data.split import Cursor, Split, Tally, check_tally, split_documents
+from efftrain_cli.data.split import (
+    Cursor,
+    Limits,
+    Split,
+    Tally,
+    apportion,
+    check_tally,
+    split_documents,
+)
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import DataError, DiskError

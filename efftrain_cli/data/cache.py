@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes, open_to_write, sha256_of, write_whole
@@ -99,7 +100,7 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
             if afresh or (size, changed) != (stat.st_size, stat.st_mtime_ns):
                 digest = sha256_of(Path(name))
         except OSError as error:
-            raise DataError(f"{name}: cannot be read: {error.strerror}") from error
+            raise DataError(f"{printable(name)}: cannot be read: {error.strerror}") from error
         hashes.append(digest)
         if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
             entries[name] = (stat.st_size, stat.st_mtime_ns, digest)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,11 +79,12 @@ class BadDocuments:
         """A document that could be read; one with an empty text is passed over."""
         self.seen += 1
         if text:
-            yield Document(id, text)
+            yield Document(printable(id), text)
 
     def found(self, where: str, what: str) -> None:
         """Counts a bad document; a `DataError` where the policy is "error"."""
         self.seen += 1
+        where = printable(where)
         if self.policy == "error":
             raise DataError(
                 f'{where}: {what}. Repair or remove it, or set data.on_bad_document = "skip" '

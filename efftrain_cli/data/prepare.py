@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,17 +23,17 @@ from efftrain_cli.data import cache
 from efftrain_cli.data.building import PROGRESS, Building
 from efftrain_cli.data.corpus import Corpus, open_corpus
 from efftrain_cli.data.documents import BadDocuments, HubDataset, Source, TextFile
-from efftrain_cli.data.limits import Limits
 from efftrain_cli.data.shards import dtype_for
 from efftrain_cli.data.split import (
     Cursor,
+    Limits,
     Split,
     Tally,
     check_findings,
     split_documents,
     survey,
 )
-from efftrain_cli.data.text import TextSources, find_text
+from efftrain_cli.data.text import TextSources, find_text, names_hub
 from efftrain_cli.data.tokenizer import (
     Tokenizer,
     bpe_size,
@@ -40,12 +43,16 @@ from efftrain_cli.data.tokenizer import (
     tokenizer_files,
     train_tokenizer,
 )
+from efftrain_cli.foundation.console import human_seconds, make_console
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import fsync
-from efftrain_cli.foundation.progress import Report
+from efftrain_cli.foundation.progress import Report, show_progress
 from efftrain_cli.foundation.records import digest_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from efftrain_cli.recipe.recipe import Recipe
     from efftrain_cli.recipe.sections import Data
 
 FEW_TEXT_FILES = 20
@@ -215,3 +222,58 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
     tokenizer = train_tokenizer(size, sample)
     save_in_cache(tokenizer, path)
     return tokenizer
+
+
+def limits_of(recipe: Recipe) -> Limits | None:
+    """How much text to prepare for a recipe; None for all of it.
+
+    Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
+    recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two
+    runs of different budgets are validated on the same text.
+    """
+    data = recipe.data
+    if not names_hub(data):
+        return None if data.max_tokens is None else Limits(data.max_tokens, None)
+    from efftrain_cli.plan.preview import summarize_plan
+
+    seq_len = recipe.model.seq_len
+    train = data.max_tokens or _power_of_two((summarize_plan(recipe).windows + 2) * seq_len)
+    return Limits(train, _power_of_two(recipe.eval.windows * seq_len + 1))
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+INTERVAL = 10.0
+"""Seconds between two plain lines of the same work."""
+
+
+def prepare_shown(
+    data: Data,
+    *,
+    limits: Limits | None = None,
+    verify: Literal["lazy", "full"] = "lazy",
+    console: Console | None = None,
+) -> Corpus:
+    """`data.prepare`, shown as it goes on. A corpus that is ready shows nothing."""
+    with preparation_screen(console or make_console()) as report:
+        return prepare(data, limits=limits, report=report, verify=verify)
+
+
+@contextmanager
+def preparation_screen(console: Console) -> Iterator[Report]:
+    """Yield what `data.prepare` reports to; show a preparation from its first report on."""
+    started = time.monotonic()
+    reported = False
+    heading = "preparing the data (once; the next run finds it in the cache)"
+    with show_progress(console, "preparing the data", INTERVAL, heading) as show:
+
+        def report(what: str, done: int, total: int | None) -> None:
+            nonlocal reported
+            reported = True
+            show(what, done, total)
+
+        yield report
+    if reported:
+        console.print(f"data prepared in {human_seconds(time.monotonic() - started)}")

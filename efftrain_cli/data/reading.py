@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from efftrain_cli.data.documents import BadDocuments, Document, TextFile, problem_of
-from efftrain_cli.data.token_files import token_documents
+from efftrain_cli.data.shards import MAGIC
 from efftrain_cli.foundation.bounds import JSON_BYTES, LINE_BYTES, UNPACKED_BYTES, UNPACKED_TIMES
+from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
 
 
@@ -49,7 +52,11 @@ def read_documents(
         else:
             yield from _whole_file(source, bad)
     except OSError as error:
-        raise DataError(f"{source.path}: cannot be read: {error.strerror or error}") from error
+        name = printable(str(source.path))
+        raise DataError(f"{name}: cannot be read: {error.strerror or error}") from error
+    except DataError as error:
+        name = str(source.path)
+        raise DataError(str(error).replace(name, printable(name))) from error
 
 
 def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
@@ -68,7 +75,7 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
     bad.seen += 1
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    yield Document(str(source.path), text)
+    yield Document(printable(str(source.path)), text)
 
 
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
@@ -297,3 +304,80 @@ def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
     if position in (0, len(text)):
         position = text.rfind("\n", 0, len(text.rstrip("\n"))) + 1
     return (text[:position], text[position:]) if position else (text, "")
+
+
+# --- token files of other programs ------------------------------------------------------------------------------------
+#
+# nanoGPT's .bin is uint16 ids and nothing else, llm.c's a header of 256 int32 and then ids. The ids are taken as they
+# are. Which tokenizer made them is not written in the file: data.tokenizer must be that one.
+
+LLMC = {20240520: ("<u2", 1), 20240801: ("<u4", 7)}
+"""llm.c's magic numbers (dev/data/data_common.py): type of the ids, and version. GPT-2's and Llama 3's tokens."""
+LLMC_HEADER_BYTES = 1024
+_IDS_AT_A_TIME = 1 << 24
+"""Also the longest document."""
+
+
+def open_token_file(path: Path) -> np.ndarray:
+    """A file's ids, memory-mapped: uint16 or uint32 (tokens,). A `DataError` where it has neither form or is cut."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(LLMC_HEADER_BYTES)
+    if MAGIC.encode() in start:
+        raise DataError(f"{path}: a shard of efftrain's own cache; name the text it was made from")
+    header = (
+        np.frombuffer(start, dtype="<i4")
+        if len(start) == LLMC_HEADER_BYTES
+        else np.zeros(3, dtype="<i4")
+    )
+    if int(header[0]) in LLMC:
+        (dtype, version), count = LLMC[int(header[0])], int(header[2])
+        if int(header[1]) != version:
+            raise DataError(f"{path}: llm.c's version {header[1]}; version {version} is read")
+        expected = LLMC_HEADER_BYTES + count * np.dtype(dtype).itemsize
+        if size != expected:
+            what = "cut short" if size < expected else "longer than its header says"
+            raise DataError(
+                f"{path}: {size:,} bytes where llm.c's header says {expected:,}: the file is {what}"
+            )
+        return np.memmap(path, dtype, "r", offset=LLMC_HEADER_BYTES, shape=(count,)).view(
+            np.ndarray
+        )
+    if (path.parent / "meta.pkl").exists():
+        raise DataError(
+            f"{path}: meta.pkl beside it says that nanoGPT made it with its own vocabulary (of characters, for example), and a pickle is "
+            "never opened here. Name the text it was made from"
+        )
+    if size % 2:
+        raise DataError(
+            f"{path}: {size:,} bytes are not a whole number of uint16 ids, as nanoGPT writes them: the file is cut short"
+        )
+    if size == 0:
+        return np.zeros(0, dtype="<u2")
+    return np.memmap(path, dtype="<u2", mode="r").view(np.ndarray)
+
+
+def token_documents(path: Path, bad: BadDocuments, eot_id: int | None) -> Iterator[Document]:
+    """The documents between end-of-text tokens, as ids. A file without any is one document. Refused where no tokenizer
+    is known before the text (bpe:N)."""
+    if eot_id is None:
+        raise DataError(
+            f"{path} holds token ids, and a tokenizer cannot be trained on those: set data.tokenizer to the one that made them, "
+            'for example "gpt2"'
+        )
+    ids = open_token_file(path)
+    if len(ids) == 0:
+        bad.found(str(path), "the file is empty")
+    begin = 0
+    while begin < len(ids):
+        chunk = np.asarray(ids[begin : begin + _IDS_AT_A_TIME])
+        ends = np.flatnonzero(chunk == eot_id)
+        # What follows the last end waits for the next chunk, unless it fills one alone.
+        whole = begin + len(chunk) == len(ids) or not len(ends)
+        at = 0
+        for end in [*ends.tolist(), *([len(chunk)] if whole else [])]:
+            if end > at:
+                bad.seen += 1
+                yield Document(f"{printable(str(path))}:token {begin + at}", "", chunk[at:end])
+            at = end + 1
+        begin += min(at, len(chunk))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile
 from efftrain_cli.data.hub import HubReader
@@ -19,6 +19,23 @@ from efftrain_cli.foundation.progress import Report
 
 if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
+
+
+class Limits(NamedTuple):
+    """Tokens to prepare at most; the document that reaches a limit is the last. None: all there is."""
+
+    train: int | None
+    valid: int | None
+
+
+def apportion(weights: list[float], total: int) -> list[int]:
+    """`total` shared out by weight in whole numbers, the largest remainders first (Hamilton's method)."""
+    exact = [weight * total / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
 
 
 @dataclass(frozen=True)

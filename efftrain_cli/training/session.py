@@ -20,8 +20,7 @@ from torch import Tensor
 
 from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.data.limits import limits_of
-from efftrain_cli.data.progress import prepare_shown
+from efftrain_cli.data.prepare import limits_of, prepare_shown
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import human_count, make_console, printable
 from efftrain_cli.foundation.environment import environment_number

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.data.progress import preparation_screen
+from efftrain_cli.data.prepare import preparation_screen
 from tests.conftest import Efftrain, python
 
 RECIPE = """
@@ -146,7 +146,7 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
     from rich.console import Console
 
     now = [0.0]
-    monkeypatch.setattr("efftrain_cli.data.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("efftrain_cli.data.prepare.time.monotonic", lambda: now[0])
     stream = io.StringIO()
     with preparation_screen(Console(file=stream, highlight=False)) as report:
         report("training a tokenizer of 512 tokens", 0, None)

@@ -11,8 +11,8 @@ import pytest
 from efftrain_cli.data import building, hub, shards
 from efftrain_cli.data.documents import BadDocuments, HubDataset
 from efftrain_cli.data.hub import HubReader
-from efftrain_cli.data.limits import Limits, limits_of
-from efftrain_cli.data.prepare import prepare
+from efftrain_cli.data.prepare import limits_of, prepare
+from efftrain_cli.data.split import Limits
 from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError, DiskError
 from efftrain_cli.recipe.recipe import load_recipe

@@ -13,11 +13,11 @@ import pytest
 
 from efftrain_cli.data import reading
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.data.documents import BadDocuments
-from efftrain_cli.data.limits import apportion
+from efftrain_cli.data.documents import BadDocuments, TextFile
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.reading import read_documents
 from efftrain_cli.data.shards import Part, TokenShards
+from efftrain_cli.data.split import apportion
 from efftrain_cli.data.text import find_text
 from efftrain_cli.data.tokenizer import load_tokenizer, train_tokenizer
 from efftrain_cli.data.windows import Windows, data_warnings
@@ -164,6 +164,30 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
 
 
 # --- token files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("suffix", "content"),
+    [
+        ("jsonl", b"{"),
+        ("txt", b"\xff"),
+        ("csv", b"id\n1\n"),
+        ("parquet", b"PAR1"),
+        ("bin", b"\1"),
+        ("jsonl.gz", b"\x1f\x8b"),
+        ("txt", None),
+    ],
+)
+def test_a_file_name_ends_no_line_of_a_message(
+    tmp_path: Path, suffix: str, content: bytes | None
+) -> None:
+    path = tmp_path / f"a\nb.{suffix}"
+    if content is not None:
+        path.write_bytes(content)
+    source = TextFile(path, "txt" if content is None else suffix.split(".")[0])  # type: ignore[arg-type]
+    with pytest.raises(DataError) as refused:
+        list(read_documents(source, "text", BadDocuments("error"), eot_id=0))
+    assert "a\\nb." in str(refused.value) and str(path) not in str(refused.value)
 
 
 def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from efftrain_cli.compare.inference import holm, paired_t, rank_sum
-from efftrain_cli.data.limits import apportion
+from efftrain_cli.data.split import apportion
 from efftrain_cli.data.windows import permute
 from efftrain_cli.foundation.section import parse_count
 from efftrain_cli.foundation.step import StepPlan
