@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from shutil import which
+from typing import Any
 
+from efftrain_cli.data.text import find_text
 from efftrain_cli.foundation.console import (
     counted,
     human_bytes,
@@ -15,17 +19,18 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.foundation.files import machine_memory
+from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.plan.cluster import Cluster, plan_cluster
-from efftrain_cli.plan.cost import plan_cost, vocabulary_of
+from efftrain_cli.plan.cost import PlanCost, plan_cost, vocabulary_of
 from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.rates import measured_rate
 
 
 def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
-    """Prints every step as CSV, or the turning points as JSON lines or as a table with the costs; assumptions go to
-    stderr."""
+    """Print every step as CSV, or the turning points with the costs as JSON or as a table; assumptions go to stderr."""
     for line in assumptions(recipe):
         print(f"assumed: {line}", file=sys.stderr)
     # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without them.
@@ -36,15 +41,9 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
         while chunk := list(islice(lines, 4096)):
             sys.stdout.write("\n".join([*chunk, ""]))
         return
-    points = turning_points(recipe, until, vocab_size)
+    points, left_out = turning_points(recipe, until, vocab_size)
     if form == "json":
-        for reason, plan, after in points:
-            row = plan._asdict() | {
-                "reason": reason,
-                "tokens": after.tokens,
-                "windows": after.windows,
-            }
-            print(json.dumps(row))
+        print(json.dumps(_as_json(recipe, points, plan_cost(recipe, until), device), indent=1))
         return
     rows = []
     for reason, plan, after in points:
@@ -52,11 +51,43 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
         rows.append((f"{plan.step:,}", f"{after.tokens:,}", *shape, f"{plan.lr:.3g}", reason))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
     table = table_lines(("step", "tokens", "seq_len", "batch", "tokens/step", "lr", ""), rows)
+    if left_out:
+        table.append(f"... {counted(left_out, 'more change')}; every step: --format csv")
     print("\n".join([*table, "", *cost_lines(recipe, until, device)]))
+
+
+def _as_json(
+    recipe: Recipe,
+    points: Sequence[tuple[str, StepPlan, Progress]],
+    cost: PlanCost | None,
+    device: str,
+) -> dict[str, Any]:
+    """Return the plan as plain values; `cost` is None if only preparing the data shows the vocabulary."""
+    steps = []
+    for reason, plan, after in points:
+        counts = {"reason": reason, "tokens": after.tokens, "windows": after.windows}
+        steps.append(plan._asdict() | counts)
+    costs = None
+    if cost is not None:
+        rate = measured_rate(device, recipe)
+        costs = {
+            "steps": cost.summary.steps,
+            "flops": cost.summary.flops,
+            "seconds": None if rate is None else cost.summary.flops / rate.flops_per_second,
+            "parameters": cost.parameters,
+            "vocab_size": cost.vocab_size,
+            "memory_bytes": cost.memory_bytes,
+            "disk_bytes": recipe.checkpoint.keep * cost.checkpoint_bytes,
+        }
+    return {"schema_version": 1, "steps": steps, "cost": costs}
 
 
 def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
     """FLOPs, time, memory and disk of a plan, as far as they are known before the data is prepared."""
+    try:
+        find_text(recipe.data)
+    except DataError as error:
+        yield f"text       missing: {error}"
     cost = plan_cost(recipe, until)
     if cost is None:
         yield f"cost       known once the data is prepared: the vocabulary of {recipe.data.tokenizer} decides"
@@ -83,7 +114,24 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
         f"memory     about {human_bytes(cost.memory_bytes)} in {cost.dtype}: weights, gradients, moments, and activations of a micro-batch of "
         f"{sequences:,} x {seq_len:,} tokens"
     )
+    whose, there = memory_of(device)
+    if there and cost.memory_bytes > there:
+        yield f"           does not fit: {whose} has {human_bytes(there)} in all"
     yield f"disk       {counted(checkpoint.keep, 'checkpoint')} of {human_bytes(cost.checkpoint_bytes)}"
+
+
+def memory_of(device: str) -> tuple[str, int]:
+    """Return whose memory training on `device` takes, and its bytes; 0 if no system says so. Import no PyTorch."""
+    tool = None if device == "cpu" else which("nvidia-smi")
+    if tool is not None:
+        query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+        sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+        if sizes:
+            return "the GPU", min(sizes) * 2**20
+    if device == "cuda":
+        return "the GPU", 0
+    return "this machine", machine_memory() or 0
 
 
 def cluster_lines(

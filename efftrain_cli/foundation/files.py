@@ -234,3 +234,11 @@ def open_to_write(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise CheckpointError(f"{path} is not an ordinary file: move it away")
     return descriptor
+
+
+def machine_memory() -> int | None:
+    """Return the bytes of memory of this machine in all; None if the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None

@@ -92,10 +92,12 @@ def csv_lines(
 
 def turning_points(
     recipe: Recipe, until: int | None = None, vocab_size: int | None = None, most: int = 24
-) -> list[tuple[str, StepPlan, Progress]]:
-    """The steps at which the schedule turns, with the reason: first and last step, end of the learning-rate warmup,
-    begin of a late decay, growth, changes of length, batch size or keep probability (thinned to the first, the last and
-    a few between), and quarters of the budget."""
+) -> tuple[list[tuple[str, StepPlan, Progress]], int]:
+    """Return the steps at which the schedule turns, with the reason, and how many changes are left out.
+
+    They are the first and last step, the end of the learning-rate warmup, the begin of a late decay, growth, changes of
+    length or batch size (thinned to the first, the last and a few between), and quarters of the budget.
+    """
     always: list[tuple[str, StepPlan, Progress]] = []
     changes: list[tuple[str, StepPlan, Progress]] = []
     quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
@@ -129,14 +131,16 @@ def turning_points(
             quarters.pop(0)
             always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
         before, stage = plan, after.stage
-    if len(changes) > (keep := most // 2):
+    left_out = max(0, len(changes) - most // 2)
+    if left_out:
+        keep = most // 2
         changes = [changes[round(i * (len(changes) - 1) / (keep - 1))] for i in range(keep)]
     points = {plan.step: (reason, plan, after) for reason, plan, after in changes}
     for reason, plan, after in [*always, *last]:
         if plan.step in points and points[plan.step][0] != reason:
             reason = f"{points[plan.step][0]}; {reason}"
         points[plan.step] = (reason, plan, after)
-    return [points[step] for step in sorted(points)]
+    return [points[step] for step in sorted(points)], left_out
 
 
 def assumptions(recipe: Recipe) -> list[str]:

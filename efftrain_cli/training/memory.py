@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
+from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.plan.cost import gradient_copies, training_bytes
-from efftrain_cli.plan.plan import model_parameters, padded_vocab_size
+from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compiler_errors
@@ -110,11 +110,11 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
 def building_errors(
     recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
 ) -> Iterator[None]:
-    """Refuses, by an OutOfMemoryError, a model that cannot fit before it is built, and one where memory runs out
-    meanwhile.
+    """Refuse, by an OutOfMemoryError, a model that cannot fit before it is built, and one if memory runs out meanwhile.
 
     Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured
-    first: weights, gradients and two moments in fp32, 16 bytes a parameter, against the whole memory of the machine.
+    first, against the whole memory of the machine: weights, gradients and two moments in fp32, 16 bytes a parameter,
+    then with the activations of a full micro-batch.
     """
     model = recipe.model_at(stage)
     parameters = model_parameters(recipe, padded_vocab_size(recipe, vocab_size), stage)
@@ -127,12 +127,40 @@ def building_errors(
             "device with more memory"
         )
 
-    with suppress(OSError, ValueError):  # a system that does not say
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if device.type == "cpu" and needed > memory:
+    memory = machine_memory()
+    if device.type == "cpu" and memory is not None:
+        if needed > memory:
             raise OutOfMemoryError(refusal(f"and this machine has {human_bytes(memory)} in all"))
+        _check_activations(recipe, model_config(recipe, vocab_size, stage=stage), memory)
     with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
         yield
+
+
+def _check_activations(recipe: Recipe, config: GPTConfig, memory: int) -> None:
+    train, seq_len = recipe.train, config.seq_len
+    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // seq_len))
+    recompute = train.activation_checkpointing is True
+    needed = training_bytes(
+        config,
+        sequences,
+        seq_len,
+        dtype="bf16" if train.dtype == "bf16" else "fp32",
+        compiled=False,
+        recompute=recompute,
+        gradients=gradient_copies(recipe),
+    )
+    if needed <= memory:
+        return
+    ways = []
+    if sequences > 1:
+        ways.append(f"train.micro_batch_tokens = {seq_len} (now {train.micro_batch_tokens})")
+    if not recompute:
+        ways.append("train.activation_checkpointing = true")
+    raise OutOfMemoryError(
+        f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens needs about {human_bytes(needed)}, and "
+        f"this machine has {human_bytes(memory)} in all\n"
+        f"  set {' or '.join(ways) or 'a lower model.seq_len'}, or train on a device with more memory"
+    )
 
 
 @contextmanager

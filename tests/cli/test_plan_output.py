@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from efftrain_cli.cli import plan_output
 from efftrain_cli.cli.app import app
 from efftrain_cli.run.rates import Rate, remember_bench
 from tests.cli.test_names import NO_TORCH
@@ -146,8 +147,29 @@ def test_a_plan_needs_no_pytorch(home: Path) -> None:
     assert "2.45 GFLOPs" in done.stdout
 
 
-def test_json_stays_one_object_a_line(home: Path) -> None:
+def test_json_is_one_document_with_the_costs(home: Path) -> None:
+    """40 steps of 256 tokens; memory holds 16 bytes a weight at least, each of 3 checkpoints 12."""
     done = CliRunner().invoke(
         app, ["pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json"]
     )
-    assert [json.loads(line)["step"] for line in done.stdout.splitlines()][-1] == 40
+    found = json.loads(done.stdout)
+    assert (found["schema_version"], found["steps"][-1]["step"]) == (1, 40)
+    costs = found["cost"]
+    assert (costs["steps"], costs["seconds"], costs["vocab_size"]) == (40, None, 300)
+    assert costs["memory_bytes"] > 16 * costs["parameters"]
+    assert costs["disk_bytes"] == 3 * 12 * costs["parameters"]
+
+
+def test_a_plan_says_what_is_missing_too_large_and_left_out(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_output, "machine_memory", lambda: 10**6)
+    (home / "large.toml").write_text(RECIPE.replace("n_embd = 32", "n_embd = 64"))
+    words = ["large.toml", "--set", "data.train=none.txt", "--set", "seq_len_warmup.steps=40"]
+    words += ["--set", "seq_len_warmup.multiple=1", "--device", "cpu"]
+    done = CliRunner().invoke(app, ["pretrain", *words, "--plan"])
+    assert done.exit_code == 0
+    assert "\ntext       missing: data.train = 'none.txt': no such file" in done.stdout
+    assert "\n           does not fit: this machine has 1.0 MB in all" in done.stdout
+    # 24 lengths from 9 to 32 follow the first; 12 changes are shown.
+    assert "\n... 12 more changes; every step: --format csv" in done.stdout

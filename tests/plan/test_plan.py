@@ -58,7 +58,7 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
     assert set(rates[9:80]) == {1e-3}  # step 80 ends where the decay begins
     # step 81 + k stands at (k + 1) / 20 of the way: 9e-4 / 20 = 4.5e-5 lower with each step
     assert rates[80:] == pytest.approx([1e-3 - 4.5e-5 * k for k in range(1, 21)])
-    reasons = {plan.step: reason for reason, plan, _ in turning_points(recipe)}
+    reasons = {plan.step: reason for reason, plan, _ in turning_points(recipe)[0]}
     assert [step for step, reason in reasons.items() if "LR decay begins" in reason] == [81]
 
 
@@ -133,7 +133,7 @@ def test_csv_has_one_line_per_step_with_tokens_after_it() -> None:
 
 
 def test_turning_points_name_first_warmup_end_and_last() -> None:
-    reasons = {plan.step: reason for reason, plan, _ in turning_points(RECIPE)}
+    reasons = {plan.step: reason for reason, plan, _ in turning_points(RECIPE)[0]}
     assert reasons[1] == "first step"
     assert reasons[10] == "LR warmup ends"
     assert reasons[100] == "last step"

@@ -15,7 +15,12 @@ from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.plan.cost import training_bytes
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.training.memory import checkpoints_activations, memory_errors
+from efftrain_cli.training import memory
+from efftrain_cli.training.memory import (
+    building_errors,
+    checkpoints_activations,
+    memory_errors,
+)
 
 GPT_2 = GPTConfig(
     n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
@@ -148,6 +153,36 @@ def test_the_advice_says_when_it_changes_the_result(
     fault, advice = str(caught.value).split("\n")
     assert fault.endswith("tokens: MemoryError")
     assert advice == f"  set {fix}"
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (
+            [],
+            "set train.micro_batch_tokens = 1024 (now 32768) or train.activation_checkpointing = true",
+        ),
+        (
+            ["train.micro_batch_tokens=1024", "train.activation_checkpointing=true"],
+            "set a lower model.seq_len",
+        ),
+    ],
+)
+def test_activations_that_no_memory_holds_are_refused_before_building(
+    words: list[str], fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-2 117M: 2.0 GB of weights, gradients and moments; with 32 sequences of 1,024 tokens far more than 2.1 GB."""
+    monkeypatch.setattr(memory, "machine_memory", lambda: int(2.1e9))
+    recipe = load_recipe("gpt2-117m", words)
+    with (
+        pytest.raises(OutOfMemoryError) as caught,
+        building_errors(recipe, 50257, torch.device("cpu")),
+    ):
+        pass
+    assert "has 2.1 GB in all" in str(caught.value) and fix in str(caught.value)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 10**12)
+    with building_errors(recipe, 50257, torch.device("cpu")):
+        pass
 
 
 def test_other_faults_pass_through() -> None:
