@@ -60,8 +60,7 @@ def fsync(path: Path) -> None:
     """Makes a file or directory survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with named_errors(path):
-            os.fsync(descriptor)
+        os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
