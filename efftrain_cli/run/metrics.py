@@ -77,9 +77,12 @@ def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
     nonfinite = np.nan_to_num(arrays["nonfinite"])
     latest = _latest(step)
     kept = {name: values[latest] for name, values in arrays.items()}
-    twice = np.flatnonzero(np.diff(kept["step"]) == 0)
-    if len(twice):
-        kept = {name: _merge_twice(values, twice) for name, values in kept.items()}
+    if (np.diff(kept["step"]) == 0).any():
+        import pandas as pd
+
+        # Of a step that counts twice, the later number of a column counts.
+        merged = pd.DataFrame(kept).groupby("step", as_index=False).last()
+        kept = {name: merged[name].to_numpy() for name in kept}
     starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
     return Metrics(
         {name: kept[name] for name in columns or kept},
@@ -194,17 +197,6 @@ def _latest(steps: np.ndarray) -> np.ndarray:
 
     following = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
     return np.flatnonzero(steps <= following)
-
-
-def _merge_twice(values: np.ndarray, twice: np.ndarray) -> np.ndarray:
-    """One value per step where rows `twice[i]` and the next have one step: the later one, else the earlier."""
-    import numpy as np
-
-    values = values.copy()
-    for i in twice:
-        if np.isnan(values[i + 1]):
-            values[i + 1] = values[i]
-    return np.delete(values, twice)
 
 
 def _refuse_ruins(

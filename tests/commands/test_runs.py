@@ -91,6 +91,16 @@ def test_the_frame_of_runs_has_each_setting_that_differs(root: Path) -> None:
     assert frame.final_loss[0] == last["val_loss"]
 
 
+@pytest.mark.filterwarnings("error")
+def test_runs_that_differ_in_many_settings_are_one_frame(root: Path) -> None:
+    keys = [f"key_{i}" for i in range(150)]
+    for seed in (0, 1):
+        settings = "".join(f"{key} = {seed}\n" for key in keys)
+        write_run(root, "small", seed, more=f"\n[many]\n{settings}")
+    frame = read_runs(sort="name")
+    assert [list(frame[f"many.{key}"]) for key in keys] == [[0, 1]] * 150
+
+
 def test_list_of_nothing(root: Path) -> None:
     assert "no runs in" in run("list").stdout
     assert "no runs called x-\\* in".replace("\\", "") in run("list", "x-*").stdout
