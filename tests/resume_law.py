@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
@@ -44,9 +44,10 @@ class RandomTokens:
         return torch.tensor(ids)
 
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
-        assert plan.sequences_per_window == 1
-        positions = range(plan.window_start, plan.window_start + plan.batch_size)
-        ids = torch.stack([self.window(position) for position in positions])[:, : plan.seq_len + 1]
+        positions = range(plan.window_start, plan.window_start + plan.windows)
+        starts = [plan.seq_len * number for number in range(plan.sequences_per_window)]
+        places = list(product(positions, starts))[: plan.batch_size]
+        ids = torch.stack([self.window(p)[start : start + plan.seq_len + 1] for p, start in places])
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 

@@ -1,0 +1,69 @@
+"""Every value of every `Literal` of a recipe, read from the annotations: a new value is tried by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from efftrain_cli.recipe.recipe import Recipe
+from tests.tiny import FOUR_BLOCKS
+
+NOT_TRAINING = ("data", "wandb")
+"""Sections whose values the tests of data and wandb try."""
+COMPANIONS = {
+    "model.init=unit": ["model.norm=none"],
+    "optim.name=muon": ["optim.muon_lr=0.02"],
+    "optim.schedule=wsd": ["optim.decay_share=0.5"],
+    "seq_len_warmup.pacing=discrete": [
+        "seq_len_warmup.steps=false",
+        "seq_len_warmup.lengths=[8, 16]",
+        "seq_len_warmup.until=[3]",
+    ],
+    "simigrad.mode=reference": ["train.micro_batch_tokens=16"],
+    "chunked_accumulation.fidelity=hardware": ["chunked_accumulation.operands=fp8_e4m3"],
+}
+"""Settings without which a value is refused."""
+SECTIONS = {
+    "seq_len_warmup": "{start = 8, steps = 4}",
+    "progressive_layer_drop": "{theta = 0.5, steps = 4}",
+    "simigrad": "{target = 0.9, min_batch_size = 4, max_batch_size = 8, quantum = 4}",
+    "chunked_accumulation": "{}",
+    "ouroboros": "{modules = 4}",
+    "standardization_loss": "{weight = 0.3}",
+    "parallel": "{}",
+}
+STAGES = """stages=[{model={n_layer=2, n_head=1, n_embd=8}, switch={rule="steps", value=2}},
+    {operators=["depth", "width"]}]"""
+
+
+def values_of(annotation: Any) -> list[str]:
+    """Return the strings that an annotation allows one by one."""
+    if get_origin(annotation) is Literal:
+        return [value for value in get_args(annotation) if isinstance(value, str)]
+    return [value for part in get_args(annotation) for value in values_of(part)]
+
+
+def every_value() -> list[str]:
+    """Return every "section.key=value"."""
+    found = []
+    for section, annotation in get_type_hints(Recipe, include_extras=True).items():
+        for part in (annotation, *get_args(annotation)):
+            if not dataclasses.is_dataclass(part) or section in NOT_TRAINING:
+                continue
+            for key, kind in get_type_hints(part, include_extras=True).items():
+                found += [f"{section}.{key}={value}" for value in values_of(kind)]
+    return found
+
+
+def overrides_of(value: str) -> list[str]:
+    """Return the overrides of the recipe `small` with which a value can be trained."""
+    section = value.partition(".")[0]
+    given = [f"{section}={SECTIONS[section]}"] if section in SECTIONS else []
+    if section == "staged_growth":
+        given = [STAGES]
+    return [*FOUR_BLOCKS, "train.tokens=256", *given, *COMPANIONS.get(value, []), value]
+
+
+VALUES = every_value()
+OF_MODEL = [value for value in VALUES if value.startswith("model.")]
+OF_TRAINING = [value for value in VALUES if value.startswith(("model.", "optim."))]

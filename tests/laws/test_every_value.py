@@ -1,0 +1,122 @@
+"""Every value of every `Literal` trains as planned, resumes, grows, exports, is shared and compared, or is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from efftrain_cli.compare.comparison import compare, read_valid_runs
+from efftrain_cli.compare.frames import frame_of
+from efftrain_cli.compare.plots import plots_of
+from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.model.hf import to_hf, to_hf_config
+from efftrain_cli.plan.plan import model_parameters, plan_run
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
+from tests.fake_runs import rows_of, write_run
+from tests.launch import run_ranks
+from tests.laws.every_value import OF_MODEL, OF_TRAINING, STAGES, VALUES, overrides_of
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
+from tests.tiny import VOCAB_SIZE, fresh
+
+STAGED = [value for value in VALUES if value.startswith("staged_growth.")]
+
+
+def test_the_values_come_from_the_annotations() -> None:
+    assert {"model.norm=rmsnorm", "optim.name=adamw", "ouroboros.variant=replay"} <= set(VALUES)
+    assert len(VALUES) > 60
+
+
+@pytest.mark.parametrize(
+    "value", [value for value in VALUES if value != "train.compile=on" and value not in STAGED]
+)
+def test_it_trains_as_planned_and_resumes(value: str) -> None:
+    recipe = load_recipe("small", overrides_of(value))
+    rows = assert_resumes_exactly_at_every_step(recipe)
+    state = fresh(recipe)
+    assert model_parameters(recipe, VOCAB_SIZE) == state.model.parameter_count
+    summary = summarize_plan(recipe, None, VOCAB_SIZE)
+    if "steps" not in recipe.varies:
+        assert summary.steps == rows[-1]["step"]
+        rates = [plan.lr for plan, _ in plan_run(recipe)]
+        assert [row["lr"] for row in rows[1:]] == rates and min(rates) > 0
+    assert all(math.isfinite(row["loss"]) for row in rows[1:])
+
+
+@pytest.mark.parametrize("value", [*OF_TRAINING, *STAGED])
+def test_growth_keeps_the_loss_or_is_refused(value: str) -> None:
+    try:
+        recipe = load_recipe("small", [*overrides_of(value), STAGES])
+    except RecipeError as error:
+        assert "stages" in str(error) or "staged_growth" in str(error)
+        return
+    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
+    set_stage(state, recipe, 0)
+    val = torch.stack([data.window(10**6 + number) for number in range(2)])
+    records = list(train_stages(state, recipe, data, val))  # type: ignore[arg-type]
+    (growth,) = [record for record in records if isinstance(record, GrowthRecord)]
+    assert growth.val_loss_before is not None and growth.val_loss_after is not None
+    jump = abs(growth.val_loss_after - growth.val_loss_before)
+    assert jump <= 2e-6 or not growth.preserves_loss
+
+
+@pytest.mark.parametrize("value", OF_MODEL)
+def test_export_gives_equal_logits_or_is_refused(value: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    ours = fresh(load_recipe("small", overrides_of(value))).model
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():  # biases and gains that an export may not forget
+        for parameter in ours.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    try:
+        tensors = to_hf(ours)
+    except UsageError as error:
+        assert "model." in str(error)
+        return
+    settings = transformers.AutoConfig.for_model(**to_hf_config(ours.config, eot_id=1))
+    theirs = transformers.AutoModelForCausalLM.from_config(settings).eval()
+    missing = theirs.load_state_dict(tensors, strict=False)
+    assert not missing.unexpected_keys
+    theirs.tie_weights()
+    tokens = torch.randint(VOCAB_SIZE, (2, 16), generator=generator)
+    with torch.no_grad():
+        difference = (ours(tokens) - theirs(tokens).logits).abs().max()
+    assert difference <= 1e-5
+
+
+@pytest.mark.parametrize("value", OF_TRAINING)
+def test_compare_reads_it(value: str, tmp_path: Path) -> None:
+    """Two seeds of it, and two of the default: nothing raises, and nothing of equal rows is told apart."""
+    paths = []
+    for name, seed in itertools.product(("plain", "other"), (0, 1)):
+        path = write_run(tmp_path, name, seed, rows=rows_of(40, seed), steps=40)
+        overrides = overrides_of(value) if name == "other" else overrides_of("model.arch=gpt2")
+        budget = f"train.tokens={40 * 8 * 128}"
+        recipe = load_recipe("small", [*overrides, budget, f"seed={seed}"])
+        (path / "recipe.toml").write_text(dump_recipe(recipe))
+        paths.append(path)
+    comparison = compare(read_valid_runs(paths)[0])
+    frame = frame_of(comparison)
+    assert plots_of(comparison) and "final_loss" in set(frame.measure)
+    assert not set(frame.verdict) & {"better", "worse"}
+
+
+@pytest.mark.slow
+def test_two_ranks_and_shares_train_as_one_process(tmp_path: Path) -> None:
+    out = tmp_path / "values.json"
+    run_ranks("tests/laws/every_value_run.py", 2, str(out))
+    found = json.loads(out.read_text())
+    assert found.keys() == set(OF_TRAINING)
+    for value, rows in found.items():
+        loose = 1e-3 if value == "optim.name=muon" else 1e-4
+        assert len(rows["alone"]) == 3
+        for strategy in ("replicate", "shard"):
+            refused = rows[strategy] == "refused"
+            assert refused or rows[strategy] == pytest.approx(rows["alone"], rel=loose), value
+            assert not (refused and strategy == "replicate")
