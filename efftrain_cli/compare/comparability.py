@@ -161,6 +161,18 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
             )
         elif len(values) > 1:
             found.append(f"{title} differs: {_split(values)}")
+    seen: dict[bytes, RunNumbers] = {}
+    for run in runs:
+        rows = (
+            run.evaluated["val_loss"].tobytes() + run.series["loss"].values.tobytes()
+            if "loss" in run.series
+            else b""
+        )
+        first = seen.setdefault(rows, run)
+        if rows and first.seed != run.seed:
+            found.append(
+                f"{first.name} and {run.name} are one run under two seeds: every loss is the same"
+            )
     return found
 
 

@@ -54,6 +54,7 @@ class Origin(Record):
     device_kind: str | None = None
     threads: int | None = None
     jobs: int | None = None
+    study: str | None = None
     world_size: int | None = None
     lanes: int | None = None
     dtype: str | None = None

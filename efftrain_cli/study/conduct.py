@@ -14,10 +14,11 @@ from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.files import csv_text, write_whole
+from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, StudyFile
 from efftrain_cli.study.judge import StudyState, judge
 from efftrain_cli.study.phases import Tuned, all_trials, confirmation, over_rates, tuning
-from efftrain_cli.study.registration import study_folder
+from efftrain_cli.study.registration import registered_hash, study_folder
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial, state_of
 
@@ -156,7 +157,25 @@ def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = N
         )
         labels = [label for label in labels if label.kind == "allowed"]
         labels += [label for label in judged if label.kind != "allowed"]
-    return replace(judgement, labels=(*labels, *judgement.labels), tuned=tuned)
+    strangers = _without_registration(file, (runs, *rated.values()))
+    return replace(judgement, labels=(*labels, *strangers, *judgement.labels), tuned=tuned)
+
+
+def _without_registration(
+    file: StudyFile, kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]]
+) -> list[Why]:
+    """Label runs that this study's registration did not start."""
+    registered = registered_hash(file.name)
+    if registered is None:
+        return []
+    names = []
+    for kind in kinds:
+        for side in kind.values():
+            names += [run.name for run in side.values() if run.origin.get("study") != registered]
+    if not names:
+        return []
+    text = f"{len(names)} of its runs do not carry its registration, such as {names[0]}: it did not start them"
+    return [Why("warning", text)]
 
 
 def _groups(

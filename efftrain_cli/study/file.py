@@ -215,6 +215,16 @@ class StudyFile:
         return digest_of(self.values())
 
 
+def seeds_of(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the seeds of a study from its registered values, those of its tuning included."""
+    return tuple(
+        seed
+        for key in ("seeds", "tuning.seeds")
+        if key in values
+        for seed in parse_seeds(values[key])
+    )
+
+
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for field in fields(section):
         value = getattr(section, field.name)

@@ -25,6 +25,7 @@ from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of
 from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
+from efftrain_cli.training.launch import check_devices
 from efftrain_cli.trials.curves import sensitivity_curves
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
 from efftrain_cli.trials.runner import TrialRunner, last_loss, tokens_so_far
@@ -103,8 +104,12 @@ def run_study(
     devices: int = 1,
 ) -> None:
     """Trains what the study still needs, and prints its verdict."""
-    runner = TrialRunner(study_folder(file.name), device=device, jobs=jobs, devices=devices)
+    check_devices(device, devices, jobs)
     registration = register(file, allow)
+    folder = study_folder(file.name)
+    runner = TrialRunner(
+        folder, device=device, jobs=jobs, devices=devices, study=registration.sha256
+    )
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
@@ -124,7 +129,7 @@ def run_study(
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {found}")
 
     judgement = conduct(file, runner, tell, allow)
-    curves, folder = learning_rates(file, judgement), study_folder(file.name)
+    curves = learning_rates(file, judgement)
     figures = write_figures(curves, folder) if curves else []
     if as_json:
         print(json.dumps(verdict_json(file, judgement, registration), indent=1))
@@ -146,8 +151,14 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
     started = time.monotonic()
     folder = study_folder(file.name) / "rehearsal"
     with rehearsal(file, folder, devices) as small:
-        runner = TrialRunner(study_folder(small.name), device=device, jobs=jobs, devices=devices)
         registration = register(small, allow=False)
+        runner = TrialRunner(
+            study_folder(small.name),
+            device=device,
+            jobs=jobs,
+            devices=devices,
+            study=registration.sha256,
+        )
         judgement = conduct(small, runner)
         found = verdict_json(small, judgement, registration) | {"rehearsal": True}
         verdict_text(small, judgement, registration)  # a verdict that cannot be shown fails here

@@ -11,6 +11,7 @@ runs/<study>-study/
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,14 +22,15 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from efftrain_cli import __version__
+from efftrain_cli.compare.groups import differing_keys
 from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.foundation.console import human_count
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import Part, Record, digest_of, read_record, write_record
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.run.directory import run_path
-from efftrain_cli.study.file import StudyFile
+from efftrain_cli.recipe.recipe import flat_values, load_recipe
+from efftrain_cli.run.directory import run_names, run_path, runs_root
+from efftrain_cli.study.file import StudyFile, seeds_of
 from efftrain_cli.study.phases import all_trials
 
 
@@ -102,7 +104,8 @@ def register(file: StudyFile, allow: bool) -> Registration:
                 f"nobody could rule out that they were looked at first\n"
                 f"  remove them (efftrain runs rm), rename the study file, or give --allow: the study is then exploratory"
             )
-        reason = f"{len(early)} of its runs are older than its registration"
+        reasons = [f"{len(early)} of its runs are older than its registration"] if early else []
+        reasons += [*_seen_by_studies(file), *_seen_by_runs(file)]
         plan = Plan(
             schema_version=Plan.newest,
             study=file.name,
@@ -112,7 +115,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
             values=file.values(),
             text=file.path.read_text(encoding="utf-8"),
             changes=[],
-            exploratory=[reason] if early else [],
+            exploratory=reasons,
         )
         make_folder(path.parent)
         with contextlib.suppress(
@@ -120,6 +123,96 @@ def register(file: StudyFile, allow: bool) -> Registration:
         ):  # of two machines that begin at once, one registers
             write_record(path, plan, first=True)
     return check_registered(file, allow, record=True)
+
+
+def registered_hash(name: str) -> str | None:
+    """Return the hash that a study was registered with; None if it was not."""
+    path = study_folder(name) / "plan.json"
+    return read_record(path, Plan).sha256 if path.exists() else None
+
+
+def _seen_by_studies(file: StudyFile) -> list[str]:
+    """Say which registrations saw seeds of this study's arms, or asked what it asks, and what they found.
+
+    The registrations in the folder of runs are the ledger of seeds; a study's new name changes nothing in it.
+    """
+    values, found = file.values(), []
+    for path in sorted(runs_root().glob("*-study/plan.json")):
+        plan = read_record(path, Plan)
+        if plan.study == file.name:
+            continue
+        theirs = _arms_in(plan.values)
+        same = [name for name, recipe in _arms_in(values).items() if recipe in theirs.values()]
+        seeds = sorted({*file.seeds} & {*seeds_of(plan.values)})
+        if same and seeds:
+            listed = ", ".join(map(str, seeds))
+            found.append(f"seeds {listed} of {', '.join(same)} were seen by study {plan.study!r}")
+        if len(same) == len(theirs) == len(file.study.arms) and _primaries_in(
+            values
+        ) == _primaries_in(plan.values):
+            found.append(
+                f"study {plan.study!r}, registered {plan.registered}, asked the same of the same arms: {_last_look(path)}"
+            )
+    return found
+
+
+def _seen_by_runs(file: StudyFile) -> list[str]:
+    """Say which runs on disk have the recipe of an arm, tuned keys aside, and one of the study's seeds."""
+    own = {trial.name for _, (_, trial) in all_trials(file)}
+    arms = [
+        (arm, flat_values(load_recipe(file.recipe_path(arm), file.settings_of(arm))))
+        for arm in file.study.arms
+    ]
+    found = []
+    for name in run_names():
+        path = run_path(name) / "recipe.toml"
+        if name in own or not path.is_file():
+            continue
+        try:
+            there = flat_values(load_recipe(str(path)))
+        except RecipeError:
+            continue
+        for arm, recipe in arms:
+            tuned = ("seed", *file.grid_of(arm))
+            if there["seed"] in file.seeds and not differing_keys([recipe, there], tuned):
+                found.append(name)
+    if not found:
+        return []
+    return [
+        f"{len(found)} earlier runs have an arm's recipe and a seed of the study, such as {found[0]}"
+    ]
+
+
+def _arms_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each arm's recipe among a study's values."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key.startswith("recipe of "):
+            name, _, of_recipe = key.removeprefix("recipe of ").partition(": ")
+            found.setdefault(name, {})[of_recipe] = value
+    return found
+
+
+def _primaries_in(values: Mapping[str, Any]) -> set[str]:
+    """What a study is judged by: measures and targets, whatever the direction."""
+    return {
+        f"{key.rsplit('.', 1)[1]} {value}"
+        for key, value in values.items()
+        if key.startswith("primary.") and key.endswith((".measure", ".target"))
+    }
+
+
+def _last_look(plan: Path) -> str:
+    """The verdicts of a study's last look."""
+    path = plan.with_name("looks.csv")
+    rows = (
+        list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
+    )
+    last = [row for row in rows if row["look"] == rows[-1]["look"]]
+    return (
+        "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in last)
+        or "no look yet"
+    )
 
 
 def _require_budgets(file: StudyFile) -> None:

@@ -6,6 +6,7 @@ Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import subprocess
 import sys
@@ -260,6 +261,8 @@ def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> d
         "threads": torch.get_num_threads(),
         # How many runs a sweep trains side by side on this machine: they slow each other down.
         "jobs": environment_number("EFFTRAIN_JOBS", 1),
+        # Hash of the registration whose runs these are.
+        "study": os.environ.get("EFFTRAIN_STUDY") or None,
         **sharing_facts(recipe, session.ranks),
         "dtype": compute_dtype(recipe.train.dtype, session.device),
         "data": {

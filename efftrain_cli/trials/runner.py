@@ -134,6 +134,7 @@ class TrialRunner:
         device: str = "auto",
         jobs: int = 1,
         devices: int = 1,
+        study: str = "",
         say: Callable[[str], None] = say,
         launch: Launch = launch,
         silent: float = SILENT,
@@ -142,12 +143,16 @@ class TrialRunner:
         Args:
             folder: where logs and claims go.
             devices: that each run trains on.
+            study: hash of the registration that every run carries in its origin; "" for a sweep.
             say: prints one line.
             silent: seconds after which a claim of another host that nobody touches is named.
         """
         self.folder = folder
         check_devices(device, devices, jobs)
-        self.places = environments(jobs, device)
+        self.places = [
+            (place, {**changes, "EFFTRAIN_STUDY": study})
+            for place, changes in environments(jobs, device)
+        ]
         self.devices = devices
         self.say = say
         self.launch = launch

@@ -264,6 +264,14 @@ def test_a_longer_run_is_no_better_setting(root: Path) -> None:
     assert not texts[102400].startswith("not judged")
 
 
+def test_one_run_under_two_seeds_is_refused(root: Path) -> None:
+    pair(root)
+    copy = (root / "small-seed0" / "metrics.jsonl").read_bytes()
+    (root / "small-seed1" / "metrics.jsonl").write_bytes(copy)
+    with pytest.raises(UsageError, match="small-seed0 and small-seed1 are one run under two seeds"):
+        of("small", "small-slw")
+
+
 def test_what_else_a_method_changed_stands_below_the_verdict(root: Path) -> None:
     """B trains the same 102,400 tokens in 200 steps of 512; both peak at step 10, B at twice the rate."""
     for seed in range(3):

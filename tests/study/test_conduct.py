@@ -251,6 +251,38 @@ def test_arms_with_other_tokens_need_an_equal_budget(folder: Path) -> None:
     register(read_study(path), allow=False)
 
 
+def test_a_new_name_does_not_hide_seen_seeds(folder: Path, file: StudyFile) -> None:
+    """The same arms on the same seeds under another name: what the first study found stands above the second."""
+    register(file, allow=False)
+    judged_before = conduct(file, make_runner(file, launcher(file)))
+    assert judged_before.look
+    renamed = folder / "again.toml"
+    renamed.write_text((folder / "study.toml").read_text().replace('"different"', '"better"'))
+    seeds, asked, runs = register(read_study(renamed), allow=False).exploratory
+    assert seeds == "seeds 10, 11, 12, 13, 14 of plain, warm were seen by study 'study'"
+    assert asked.startswith("study 'study', registered ")
+    assert asked.endswith("asked the same of the same arms: warm better in final_loss")
+    assert runs.startswith("6 earlier runs have an arm's recipe and a seed of the study, such as ")
+    fresh = folder / "fresh.toml"
+    fresh.write_text(
+        STUDY.replace('"10..14"', '"20..24"').replace("final_loss", "tokens_to_target")
+    )
+    assert register(read_study(fresh), allow=False).exploratory == ()
+
+
+def test_runs_that_the_registration_did_not_start_are_labelled(file: StudyFile) -> None:
+    registration = register(file, allow=False)
+    launch = launcher(file)
+    runner = TrialRunner(
+        study_folder(file.name), say=quiet, launch=launch, study=registration.sha256
+    )
+    judgement = conduct(file, runner)
+    assert {each["EFFTRAIN_STUDY"] for each in launch.environments} == {registration.sha256}
+    # The stubs write origins without it.
+    (label,) = [label for label in judgement.labels if "registration" in label.text]
+    assert label.text.startswith("6 of its runs do not carry its registration, such as study-")
+
+
 def test_an_edited_plan_is_found(file: StudyFile) -> None:
     register(file, allow=False)
     path = study_folder("study") / "plan.json"
