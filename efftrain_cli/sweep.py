@@ -12,7 +12,7 @@ from efftrain_cli.trials import screen
 from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
 from efftrain_cli.trials.resources import disk_bytes, seconds_left
-from efftrain_cli.trials.runner import TrialRunner, tokens_so_far
+from efftrain_cli.trials.runner import TrialRunner, free_runs, tokens_so_far
 from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_of, state_of
 
 
@@ -54,7 +54,7 @@ def train(
         runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices
     )
     if take_over is not None:
-        runner.claims.take_over(take_over)
+        free_runs(trials, take_over)
     runner.train(trials)
 
 

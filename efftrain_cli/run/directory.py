@@ -140,8 +140,12 @@ class Run:
                 )
         self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._lock = take_lock(path / "lock")
-        self._metrics = JsonLines(path / "metrics.jsonl")
-        self._events = JsonLines(path / "events.jsonl")
+        try:
+            self._metrics = JsonLines(path / "metrics.jsonl")
+            self._events = JsonLines(path / "events.jsonl")
+        except BaseException:
+            self._lock.close()
+            raise
         self._last_fsync = time.monotonic()
         self.verified: set[Path] = set()
         """Checkpoints that this process wrote, or checked against their manifests."""

@@ -1,22 +1,89 @@
-"""A run's lock file: taken by the process that owns the run. It dies with its process, so that a killed owner never
-blocks a run."""
+"""Who owns a run: a lock that dies with its process, and beside it a file that names the owner to other machines.
+
+The lock (flock) may be known to one machine only. The file, owner.json, is made with O_EXCL, which holds on network
+file systems too; it names host and process and is removed at every orderly end. One that a killed process of this
+machine left is replaced. One of another machine is replaced by `pretrain`, as a requeue on another node needs it, but
+never by the trials of a sweep or study: whether that machine works on cannot be known from here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import json
 import os
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import RunLockedError
-from efftrain_cli.foundation.files import open_to_write
+from efftrain_cli.foundation.files import is_running, open_to_write, write_whole
+
+OWNER = "owner.json"
+TRIAL = "EFFTRAIN_TRIAL"
+"""Environment variable that is set for the runs of a sweep or study: they leave other machines' runs alone."""
 
 
-def take_lock(path: Path) -> IO[str]:
-    """The lock, until the file is closed.
+@dataclass(frozen=True)
+class Owner:
+    """The process that trains a run."""
+
+    host: str
+    pid: int
+    began: str
+    """When that process began, as its machine counts: a process number is used again. "" if that is unknown."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it belongs to another machine, of which nobody can say here whether it lives."""
+        return self.host != os.uname().nodename
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was a process of this machine that does not exist any more."""
+        began = _began(self.pid)
+        reused = began != "" and self.began != began
+        return not self.is_elsewhere and (reused or not is_running(self.pid))
+
+
+def this_process() -> Owner:
+    """Return the owner that this process is."""
+    return Owner(os.uname().nodename, os.getpid(), _began(os.getpid()))
+
+
+def owner_of(run: Path) -> Owner | None:
+    """Return who owns a run directory by its owner.json; None if nobody does."""
+    try:
+        found = json.loads((run / OWNER).read_text(encoding="utf-8"))
+        return Owner(printable(str(found["host"])), int(found["pid"]), str(found.get("began", "")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return Owner("an unknown host", -1, "")
+
+
+class RunLock:
+    """The ownership of a run directory, until it is closed."""
+
+    def __init__(self, file: IO[str], run: Path) -> None:
+        self._file = file
+        self._run = run
+
+    def close(self) -> None:
+        """Remove owner.json if it is this process's, and release the lock."""
+        if owner_of(self._run) == this_process():
+            with contextlib.suppress(OSError):
+                (self._run / OWNER).unlink(missing_ok=True)
+        self._file.close()
+
+
+def take_lock(path: Path) -> RunLock:
+    """Take the lock file of a run.
 
     Raises:
         RunLockedError: another process owns the run.
@@ -36,7 +103,35 @@ def take_lock(path: Path) -> IO[str]:
         raise RunLockedError(
             f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
         ) from None
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without its owner's name
+    try:
+        _write_owner(path.parent)
         os.ftruncate(file.fileno(), 0)
-        os.pwrite(file.fileno(), f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
-    return file
+        os.pwrite(file.fileno(), str(this_process()).encode(), 0)
+    except RunLockedError:
+        file.close()
+        raise
+    except OSError:
+        pass  # a full disk: the lock holds without its owner's name
+    return RunLock(file, path.parent)
+
+
+def _write_owner(run: Path) -> None:
+    text = json.dumps(asdict(this_process()))
+    try:
+        write_whole(run / OWNER, text, first=True)
+    except FileExistsError:
+        owner = owner_of(run)
+        if owner is not None and owner.is_elsewhere and os.environ.get(TRIAL):
+            raise RunLockedError(
+                f"run {run.name!r} is owned by {owner}\n"
+                f"  if that machine no longer works on it, give --take-over {owner.host}"
+            ) from None
+        write_whole(run / OWNER, text)
+
+
+def _began(pid: int) -> str:
+    try:
+        # After the name, which may hold anything but ends with the last bracket, it is the 20th field.
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -28,7 +28,7 @@ from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.training.launch import check_devices
 from efftrain_cli.trials.curves import sensitivity_curves
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
-from efftrain_cli.trials.runner import TrialRunner, last_loss, tokens_so_far
+from efftrain_cli.trials.runner import TrialRunner, free_runs, last_loss, tokens_so_far
 from efftrain_cli.trials.screen import curve_lines
 from efftrain_cli.trials.trial import read_trial, recipe_of, state_of
 
@@ -113,7 +113,7 @@ def run_study(
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
-        taken = runner.claims.take_over(take_over)
+        taken = free_runs([trial for _, (_, trial) in all_trials(file)], take_over)
         say(
             f"{len(taken)} runs of {take_over} taken over"
             + (f": {', '.join(taken)}" if taken else "")

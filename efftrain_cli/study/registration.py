@@ -5,7 +5,6 @@ runs/<study>-study/
   receipts.csv    one row per run: phase, arm, settings, seed, how it ended, final loss, tokens, seconds
   looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict
   logs/           what each run printed
-  claims/         which process trains which run
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from efftrain_cli.foundation.errors import (
 from efftrain_cli.foundation.files import make_folder, open_to_write
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.run.lock import OWNER, TRIAL, owner_of
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.training.launch import check_devices
-from efftrain_cli.trials.claims import SILENT, Claims
 from efftrain_cli.trials.resources import check_memory
 from efftrain_cli.trials.trial import ENDED, Trial, recipe_of, state_of
 
@@ -39,6 +39,8 @@ TICK = 0.1
 """Seconds between two looks at the processes."""
 STATUS_EVERY = 30.0
 """Seconds between two lines about the runs under way, where the output is not a terminal."""
+SILENT = 300.0
+"""Seconds without a new row after which a run of another host is called silent."""
 
 
 Child = subprocess.Popen[bytes]
@@ -86,7 +88,7 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) 
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, TRIAL: "1"},
             process_group=0,
             preexec_fn=lambda: end_with(parent),
         )
@@ -141,11 +143,11 @@ class TrialRunner:
     ) -> None:
         """
         Args:
-            folder: where logs and claims go.
+            folder: where logs go.
             devices: that each run trains on.
             study: hash of the registration that every run carries in its origin; "" for a sweep.
             say: prints one line.
-            silent: seconds after which a claim of another host that nobody touches is named.
+            silent: seconds after which a run of another host that writes nothing is named.
         """
         self.folder = folder
         check_devices(device, devices, jobs)
@@ -157,7 +159,7 @@ class TrialRunner:
         self.say = say
         self.launch = launch
         self.silent = silent
-        self.claims = Claims(folder / "claims")
+        self._changes: dict[str, tuple[int, float]] = {}  # run -> (mtime, our clock then)
         self._waiting: list[Trial] = []
         self._active: dict[int, _Slot] = {}
         self._elsewhere: dict[str, Trial] = {}  # another process trains them
@@ -204,8 +206,6 @@ class TrialRunner:
                 self._work()
             finally:
                 self._end_all()
-                for name in list(self.claims.mine):
-                    self.claims.give_back(name)
         return [self._ends[trial.name] for trial in trials]
 
     def _work(self) -> None:
@@ -214,7 +214,6 @@ class TrialRunner:
             self._fill()
             self._show_status()
             time.sleep(TICK)
-            self.claims.beat()
             for place, slot in list(self._active.items()):
                 code = slot.child.poll()
                 if code is not None:
@@ -238,16 +237,12 @@ class TrialRunner:
         """Starts runs in free places."""
         while self._waiting and len(self._active) < len(self.places) and self._stopping is None:
             trial = self._waiting.pop(0)
-            if self.claims.take(trial.name) is not None:
-                self._elsewhere[trial.name] = trial
-                continue
             state = state_of(trial)  # another process may have trained it meanwhile
-            if state in ("running", *ENDED):
-                self.claims.give_back(trial.name)
-                if state == "running":
-                    self._elsewhere[trial.name] = trial
-                else:
-                    self._ends[trial.name] = state
+            if state in ENDED:
+                self._ends[trial.name] = state
+                continue
+            if is_owned(trial, state):
+                self._elsewhere[trial.name] = trial
                 continue
             if state == "new":
                 _clear_leftover(run_path(trial.name))
@@ -263,10 +258,14 @@ class TrialRunner:
 
     def _ended(self, slot: _Slot, code: int) -> None:
         name, seconds = slot.trial.name, time.monotonic() - slot.started
-        self.claims.give_back(name)
         if code in (StoppedError.exit_code, -signal.SIGTERM):
             # Somebody stopped this run; where it was not us, the whole is stopped too.
             self._stopping = self._stopping or f"{name} was stopped"
+            return
+        if code in (RunLockedError.exit_code, UsageError.exit_code) and is_owned(
+            slot.trial, state_of(slot.trial)
+        ):
+            self._elsewhere[name] = slot.trial  # another process was first
             return
         if code not in (0, DivergedError.exit_code):
             how, exit_code = describe_end(code)
@@ -303,33 +302,38 @@ class TrialRunner:
     def _look_elsewhere(self) -> None:
         """Nothing is left to do here: waits for what other processes train, and continues what they give back."""
         for name, trial in list(self._elsewhere.items()):
-            owner, state = self.claims.owner(name), state_of(trial)
+            owner, state = owner_of(run_path(name)), state_of(trial)
+            silence = self._silent_for(name)
             if state in ENDED:
                 del self._elsewhere[name]
                 self._ends[name] = state
-            elif (owner is None or owner.host == os.uname().nodename) and state != "running":
-                # Given back unfinished, or its process has died: `take` decides which.
+            elif not is_owned(trial, state):
                 del self._elsewhere[name]
                 self._waiting.append(trial)
-            elif (
-                owner is not None
-                and owner.host != os.uname().nodename
-                and self.claims.silent_for(name) > self.silent
-            ):
+            elif owner is not None and owner.is_elsewhere and silence > self.silent:
                 raise RunLockedError(
-                    f"{name} is claimed by {owner}, which has been silent for {human_seconds(self.claims.silent_for(name))}\n"
+                    f"{name} is claimed by {owner}, which has been silent for {human_seconds(silence)}\n"
                     f"  if that machine no longer works on it, give the command again with --take-over {owner.host}"
                 )
         if self._elsewhere and time.monotonic() - self._last_status > STATUS_EVERY:
             self._last_status = time.monotonic()
             name = next(iter(self._elsewhere))
-            owner = self.claims.owner(name)
+            owner = owner_of(run_path(name))
             which = (
                 name
                 if len(self._elsewhere) == 1
                 else f"{len(self._elsewhere)} runs, such as {name},"
             )
             self._progress(f"waiting for {which} of {owner or 'another process'}")
+
+    def _silent_for(self, name: str) -> float:
+        """Seconds on this machine's clock, counted from the first look, for which a run was not written to."""
+        files = (run_path(name) / file for file in (OWNER, "metrics.jsonl"))
+        changed = max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
+        now = time.monotonic()
+        if name not in self._changes or self._changes[name][0] != changed:
+            self._changes[name] = (changed, now)
+        return now - self._changes[name][1]
 
     def _show_status(self) -> None:
         terminal = sys.stderr.isatty()
@@ -406,7 +410,23 @@ class TrialRunner:
                 if slot.child.poll() is not None:
                     del self._active[place]
             time.sleep(TICK)
-            self.claims.beat()
+
+
+def is_owned(trial: Trial, state: str) -> bool:
+    """Return whether another process has a trial, on this machine or, by its word, on another one."""
+    owner = owner_of(run_path(trial.name))
+    return state == "running" or (owner is not None and not owner.is_gone)
+
+
+def free_runs(trials: Sequence[Trial], host: str) -> list[str]:
+    """Free the runs of a host, because the user says that it is gone; return their names."""
+    freed = []
+    for trial in trials:
+        owner = owner_of(run_path(trial.name))
+        if owner is not None and owner.host == host:
+            (run_path(trial.name) / OWNER).unlink(missing_ok=True)
+            freed.append(trial.name)
+    return freed
 
 
 def tokens_so_far(name: str) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -17,11 +21,14 @@ from efftrain_cli.foundation.errors import (
     UsageError,
 )
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.run.lock import OWNER, TRIAL, owner_of, this_process
 from efftrain_cli.run.rates import Rate, remember_bench
 from efftrain_cli.trials import resources, runner
-from efftrain_cli.trials.claims import Claims
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, choose, grid
+from tests.conftest import REPOSITORY, Efftrain
+from tests.launch import wait_until
 from tests.trials.stubs import Pretrain, Stub, quiet, write_trial
 
 
@@ -144,7 +151,6 @@ def test_a_signal_ends_all_runs_saved(
     assert launch.calls == ["plain-seed0", "warm-seed0"]
     assert all(child.signals == [signal.SIGTERM] for child in launch.children.values())
     assert signal.getsignal(number) == before
-    assert not list((folder / "state" / "claims").iterdir()), "claims are given back"
 
 
 def test_nohup_is_respected(folder: Path) -> None:
@@ -235,86 +241,139 @@ def test_each_recipe_is_compared_at_its_own_best_setting(folder: Path) -> None:
     }
 
 
-# --- claims ----------------------------------------------------------------------------------------------------------
+# --- several machines ------------------------------------------------------------------------------------------------
 
 
-def other_host(folder: Path, run: str, host: str = "elsewhere", pid: int = 1) -> Path:
-    path = folder / "state" / "claims" / f"{run}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+def begun_elsewhere(trial: Trial, host: str = "elsewhere", pid: int = 1, code: int = 75) -> Path:
+    """A run that another process has begun."""
+    write_trial(trial, code)
+    path = run_path(trial.name) / OWNER
     path.write_text(f'{{"host": "{host}", "pid": {pid}, "began": "5"}}')
     return path
 
 
-def test_a_run_that_another_host_trains_is_not_trained_here(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [(0, ["warm-seed0"]), (75, ["warm-seed0", "resume plain-seed0"])],
+    ids=["finished", "given back unfinished"],
+)
+def test_a_run_of_another_host_is_not_trained_here(
+    folder: Path, code: int, calls: list[str]
+) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    claim = other_host(folder, "plain-seed0")
+    owner = begun_elsewhere(trials[0])
     launch = Pretrain(trials)
 
-    def elsewhere(name: str) -> None:  # while ours trains, the other host finishes its run
-        write_trial(trials[0])
-        claim.unlink()
-
-    launch.on_launch = elsewhere
-    assert statuses(make_runner(folder, launch), trials) == ["finished", "finished"]
-    assert launch.calls == ["warm-seed0"]
-
-
-def test_a_run_that_another_host_gave_back_unfinished_is_continued(folder: Path) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    claim = other_host(folder, "plain-seed0")
-    launch = Pretrain(trials)
-
-    def elsewhere(name: str) -> None:
+    def elsewhere(name: str) -> None:  # while ours trains, the other host ends its run
         if name == "warm-seed0":
-            write_trial(trials[0], code=75)
-            claim.unlink()
+            write_trial(trials[0], code)
+            owner.unlink()
 
     launch.on_launch = elsewhere
     assert statuses(make_runner(folder, launch), trials) == ["finished", "finished"]
-    assert launch.calls == ["warm-seed0", "resume plain-seed0"]
+    assert launch.calls == calls
 
 
 def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    claim = other_host(folder, "plain-seed0")
+    owner = begun_elsewhere(trials[0])
     with pytest.raises(
         RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"
     ):
         make_runner(folder, Pretrain(trials), silent=0.01).train(trials)
-    assert claim.exists()
-    last = make_runner(folder, Pretrain(trials))
-    assert last.claims.take_over("elsewhere") == ["plain-seed0"]
-    assert statuses(last, trials) == ["finished", "finished"]
+    assert owner.exists()
+    assert runner.free_runs(trials, "another") == [] and owner.exists()
+    assert runner.free_runs(trials, "elsewhere") == ["plain-seed0"]
+    assert statuses(make_runner(folder, Pretrain(trials)), trials) == ["finished", "finished"]
 
 
 def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("efftrain_cli.trials.claims.time.monotonic", lambda: now[0])
-    path = other_host(folder, "run")
-    claims = Claims(folder / "state" / "claims")
-    os.utime(path, (1, 1))  # the other machine's clock is decades behind
-    assert claims.silent_for("run") == 0
+    (trial,) = grid(["plain.toml"], (0,), [])
+    owner = begun_elsewhere(trial)
+    working = make_runner(folder, Pretrain([trial]))
+    monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
+    rows = run_path(trial.name) / "metrics.jsonl"
+    for path in (owner, rows):
+        os.utime(path, (1, 1))  # the other machine's clock is decades behind
+    assert working._silent_for(trial.name) == 0
     now[0] += 70
-    assert claims.silent_for("run") == 70
-    os.utime(path, (2, 2))
-    assert claims.silent_for("run") == 0
+    assert working._silent_for(trial.name) == 70
+    os.utime(rows, (2, 2))
+    assert working._silent_for(trial.name) == 0
 
 
-def test_a_claim_of_a_dead_process_here_is_taken_over_and_of_a_living_one_is_not(
-    folder: Path,
-) -> None:
-    mine, theirs = (Claims(folder / "state" / "claims") for _ in range(2))
+def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(folder: Path) -> None:
     host = os.uname().nodename
-    other_host(folder, "run", host, 2**22 - 1)  # no such process
-    assert mine.take("run") is None
-    other_host(folder, "reused", host, os.getppid())  # a living process that began at another time
-    assert theirs.take("reused") is None
-    assert mine.owner("run").pid == os.getpid()
-    other_host(folder, "far", "elsewhere", 2**22 - 1)
-    assert mine.take("far").host == "elsewhere"
-    mine.give_back("run")
-    assert mine.owner("run") is None
-    assert not [path for path in (folder / "state" / "claims").iterdir() if path.suffix != ".json"]
+    (trial,) = grid(["plain.toml"], (0,), [])
+    begun_elsewhere(trial, host, 2**22 - 1)  # no such process
+    assert not runner.is_owned(trial, "unfinished")
+    begun_elsewhere(trial, host, os.getppid())  # a living process that began at another time
+    assert not runner.is_owned(trial, "unfinished")
+    begun_elsewhere(trial, "elsewhere", 2**22 - 1)
+    assert runner.is_owned(trial, "unfinished")
+    (run_path(trial.name) / OWNER).write_text(json.dumps(asdict(this_process())))
+    assert runner.is_owned(trial, "unfinished")
+
+
+def test_a_run_that_another_process_took_first_is_waited_for(folder: Path) -> None:
+    (trial,) = grid(["plain.toml"], (0,), [])
+    launch = Pretrain([trial], {"plain-seed0": RunLockedError.exit_code})
+
+    def first(name: str) -> None:  # another host takes the run while our process starts
+        if len(launch.calls) == 1:
+            begun_elsewhere(trial)
+
+    launch.on_launch = first
+    with pytest.raises(RunLockedError, match="silent"):
+        make_runner(folder, launch, silent=0.01).train([trial])
+    assert launch.calls == ["plain-seed0"]
+
+
+@pytest.mark.slow
+def test_two_hosts_train_one_sweep_together(folder: Path, efftrain: Efftrain) -> None:
+    """A run that a process with another host's name was killed in is left alone until --take-over names it."""
+    unshare = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--uts",
+        "sh",
+        "-c",
+        'hostname other && exec "$@"',
+        "sh",
+    ]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces here")
+    command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--recipe", "plain.toml"]
+    environment = {**os.environ, TRIAL: "1", "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen(
+        [*unshare, *command, "--seed", "0", "--set", "train.tokens=1_000_000"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    run = folder / "runs" / "plain-seed0"
+    wait_until(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0, process)
+    process.kill()
+    process.wait()
+    owner = owner_of(run)
+    assert owner is not None and owner.host == "other" and owner.is_elsewhere
+    again = ["pretrain", "--resume", "plain-seed0", "--steps", "20"]
+    refused = subprocess.run(
+        [sys.executable, "-m", "efftrain_cli", *again],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 7 and "--take-over other" in refused.stderr
+    # A requeue on another node goes by the lock alone.
+    steps = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    again[-1] = str(steps + 20)
+    done = efftrain(*again)
+    assert done.returncode == 0, done.stderr
+    assert owner_of(run) is None
 
 
 # --- resources ------------------------------------------------------------------------------------------------------
