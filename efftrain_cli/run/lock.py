@@ -19,7 +19,7 @@ from typing import IO
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import RunLockedError
-from efftrain_cli.foundation.files import is_running, open_to_write, write_whole
+from efftrain_cli.foundation.files import is_running, open_to_write, temporary_beside
 
 OWNER = "owner.json"
 TRIAL = "EFFTRAIN_TRIAL"
@@ -116,9 +116,12 @@ def take_lock(path: Path) -> RunLock:
 
 
 def _write_owner(run: Path) -> None:
-    text = json.dumps(asdict(this_process()))
+    path = run / OWNER
+    # Not flushed: after a power failure nobody owns the run.
+    temporary = temporary_beside(path)
     try:
-        write_whole(run / OWNER, text, first=True)
+        temporary.write_text(json.dumps(asdict(this_process())), encoding="utf-8")
+        os.link(temporary, path)
     except FileExistsError:
         owner = owner_of(run)
         if owner is not None and owner.is_elsewhere and os.environ.get(TRIAL):
@@ -126,7 +129,9 @@ def _write_owner(run: Path) -> None:
                 f"run {run.name!r} is owned by {owner}\n"
                 f"  if that machine no longer works on it, give --take-over {owner.host}"
             ) from None
-        write_whole(run / OWNER, text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _began(pid: int) -> str:
