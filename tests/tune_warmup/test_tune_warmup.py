@@ -17,6 +17,7 @@ from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import DivergedError, StoppedError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.trainer import train
 from efftrain_cli.tune_warmup import probing
 from efftrain_cli.tune_warmup import tune as tune_warmup
@@ -204,7 +205,7 @@ def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(
     def stopped(*_: object) -> None:
         raise Stop("a signal to another process")
 
-    monkeypatch.setattr(probing, "release", stopped)
+    monkeypatch.setattr(Devices, "rewind", stopped)
     search = Search(recipe=recipe)
     with pytest.raises(StoppedError):
         tune_warmup.tune(search, recipe_name="tiny")
