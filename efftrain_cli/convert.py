@@ -1,28 +1,24 @@
-"""`efftrain import`: a GPT-2, Llama or Qwen3 of transformers becomes a run, to evaluate, sample, grow or continue."""
+"""Make a run of a GPT-2, Llama or Qwen3 of transformers, to evaluate, sample, grow or continue (`efftrain import`)."""
 
 from __future__ import annotations
 
 import json
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from efftrain_cli import __version__
 from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.plan.plan import model_overrides, padded_vocab_size
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.run.directory import checkpoint_path, new_run, run_path, taken
+from efftrain_cli.run.directory import run_path, taken
 from efftrain_cli.training.build import build_optimizer
-from efftrain_cli.training.state import TrainState, write_checkpoint
+from efftrain_cli.training.session import software_origin
+from efftrain_cli.training.state import TrainState, create_run
 
 
 def import_hf(
@@ -33,7 +29,7 @@ def import_hf(
     *,
     text_is_meant: bool = False,
 ) -> Path:
-    """Makes run `name`, whose checkpoint of step 0 holds the directory's weights, and returns its directory.
+    """Create run `name`, whose checkpoint of step 0 holds the directory's weights; return its directory.
 
     The model's shape and the tokenizer are the directory's; how it would be trained on (data, optimizer, budget) is the
     recipe's. The optimizer's moments begin at 0: the format has none.
@@ -91,18 +87,25 @@ def import_hf(
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)
         origin = _origin(source, names_text, recipe_name, hf_config, tokenizer)
-        with new_run(name, dump_recipe(recipe), origin, tokenizer_path) as run:
-            state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
-            write_checkpoint(checkpoint_path(run.path, 0), state, dump_recipe(recipe))
-            run.event(
-                "import", {"directory": Path(source).name, "parameters": model.parameter_count}
-            )
-    return run_path(name)
+        return create_run(
+            name,
+            TrainState(model=model, optimizer=build_optimizer(recipe, model)),
+            dump_recipe(recipe),
+            origin,
+            tokenizer_path,
+            events={
+                "import": {"directory": Path(source).name, "parameters": model.parameter_count}
+            },
+        )
 
 
 def _local_copy(directory: Path) -> Path:
-    """The directory, or where a model of the Hub of that name lies in the Hub's cache, downloaded if it must be. What
-    has no safetensors is refused."""
+    """Return the directory, or where the Hub's cache holds a model of that name, downloaded if necessary.
+
+    Raises:
+        UsageError: it is neither.
+        DataError: the model has no safetensors.
+    """
     if directory.is_dir():
         return directory
     named = hub.MODEL_NAME.fullmatch(str(directory))
@@ -129,21 +132,15 @@ def _local_copy(directory: Path) -> Path:
 def _origin(
     source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, object]:
-    """Where the run comes from. It has seen no data of ours yet, so their hashes are null."""
+    """Return where the run comes from. It has seen no data of ours yet, so their hashes are null."""
     return {
-        "recipe": recipe_name,
-        "command": list(sys.argv),
+        **software_origin(recipe_name),
         "imported": {
             "directory": Path(source).name,
             "source": source,
             "name": hf_config.get("_name_or_path"),
             "names_text": names_text,
         },
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "efftrain": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "platform": platform.platform(),
         "data": {
             "train_hash": None,
             "valid_hash": None,

@@ -108,7 +108,7 @@ def start(
             plan = _plan(session, Progress(), steps)
             state = fresh_state(session)
         checkpoints.check_disk(run_path(name), state, recipe)
-        origin = origin_of(session, recipe_name, sys.argv)
+        origin = origin_of(session, recipe_name)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
             run.event(
                 "start",
@@ -172,7 +172,7 @@ def resume(
                 run.event("override", {"differences": changes})
             if (reason := checkpoints.drop_in_flight(run, state, recipe)) is not None:
                 print(f"warning: {reason}", file=sys.stderr)
-            checkpoints.record_first_data(run, origin_of(session, name, sys.argv)["data"])
+            checkpoints.record_first_data(run, origin_of(session, name)["data"])
             if overrides:
                 write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
             run.report_gaps(state.progress.step)

@@ -154,6 +154,8 @@ def grow(
 
     run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.grow.grow import GrowOptions, grow_run
+    from efftrain_cli.grow.report import growth_lines
+    from efftrain_cli.recipe.rules import warnings_of
     from efftrain_cli.training.session import choose_device
 
     options = GrowOptions(
@@ -168,40 +170,10 @@ def grow(
         overrides=tuple(set_ or ()),
     )
     grown = grow_run(run, operator or [], name, options, choose_device(device))
-    record = grown.record
-    print(
-        f"run         {grown.run}, from {grown.checkpoint.parent.parent.name} after step {record.step}"
-    )
-    print(f"parameters  {record.parameters_before:,} -> {record.parameters_after:,}")
-    print(
-        f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on the same validation windows"
-    )
-    before, after = (
-        [f"{value:.4f}" for value in logits] for logits in (grown.logits_before, grown.logits_after)
-    )
-    print(
-        f"logits      {' '.join(before)} ... -> {' '.join(after)} ..., largest difference {grown.largest_logit_difference:.2g}"
-    )
-    if not record.preserves_loss:
-        print("            (these variants do not keep the loss)")
-    if weights_only:
-        print(
-            "lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps"
-        )
-    if not grown.budget_left:
-        print(
-            f"\nnothing is left of its budget, train.tokens = {grown.recipe.train.tokens:,}, which counts the tokens before the growth"
-        )
-        print(
-            f"  efftrain pretrain --resume {grown.run.name} --set train.tokens=N   (N tokens in all)"
-        )
-        return
-    from efftrain_cli.recipe.rules import warnings_of
-
-    for warning in warnings_of(grown.recipe):
-        print(f"warning: {warning}", file=sys.stderr)
-    print(f"\nnext        {grown.budget_left:,} tokens are left")
-    print(f"  efftrain pretrain --resume {grown.run.name}")
+    if grown.budget_left:
+        for warning in warnings_of(grown.recipe):
+            print(f"warning: {warning}", file=sys.stderr)
+    print("\n".join(growth_lines(grown, weights_only)))
 
 
 def _parsed(operators: list[str]) -> list[Operator]:
@@ -231,8 +203,7 @@ def _plan_by_law(
     fitted = law_of(fit) if fit else None
     law = KAPLAN if fitted is None else fitted.law
     planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
-    for line in schedule_lines(law, planned, batch, fitted):
-        print(line)
+    print("\n".join(schedule_lines(law, planned, batch, fitted)))
 
 
 def _plan_by_curves(
@@ -250,8 +221,7 @@ def _plan_by_curves(
     target_curve = None if target is None else curve_of(target)
     small_curve = curve_of(small)
     slope = threshold_of(operators) if threshold is None else threshold
-    for line in curve_lines(small_curve, target_curve, slope, window):
-        print(line)
+    print("\n".join(curve_lines(small_curve, target_curve, slope, window)))
     if plot is not None:
         plot_curves(small_curve, target_curve, slope, window, plot)
         print(f"plot        {plot}")

@@ -1,4 +1,4 @@
-"""`efftrain grow`: a new run that begins with a run's whole training state, mapped to a larger model.
+"""Begin a new run with a run's whole training state, mapped to a larger model (`efftrain grow`).
 
 The new run's recipe is the staged recipe that leads here: the source's model up to this step, then the operators. So
 the new run continues with `efftrain pretrain --resume`, and its recipe alone trains the same from the start (unless an
@@ -9,7 +9,6 @@ read.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,14 +33,7 @@ from efftrain_cli.methods.staged_growth import (
 )
 from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.run.directory import (
-    checkpoint_path,
-    checkpoints_of,
-    existing_run,
-    new_run,
-    run_path,
-    taken,
-)
+from efftrain_cli.run.directory import checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.origin import origin_data
@@ -51,10 +43,10 @@ from efftrain_cli.training.session import Session, fresh_state, origin_of, prepa
 from efftrain_cli.training.stages import GrowthRecord, grow_stage, set_stage
 from efftrain_cli.training.state import (
     TrainState,
+    create_run,
     load_tensors,
     read_checkpoint,
     read_progress,
-    write_checkpoint,
 )
 from efftrain_cli.training.trained_model import find_checkpoint
 from efftrain_cli.training.trainer import evaluate
@@ -105,7 +97,7 @@ def grow_run(
     options: GrowOptions,
     device: torch.device,
 ) -> Grown:
-    """Makes run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
+    """Create run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
 
     Raises:
         UsageError: an operator that cannot be, a taken name, other data than the source's.
@@ -138,9 +130,8 @@ def grow_run(
     session = prepare_session(recipe, device)
     _check_data(source_path, session, options)
     state = _state_of(checkpoint, session, progress, options.weights_only)
-    windows = session.val_windows.to(
-        device
-    )  # all of them, so that the losses are those of the runs' own rows
+    # All windows, so that the losses are those of the runs' own rows.
+    windows = session.val_windows.to(device)
     before = _measure(state, session, windows)
     try:
         with building_errors(recipe, session.corpus.vocab_size, device, len(recipe.stages) - 1):
@@ -165,45 +156,25 @@ def grow_run(
         recipe=recipe,
         budget_left=max(0, recipe.train.tokens - state.progress.tokens),
     )
-    _write_run(name, source_path, state, session, grown)
+    _create_run(name, source_path, state, session, grown)
     return grown
 
 
 def grown_recipe(
     source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions
 ) -> Recipe:
-    """The staged recipe of the new run: the source's up to `step`, where it is in `stage`, then a stage of the
-    operators. One recipe has one [staged_growth], so a source that was grown with other variants before is refused."""
-    moments = "reset" if options.weights_only else options.moments
-    variants: dict[str, Any] = {
-        "symmetry": options.symmetry,
-        "depth": options.depth,
-        "moments": moments,
-    }
-    asked = {key: value for key, value in variants.items() if value is not None}
-    before = source.staged_growth or StagedGrowth()
-    section = dataclasses.replace(before, **asked)
-    if stage > 0 and section != before:
-        raise UsageError(
-            f"the source was grown before with variants other than {', '.join(f'{k} = {v}' for k, v in asked.items())}; "
-            "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
-        )
-    first = source.model_at(0)
+    """Return the new run's staged recipe: the source's up to `step`, in its `stage`, then a stage of the operators.
+
+    Raises:
+        UsageError: an option cannot be, or the source was grown with other variants before: a recipe has one
+            [staged_growth].
+        RecipeError: the grown model breaks a rule.
+    """
+    section = _growth_section(source, stage, options)
     earlier = list(source.stages[: stage + 1]) or [Stage()]
     earlier[-1] = dataclasses.replace(earlier[-1], switch=Switch(rule="steps", value=float(step)))
-    try:
-        last = Stage(
-            operators=tuple(operators), lr=options.lr, schedule_ratio=options.schedule_ratio
-        )
-        if options.rewarmup_steps is not None:
-            last = dataclasses.replace(last, rewarmup_steps=options.rewarmup_steps)
-    except ValidationError as error:
-        found = "; ".join(
-            f"--{str(entry['loc'][0]).replace('_', '-')} {entry['input']} {rule_of(entry, [str(part) for part in entry['loc']])}"
-            for entry in error.errors()
-        )
-        raise UsageError(found) from None
-    stages = (*earlier, last)
+    stages = (*earlier, _last_stage(operators, options))
+    first = source.model_at(0)
     unchanged = dataclasses.replace(stages[0], model=StageModel())
     try:
         model = shapes_of_stages(first, [unchanged, *stages[1:]])[-1]
@@ -225,6 +196,39 @@ def grown_recipe(
     return _with_overrides(recipe, options.overrides)
 
 
+def _growth_section(source: Recipe, stage: int, options: GrowOptions) -> StagedGrowth:
+    variants: dict[str, Any] = {
+        "symmetry": options.symmetry,
+        "depth": options.depth,
+        "moments": "reset" if options.weights_only else options.moments,
+    }
+    asked = {key: value for key, value in variants.items() if value is not None}
+    before = source.staged_growth or StagedGrowth()
+    section = dataclasses.replace(before, **asked)
+    if stage > 0 and section != before:
+        others = ", ".join(f"{key} = {value}" for key, value in asked.items())
+        raise UsageError(
+            f"the source was grown before with variants other than {others}; "
+            "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
+        )
+    return section
+
+
+def _last_stage(operators: Sequence[str], options: GrowOptions) -> Stage:
+    asked: dict[str, Any] = {"lr": options.lr, "schedule_ratio": options.schedule_ratio}
+    if options.rewarmup_steps is not None:
+        asked["rewarmup_steps"] = options.rewarmup_steps
+    try:
+        return Stage(operators=tuple(operators), **asked)
+    except ValidationError as error:
+        wrong = []
+        for entry in error.errors():
+            option = str(entry["loc"][0]).replace("_", "-")
+            rule = rule_of(entry, [str(part) for part in entry["loc"]])
+            wrong.append(f"--{option} {entry['input']} {rule}")
+        raise UsageError("; ".join(wrong)) from None
+
+
 def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     for override in overrides:
         if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer")):
@@ -241,7 +245,7 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
 
 
 def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
-    """The checkpoint to grow. With weights only, one whose weights are whole."""
+    """Return the checkpoint to grow: with weights only, one whose weights are valid."""
     if options.weights_only:
         return find_checkpoint(source, options.checkpoint, WITHOUT_OPTIMIZER)
     there = checkpoints_of(source)
@@ -257,7 +261,7 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
 def _state_of(
     checkpoint: Path, session: Session, progress: Progress, weights_only: bool
 ) -> TrainState:
-    """The source's state, in its own size, under the new recipe."""
+    """Read the source's state, in its own size, under the new recipe."""
     state = fresh_state(session)
     if progress.stage:
         set_stage(state, session.recipe, progress.stage)
@@ -277,7 +281,7 @@ def _state_of(
 
 
 def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
-    """Refuses to continue a run on tokens that mean something else, or silently on another text."""
+    """Refuse to continue a run with another tokenizer, or on another text that nobody named."""
     origin = origin_data(source)
     check_tokenizer(source.name, origin, session.corpus)
     changed = origin["train_hash"] not in (None, session.corpus.train.sha256)
@@ -291,26 +295,31 @@ def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
 def _measure(
     state: TrainState, session: Session, windows: torch.Tensor
 ) -> tuple[float, torch.Tensor]:
-    """(loss, logits of the first window on the CPU), in fp32."""
+    """Return (loss, logits of the first window on the CPU), in fp32."""
     loss = evaluate(state.model, windows, session.recipe.train.micro_batch_tokens, "fp32")
     with torch.no_grad():
         return float(loss), state.model(windows[:1, :-1]).cpu()
 
 
-def _write_run(name: str, source: Path, state: TrainState, session: Session, grown: Grown) -> None:
-    """Writes the new run, which appears with its checkpoint or not at all."""
-    recipe_toml = dump_recipe(session.recipe)
-    origin = origin_of(session, source.name, sys.argv) | {
-        "grown_from": {
-            "run": source.name,
-            "checkpoint": grown.checkpoint.name,
-            "model_sha256": sha256_of(grown.checkpoint / "model.safetensors"),
-        }
+def _create_run(name: str, source: Path, state: TrainState, session: Session, grown: Grown) -> None:
+    """Create the new run, with the source's rows and the grown state."""
+    parent = {
+        "run": source.name,
+        "checkpoint": grown.checkpoint.name,
+        "model_sha256": sha256_of(grown.checkpoint / "model.safetensors"),
     }
-    with new_run(name, recipe_toml, origin, session.corpus.tokenizer_path) as run:
-        # One segment, however often the source was resumed: the new run was not.
-        run.log([{**row, "segment": 0} for row in latest_rows(source, grown.record.step)])
-        run.event("growth", dataclasses.asdict(grown.record) | {"grown_from": source.name})
-        state.progress = state.progress._replace(segment=0)
-        write_checkpoint(checkpoint_path(run.path, grown.record.step), state, recipe_toml)
-        run.event("end", {"status": "paused", "step": grown.record.step})
+    step = grown.record.step
+    # One segment, however often the source was resumed: the new run was not.
+    state.progress = state.progress._replace(segment=0)
+    create_run(
+        name,
+        state,
+        dump_recipe(session.recipe),
+        origin_of(session, source.name) | {"grown_from": parent},
+        session.corpus.tokenizer_path,
+        events={
+            "growth": dataclasses.asdict(grown.record) | {"grown_from": source.name},
+            "end": {"status": "paused", "step": step},
+        },
+        rows=[{**row, "segment": 0} for row in latest_rows(source, step)],
+    )

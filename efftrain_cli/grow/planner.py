@@ -1,4 +1,4 @@
-"""When to grow, from measured curves: validation losses of a small run and of one of the target's size. Trains nothing.
+"""Plan when to grow from validation losses of two runs: a small one and one of the target's size.
 
 Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the validation loss and
 grows when it rises above a threshold. Released code takes the slope between neighbouring evaluations; here it is a
@@ -39,8 +39,11 @@ class Curve:
 def make_curve(
     name: str, points: dict[float, float], step_flops: float, step_flops_without_logits: float
 ) -> Curve:
-    """A curve from step -> loss; step 0 is left out, for it has no logarithm. A `UsageError` where there are fewer than
-    `FEWEST_POINTS`, or a loss is not positive and finite."""
+    """Make a curve from step -> loss; step 0 is left out, for it has no logarithm.
+
+    Raises:
+        UsageError: there are fewer than `FEWEST_POINTS`, or a loss is not positive and finite.
+    """
     steps = sorted(step for step in points if step > 0)
     losses = [points[step] for step in steps]
     if len(steps) < FEWEST_POINTS:
@@ -54,13 +57,13 @@ def make_curve(
 
 
 def window_for(curve: Curve, window: int) -> int:
-    """Evaluations that one regression takes: `window` (odd), or as many as leave a short curve three of them."""
+    """Return the evaluations that one regression takes: `window` (odd), or fewer, so that a curve has three."""
     fits = len(curve.steps) - 2
     return min(window, fits - 1 + fits % 2)
 
 
 def fitted(curve: Curve, window: int = 31) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(steps, slopes, losses) by regression of log loss on log step over `window_for` evaluations around each step.
+    """Fit (steps, slopes, losses) by regression of log loss on log step over `window_for` evaluations around each step.
 
     Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log step is that on log C.
     """
@@ -80,7 +83,7 @@ def fitted(curve: Curve, window: int = 31) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def fitted_switch(curve: Curve, threshold: float, window: int = 31) -> float | None:
-    """The first step after the steepest one at which the fitted slope exceeds the threshold; None if it never does."""
+    """Return the first step after the steepest one whose fitted slope exceeds the threshold; None if there is none."""
     steps, slopes, _ = fitted(curve, window)
     return _first_above(steps, slopes, threshold)
 
@@ -92,14 +95,14 @@ def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> flo
 
 
 def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> float | None:
-    """The step at which the target's fitted curve has the loss of the small model's at `step`; None if it never has."""
+    """Return the step where the target's fitted curve has the small model's loss at `step`; None if it never has."""
     steps, _, losses = fitted(small, window)
     found = float(_steps_to(target, np.interp(math.log(step), np.log(steps), losses), window))
     return None if math.isnan(found) else found
 
 
 def _steps_to(curve: Curve, losses: np.ndarray, window: int) -> np.ndarray:
-    """The steps at which the fitted curve has these losses; NaN where it never has."""
+    """Return the steps at which the fitted curve has these losses; NaN if it never has."""
     steps, _, own = fitted(curve, window)
     falling = np.minimum.accumulate(own)
     found = np.exp(np.interp(-losses, -falling, np.log(steps)))
@@ -107,10 +110,11 @@ def _steps_to(curve: Curve, losses: np.ndarray, window: int) -> np.ndarray:
 
 
 def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float | None:
-    """The step of the small run at which growing saves most: where the FLOPs that the target needs for the same loss
-    exceed the small run's by most (logits left out, constant batch). Both sizes then lower the loss at the same
-    marginal cost dC/dL. None where the saving still rises at the end of what both curves cover: it cannot be seen on
-    them."""
+    """Return the step of the small run at which growing saves most FLOPs, without logits, at a constant batch.
+
+    The FLOPs that the target needs for the same loss then exceed the small run's by most, and both sizes lower the loss
+    at the same marginal cost dC/dL. None if the saving still rises where one of the curves ends.
+    """
     steps, slopes, losses = fitted(small, window)
     needed = _steps_to(target, losses, window)
     saved = needed * target.step_flops_without_logits - steps * small.step_flops_without_logits
@@ -123,7 +127,7 @@ def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float 
 
 @dataclass(frozen=True)
 class Projection:
-    """What a grown run would save, projected from two runs from scratch. No grown run has been measured for it."""
+    """Saving of a grown run, projected from two runs from scratch; no grown run is measured."""
 
     rule: str
     small: Curve
@@ -158,15 +162,14 @@ class Projection:
 def fitted_projection(
     small: Curve, target: Curve, threshold: float, window: int = 31
 ) -> Projection | None:
-    """The projection with fitted slopes and losses. Ends where the target's slope passes the paper's optimality, or
-    with its curve."""
+    """Project with fitted slopes and losses, until the target's slope passes the paper's optimality."""
     return _fitted_at(
         "fitted slope", small, target, fitted_switch(small, threshold, window), window
     )
 
 
 def marginal_projection(small: Curve, target: Curve, window: int = 31) -> Projection | None:
-    """The projection that grows where the marginal costs are equal."""
+    """Project a growth where the marginal costs are equal."""
     return _fitted_at(
         "equal marginal cost", small, target, equal_marginal_cost(small, target, window), window
     )

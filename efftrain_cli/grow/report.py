@@ -1,4 +1,4 @@
-"""What `efftrain grow --plan` prints: the planners' results as text, and a plot of measured curves."""
+"""Write out what `efftrain grow` did, and what its planners found, with a plot of measured curves."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from efftrain_cli.compare import picture
 from efftrain_cli.foundation.console import human_count, table_lines
@@ -36,11 +37,43 @@ from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import find_run
 from efftrain_cli.run.origin import origin_data
 
+if TYPE_CHECKING:
+    from efftrain_cli.grow.grow import Grown
+
+
+def growth_lines(grown: Grown, weights_only: bool) -> Iterator[str]:
+    """Yield what a growth did, and the command that continues it."""
+    record = grown.record
+    source = grown.checkpoint.parent.parent.name
+    yield f"run         {grown.run}, from {source} after step {record.step}"
+    yield f"parameters  {record.parameters_before:,} -> {record.parameters_after:,}"
+    yield (
+        f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on the same validation windows"
+    )
+    before = " ".join(f"{value:.4f}" for value in grown.logits_before)
+    after = " ".join(f"{value:.4f}" for value in grown.logits_after)
+    yield (
+        f"logits      {before} ... -> {after} ..., largest difference {grown.largest_logit_difference:.2g}"
+    )
+    if not record.preserves_loss:
+        yield "            (these variants do not keep the loss)"
+    if weights_only:
+        yield "lost        the optimizer's moments and step counters: expect a higher loss for about a hundred steps"
+    yield ""
+    resume = f"  efftrain pretrain --resume {grown.run.name}"
+    if grown.budget_left:
+        yield f"next        {grown.budget_left:,} tokens are left"
+        yield resume
+    else:
+        budget = f"train.tokens = {grown.recipe.train.tokens:,}"
+        yield f"nothing is left of its budget, {budget}, which counts the tokens before the growth"
+        yield f"{resume} --set train.tokens=N   (N tokens in all)"
+
 
 def schedule_lines(
     law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None
 ) -> Iterator[str]:
-    """A schedule planned from the scaling law."""
+    """Yield a schedule planned from the scaling law."""
     formula = f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
     target = planned[-1]
     if fitted_to is None:
@@ -127,13 +160,13 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
 
 
 def threshold_of(operators: list[Operator]) -> float:
-    """The released slope threshold of these operators."""
+    """Return the released slope threshold of these operators."""
     kinds = {kind for kind, _ in operators}
     return PAPER_THRESHOLD["both" if len(kinds) == 2 else next(iter(kinds))]
 
 
 def curve_lines(small: Curve, target: Curve | None, threshold: float, window: int) -> Iterator[str]:
-    """When to grow, by both rules, and what it would save."""
+    """Yield when to grow, by both rules, and what it would save."""
     width = window_for(small, window)
     yield f"small: {small.name}, {len(small.steps)} evaluations of steps {small.steps[0]:.0f} to {small.steps[-1]:.0f}"
     yield f"grow when the slope d log L / d log C rises above {threshold:g} (released threshold), after its steepest point:"
@@ -176,7 +209,7 @@ def _step(step: float | None) -> str:
 def plot_curves(
     small: Curve, target: Curve | None, threshold: float, window: int, path: Path
 ) -> None:
-    """Losses and fitted slopes over FLOPs, with the step at which to grow; the format is that of the file's name."""
+    """Plot losses and fitted slopes over FLOPs, with the step at which to grow, in the format of the file's name."""
     import pandas as pd
 
     curves = [small] if target is None else [small, target]

@@ -1,4 +1,4 @@
-"""The cheapest schedule of growing sizes, from the constants of a scaling law.
+"""Plan the cheapest schedule of growing sizes from a scaling law.
 
 The law is Kaplan et al. 2020 (arXiv 2001.08361), as the authors of staged training use it (Shen et al. 2022, arXiv
 2203.06211, released notebook and `compute_optimal_schedule.py`): with Kaplan's constants, or fitted to runs of one's
@@ -35,42 +35,41 @@ class ScalingLaw:
     alpha_b: float = 0.21
 
     def floor(self, size: float) -> float:
-        """Loss of `size` parameters after infinitely many steps."""
+        """Return the loss of `size` parameters after infinitely many steps."""
         return float((self.n_c / size) ** self.alpha_n)
 
     def loss(self, size: float, steps: float) -> float:
-        """Loss of `size` parameters after `steps` steps."""
+        """Return the loss of `size` parameters after `steps` steps."""
         return float(self.floor(size) + (2 * self.s_c / steps) ** self.alpha_s)
 
     def steps(self, size: float, loss: float) -> float:
-        """Steps that `size` parameters need for `loss`; infinite at and below their floor."""
+        """Return the steps that `size` parameters need for `loss`; infinite at and below their floor."""
         above = loss - self.floor(size)
         return float(2 * self.s_c / above ** (1 / self.alpha_s)) if above > 0 else math.inf
 
     def critical_batch(self, loss: float) -> float:
-        """Tokens per step at which halving the steps begins to cost tokens."""
+        """Return the tokens per step at which halving the steps begins to cost tokens."""
         return float(self.b_star / loss ** (1 / self.alpha_b))
 
     def optimal_slope(self) -> float:
-        """d log L / d log C where a model of any size is the cheapest for its loss (C = 6 N B_crit(L) S)."""
+        """Return d log L / d log C where a model of any size is the cheapest for its loss (C = 6 N B_crit(L) S)."""
         return -1 / (1 / self.alpha_n + 1 / self.alpha_s + 1 / self.alpha_b)
 
     def optimal_loss(self, size: float) -> float:
-        """The loss for which `size` is the cheapest size: (1 + alpha_n / alpha_s) times its floor."""
+        """Return the loss for which `size` is the cheapest size: (1 + alpha_n / alpha_s) times its floor."""
         return (1 + self.alpha_n / self.alpha_s) * self.floor(size)
 
     def optimal_size(self, loss: float) -> float:
-        """The size that reaches `loss` cheapest in one stage."""
+        """Return the size that reaches `loss` cheapest in one stage."""
         return float(self.n_c / (loss / (1 + self.alpha_n / self.alpha_s)) ** (1 / self.alpha_n))
 
     def switch_loss(self, size: float, factor: float) -> float:
-        """Loss at which growing `size` by `factor` pays, where both sizes' marginal costs are equal (one batch
-        size)."""
+        """Return the loss at which growing `size` by `factor` pays: where both sizes' marginal costs are equal."""
         q = factor ** (self.alpha_s / (1 + self.alpha_s))
         return self.floor(size) * (q - factor**-self.alpha_n) / (q - 1)
 
     def same_loss_steps(self, factor: float) -> float:
-        """S_small / S_target at that loss: independent of the size."""
+        """Return S_small / S_target at that loss, which does not depend on the size."""
         return float(factor ** (1 / (1 + self.alpha_s)))
 
 
@@ -82,19 +81,19 @@ FITTED_FROM = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class FittedLaw:
-    """A law, and how well it describes the curves it was fitted to."""
+    """A law with its misfit to the curves that it was fitted to."""
 
     law: ScalingLaw
     rms: float
     """Root mean square of the residuals of log loss: 0.007 is 0.7 % of the loss."""
     sizes: tuple[float, ...]
-    """Of the curves, parameters without embeddings, ascending."""
+    """Sizes of the curves' models, parameters without embeddings, ascending."""
     last_step: float
-    """The longest curve's."""
+    """Last step of the longest curve."""
 
 
 def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> FittedLaw:
-    """The law through (size, curve) pairs of runs from scratch that all trained `batch_tokens` tokens a step.
+    """Fit a law to (size, curve) pairs of runs from scratch that all trained `batch_tokens` tokens a step.
 
     Least squares of log loss over the four constants; every curve counts alike, however many evaluations it has. At one
     batch size steps and tokens are one axis, so B_crit's constants are neither needed nor known. Curves of one size
@@ -168,8 +167,11 @@ class PlannedStage:
 def cost(
     law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | None
 ) -> list[PlannedStage]:
-    """The stages of (size, loss at its end), costed. `batch` in tokens; None: the critical batch of each stage's
-    end."""
+    """Cost stages of (size, loss at its end).
+
+    Args:
+        batch: tokens; None: the critical batch of each stage's end.
+    """
     planned = []
     before = math.inf
     for size, loss in stages:
@@ -188,7 +190,7 @@ def plan_schedule(
     target_size: float | None = None,
     batch: Literal["fixed", "varying"] = "fixed",
 ) -> list[PlannedStage]:
-    """The cheapest schedule of that many stages to a loss, all sizes free, by SLSQP over log sizes and log losses.
+    """Find the cheapest schedule of that many stages to a loss, all sizes free, by SLSQP over log sizes and losses.
 
     With `target_size` the last stage has that size; without `target_loss` the loss is then the one for which that size
     is the cheapest single stage. A "fixed" batch is the critical one of the target loss. A loss that cannot be reached
@@ -246,7 +248,7 @@ def plan_schedule(
 
 
 def relative_cost(law: ScalingLaw, planned: Sequence[PlannedStage]) -> float:
-    """FLOPs of a schedule over those of the best single stage to the same loss, at that loss's critical batch."""
+    """Return the FLOPs of a schedule over those of the best single stage to its loss, at the critical batch."""
     loss = planned[-1].loss
     size = law.optimal_size(loss)
     single = cost(law, [(size, loss)], law.critical_batch(loss))

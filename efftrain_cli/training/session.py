@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -238,24 +238,30 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
     return {**now, "changed": list(changed.values())}
 
 
-def origin_of(session: Session, recipe_name: str, arguments: Sequence[str]) -> dict[str, object]:
-    """Where a run comes from: everything that could explain a difference between two runs. Holds no environment
-    variables, so no keys."""
-    corpus, recipe, root = (
-        session.corpus,
-        session.recipe,
-        Path(__file__).resolve().parent.parent.parent,
-    )
+def software_origin(recipe_name: str) -> dict[str, object]:
+    """Return what a run's origin says of its command, its start and the versions around it."""
     return {
         "recipe": recipe_name,
-        "command": list(arguments),
+        "command": list(sys.argv),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "efftrain": __version__,
-        "git_commit": _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None,
-        "project": project_commit(Path.cwd()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
+    }
+
+
+def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
+    """Return where a run comes from: everything that could explain a difference between two runs.
+
+    It holds no environment variables, so no keys.
+    """
+    corpus, recipe = session.corpus, session.recipe
+    root = Path(__file__).resolve().parent.parent.parent
+    return {
+        **software_origin(recipe_name),
+        "git_commit": _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None,
+        "project": project_commit(Path.cwd()),
         "device": _device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),

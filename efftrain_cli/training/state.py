@@ -7,7 +7,7 @@ Every file's sha256 is in manifest.json and verified before any tensor is used. 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import read_tensors, write_tensors
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
+from efftrain_cli.run.directory import checkpoint_path, new_run, run_path
 from efftrain_cli.run.manifest import SCHEMA_VERSION, verify_checkpoint, write_manifest
 
 
@@ -153,6 +154,33 @@ def write_checkpoint(
         for future in flushed:
             future.result()
         write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
+
+
+def create_run(
+    name: str,
+    state: TrainState,
+    recipe_toml: str,
+    origin: Mapping[str, object],
+    tokenizer: Path,
+    events: Mapping[str, Mapping[str, object]],
+    rows: Sequence[Mapping[str, object]] = (),
+) -> Path:
+    """Create run `name` with `state` as its first checkpoint; the run appears with it or not at all.
+
+    Args:
+        tokenizer: a file to copy.
+        events: name -> content, for events.jsonl.
+        rows: of metrics.jsonl, up to the state's step.
+
+    Raises:
+        UsageError, DiskError: as `new_run`.
+    """
+    with new_run(name, recipe_toml, origin, tokenizer) as run:
+        run.log(rows)
+        for event, content in events.items():
+            run.event(event, content)
+        write_checkpoint(checkpoint_path(run.path, state.progress.step), state, recipe_toml)
+    return run_path(name)
 
 
 def read_checkpoint(

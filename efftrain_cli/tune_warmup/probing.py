@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,7 +112,7 @@ def _open_probe(
 ) -> Run:
     """The probe's run directory: a new one, or the one that was left, whose newest checkpoint goes into `state`."""
     if not (root / probe.name / "recipe.toml").is_file():
-        origin = origin_of(session, recipe_name, sys.argv)
+        origin = origin_of(session, recipe_name)
         run = Run.create(
             probe.name, dump_recipe(session.recipe), origin, session.corpus.tokenizer_path, root
         )

@@ -27,6 +27,7 @@ from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.stability import COLUMNS, measure
 from efftrain_cli.run_list import read_runs
+from efftrain_cli.training import state as state_module
 from efftrain_cli.training.state import read_checkpoint
 from tests.fake_runs import write_rows, write_run
 
@@ -203,7 +204,7 @@ def test_interrupted_growth_writes_nothing(
             grow_module, where, lambda r: original(r) if next(calls) == 0 else interrupt()
         )
     else:
-        monkeypatch.setattr(grow_module, where, interrupt)
+        monkeypatch.setattr(state_module, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         grow_run("small", ["width"], "never", MORE, CPU)
     assert digest(source) == before
