@@ -14,7 +14,7 @@ import pandas as pd
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.formats import format_number, format_value
 from efftrain_cli.compare.frames import rows_of
-from efftrain_cli.compare.reading import RunNumbers, read_numbers
+from efftrain_cli.compare.reading import SITE, RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, tables_of
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
@@ -120,7 +120,7 @@ def _time(run: RunNumbers) -> Table:
 
 def _sites(run: RunNumbers) -> list[Table]:
     """The standardization loss of each site at a few points of training, nats per channel."""
-    sites = {name: pd.Series(each.values, each.tokens) for name, each in run.sites.items()}
+    sites = {name: pd.Series(each.values, each.tokens) for name, each in run.parts(SITE).items()}
     if not sites:
         return []
     frame = pd.DataFrame(sites)

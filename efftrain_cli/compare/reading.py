@@ -1,4 +1,4 @@
-"""A run directory reduced to the numbers that a comparison needs: a few hundred kilobytes, however long the run."""
+"""A run directory reduced to the numbers that a comparison needs: a few hundred kilobytes, however long the run is."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ZeroShot:
 
 @dataclass(frozen=True)
 class RunNumbers:
-    """Everything `compare` knows about one run."""
+    """The numbers of one run that `compare` needs."""
 
     name: str
     recipe_name: str
@@ -74,7 +74,7 @@ class RunNumbers:
     origin: dict[str, Any]
     status: str
     marks: tuple[Why, ...]
-    """What a reader of a table must know: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
+    """Remarks on the run: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
     """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a validation loss, in order.
     Tokens of steps that a rewind abandoned are spent: they are in `tokens`, as they are in FLOPs and seconds, but the
@@ -89,7 +89,7 @@ class RunNumbers:
     rewinds: int
     mfu: float | None
     other_seconds: dict[str, float]
-    """Seconds spent in evaluation, checkpoints and compilation, where logged."""
+    """Seconds of evaluation, checkpoints and compilation, by column; without those that were not logged."""
     speeds: tuple[float, ...]
     """Rate of the calibration kernel before and after training, GFLOP/s, over all starts; empty where not recorded."""
     cpu_seconds: float | None
@@ -136,17 +136,12 @@ class RunNumbers:
 
     @property
     def all_seconds(self) -> dict[str, float | None]:
-        """Seconds by what they were spent on, and of the wall clock."""
+        """Seconds by column: training, what else was logged, and the wall clock."""
         return {
             "train_seconds": self.seconds,
             **self.other_seconds,
             "wall_seconds": self.wall_seconds,
         }
-
-    @property
-    def sites(self) -> dict[str, Series]:
-        """The divergence from N(0, 1) over the run's tokens, by site; empty without the standardization loss."""
-        return self.parts(SITE)
 
     def parts(self, family: str) -> dict[str, Series]:
         """Return the series of a family of columns by part of the model, such as "h.0"; empty if the run has none."""

@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
 
 
 PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
-"""Differences that `--plan` plans for where none is given."""
+"""Differences that `--plan` plans for if none is given."""
 
 
 def show_comparison(
@@ -74,7 +75,7 @@ def show_comparison(
     details: bool = False,
     first: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints a comparison, or writes it to `output`.
+    """Print a comparison, or write it to `output`.
 
     Args:
         kind: table, markdown, csv, json, latex or html.
@@ -93,23 +94,23 @@ def show_comparison(
             write_figures(plots_of(comparison), figures)
         except OSError as error:
             raise UsageError(f"--figures {figures}: {error.strerror or error}") from None
-    if kind == "table" and output is None:
-        _print_all(make_console(result=True), comparison, details)
-    elif kind == "html":
-        path = output or Path("report.html")
-        _write(path, _text_of(comparison, kind, details, first))
-        print(f"report: {path}", file=sys.stderr)
-    elif output is None:
+    console = make_console(result=True)
+    on_screen = kind == "table" and output is None
+    if on_screen:
+        _print_all(console, comparison, details)
+    elif output is None and kind != "html":
         sys.stdout.write(_text_of(comparison, kind, details, first))
     else:
-        _write(output, _text_of(comparison, kind, details, first))
+        path = output or Path("report.html")
+        _write(path, _text_of(comparison, kind, details, first))
+        if kind == "html":
+            print(f"report: {path}", file=sys.stderr)
     if plot:
         from efftrain_cli.compare.picture import draw_in_terminal
         from efftrain_cli.compare.plots import terminal_plots
 
-        console = make_console(result=True)
         # Beside a format for programs the curves go where the eye is, not where the data goes.
-        stream = sys.stdout if kind == "table" and output is None else sys.stderr
+        stream = sys.stdout if on_screen else sys.stderr
         colour = stream.isatty() and not console.no_color
         width = min(100, console.width if console.is_terminal else 80)
         drawn = [draw_in_terminal(each, width, colour) for each in terminal_plots(comparison)]
@@ -125,15 +126,11 @@ def _text_of(
 
             return report(comparison)
         case "table":
-            from io import StringIO
-
-            from rich.console import Console
-
-            out = StringIO()
             # As in a pipe: nothing is folded.
-            console = Console(file=out, width=10_000, soft_wrap=True, highlight=False)
-            _print_all(console, comparison, details)
-            return out.getvalue()
+            console = Console(file=StringIO(), width=10_000, soft_wrap=True, highlight=False)
+            with console.capture() as captured:
+                _print_all(console, comparison, details)
+            return captured.get()
         case "json":
             values = {**(first or {}), **as_json(comparison)}
             return json.dumps(values, indent=1, allow_nan=False) + "\n"
@@ -145,7 +142,7 @@ def _text_of(
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
-    """Prints how many seeds a difference of each size needs.
+    """Print how many seeds a difference of each size needs.
 
     Raises:
         UsageError: a size is not positive, or there is nothing to compare with.
@@ -223,7 +220,7 @@ def _tabulate(table: Table, escapes: dict[int, str], form: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Writes a file whole, replacing a link to it too; anything else (a pipe, /dev/stdout) is written to as it is.
+    """Write a file whole, replacing a link to it too; write to anything else (a pipe, /dev/stdout) as it is.
 
     Raises:
         DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was
