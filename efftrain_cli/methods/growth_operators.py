@@ -188,7 +188,7 @@ def grow_size(
     from efftrain_cli.model.gpt import GPT
 
     old, config = state.config, grown_shape(state.config, operator)
-    if operator.kind == "pad" and old.norm != "rmsnorm":
+    if operator.kind == "pad" and (old.norm_facts.is_centered or not old.norm_facts.vectors):
         raise ValueError('pad needs norm = "rmsnorm": zeros beside the channels move a mean')
     if (
         min(config.n_embd - old.n_embd, config.ff_size - old.ff_size, config.n_head - old.n_head)

@@ -275,14 +275,14 @@ class StagedGrowth(Method):
         kinds = {
             kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)
         }
-        if kinds & {"width", "pad"} and (model.norm == "none" or model.init == "unit"):
-            key = 'norm = "none"' if model.norm == "none" else 'init = "unit"'
+        if kinds & {"width", "pad"} and (not model.norm_facts.vectors or model.init == "unit"):
+            key = 'init = "unit"' if model.norm_facts.vectors else f'norm = "{model.norm}"'
             rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
-        if "depth" in kinds and model.norm == "none" and self.depth == "identity":
+        if "depth" in kinds and not model.norm_facts.vectors and self.depth == "identity":
             rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
             yield "staged_growth.depth", rule
-        if "pad" in kinds and model.norm == "layernorm":
+        if "pad" in kinds and model.norm_facts.is_centered:
             rule = 'operator pad needs model.norm = "rmsnorm": zeros beside the channels move a layer norm\'s mean; take width'
             yield "stages", rule
         if "depth" in kinds and model.mlp != "gelu" and self.depth == "identity":

@@ -115,10 +115,10 @@ class StandardizationLoss(Method):
         if self.sites == "all_linear" and gated:
             rule = 'must be "preact" or "ln_input" with mlp = "swiglu": c_up is no site'
             yield "standardization_loss.sites", rule
-        if self.affine and model.norm != "none" and self.sites == "ln_input":
+        if self.affine and model.norm_facts.vectors and self.sites == "ln_input":
             yield (
                 "standardization_loss.affine",
-                'must be false with sites = "ln_input" and model.norm = "layernorm": layer norms have a scale and shift of their own',
+                f'must be false with sites = "ln_input" and model.norm = "{model.norm}", which has a scale of its own',
             )
         ouroboros = recipe.methods.get("ouroboros")
         if ouroboros is not None and ouroboros.modules > 1 and ouroboros.variant == "replay":
@@ -132,10 +132,10 @@ class StandardizationLoss(Method):
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         model = recipe.model
-        if model.norm == "layernorm" and self.sites == "ln_input":
+        if model.norm_facts.vectors and self.sites == "ln_input":
             yield (
-                'standardization_loss.sites = "ln_input" with model.norm = "layernorm": the forward pass ignores the scale that is asked '
-                "for, as each layer norm divides it out; the term only changes what the residual stream looks like"
+                f'standardization_loss.sites = "ln_input" with model.norm = "{model.norm}": the forward pass ignores the scale that is asked '
+                "for, as each norm divides it out; the term only changes what the residual stream looks like"
             )
         if self.weight == 0:
             yield "standardization_loss.weight = 0 measures the divergence and changes nothing else"

@@ -13,6 +13,25 @@ Positions = Literal["learned", "rope"]
 Init = Literal["gpt2", "unit", "hf"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class NormFacts:
+    """Properties of one kind of norm."""
+
+    vectors: tuple[str, ...]
+    """Its parameters, each with an entry per channel: "weight", and "bias" if linear layers have biases."""
+    is_centered: bool = False
+    """Whether it subtracts the mean, which zeros beside the channels would move."""
+    keeps_fp32: bool = False
+    """Whether its value before the gain is kept in fp32, uncompiled."""
+
+
+NORMS: dict[str, NormFacts] = {
+    "layernorm": NormFacts(vectors=("weight", "bias"), is_centered=True),
+    "rmsnorm": NormFacts(vectors=("weight",), keeps_fp32=True),
+    "none": NormFacts(vectors=()),
+}
+
+
 class QkvRows(NamedTuple):
     """Rows of the fused matrix that make the queries, keys and values."""
 
@@ -32,7 +51,13 @@ class Dimensions:
     d_ff: int | None
     mlp: Mlp
     positions: Positions
+    norm: Norm
     norm_eps: float
+
+    @property
+    def norm_facts(self) -> NormFacts:
+        """What the norm is."""
+        return NORMS[self.norm]
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """(field, rule) of each size that does not fit the others."""

@@ -41,9 +41,8 @@ def channels(config: Dimensions) -> dict[str, int]:
 
 def norm_parameters(config: GPTConfig) -> int:
     """Parameters of one norm: a scale for each channel, and a layer norm's shift."""
-    if config.norm == "none":
-        return 0
-    return config.n_embd * (2 if config.norm == "layernorm" and config.bias else 1)
+    vectors = [name for name in config.norm_facts.vectors if name != "bias" or config.bias]
+    return config.n_embd * len(vectors)
 
 
 def block_matrices(config: Dimensions) -> list[tuple[int, int]]:

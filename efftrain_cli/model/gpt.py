@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import assert_never, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +86,9 @@ def _norm(config: GPTConfig, name: str) -> nn.Module:
         return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, config.norm_eps)
-    return _affine(config, name)
+    if config.norm == "none":
+        return _affine(config, name)
+    assert_never(config.norm)
 
 
 class RMSNorm(nn.Module):
@@ -194,8 +196,10 @@ class MLP(nn.Module):
             hidden = gelu(hidden)
         elif self.kind == "swiglu":
             hidden = F.silu(hidden) * self.c_up(x)
-        else:
+        elif self.kind == "relu2":
             hidden = F.relu(hidden).square()
+        else:
+            assert_never(self.kind)
         y = self.c_proj(hidden)
         see("mlp.c_proj", y)
         return self.c_proj_affine(y)

@@ -129,7 +129,7 @@ def training_bytes(
     kept += (q + k) * ((config.positions == "rope") + config.qk_norm)
     kept += 2 * (q - k) if q > k else 0  # keys and values, repeated for every query head
     block = kept * element + 4 * config.n_head
-    if config.norm == "rmsnorm" and not compiled:
+    if config.norm_facts.keeps_fp32 and not compiled:
         block += 2 * 4 * width  # before the gain, in fp32
     elif dtype == "bf16" and not compiled:
         block += 4 * width  # uncompiled layer norms keep their inputs in fp32

@@ -1,13 +1,14 @@
 """What happens inside of a model, block by block, every `eval.internals` steps.
 
-Four columns of metrics.jsonl for each block, "h.0" being the first:
+Columns of metrics.jsonl, "h.0" being the first block:
 
     grad_norm_h.0            l2 norm of its gradient before clipping; null if a delayed gradient is not due yet
     update_ratio_h.0         l2 norm of the change of its parameters in the step, over that of the parameters before it
     residual_rms_h.0         RMS of its output, the residual stream
     attention_logit_max_h.0  largest q k / sqrt(head_dim) of its heads, over all queries and the keys that each may see
+    entropy                  mean entropy of the predicted distributions over the next token, nats
 
-The last two are of the first validation window after the step, so that they are comparable across steps, seeds and
+The last three are of the first validation window after the step, so that they are comparable across steps, seeds and
 methods. Everything here only reads: no loss, weight or random number depends on it.
 """
 
@@ -22,6 +23,9 @@ from efftrain_cli.model.gpt import GPT, Block
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.training.build import autocast
 from efftrain_cli.training.devices import Devices
+
+POSITIONS = 256
+"""Positions whose predictions exist at once."""
 
 
 class UpdateWatch:
@@ -68,7 +72,7 @@ def norms_by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Tensor]:
-    """Return the columns `residual_rms_*` and `attention_logit_max_*`, each 0-d fp32, of one forward pass.
+    """Return `residual_rms_*`, `attention_logit_max_*` and `entropy`, each 0-d fp32, of one forward pass.
 
     It is not compiled, so compiled graphs stay as they are.
 
@@ -84,6 +88,8 @@ def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Ten
         number = len(columns) // 2
         columns[f"residual_rms_h.{number}"] = x.float().square().mean().sqrt()
         columns[f"attention_logit_max_h.{number}"] = largest_logit(seen["attn.q"], seen["attn.k"])
+        if block is model.h[-1]:  # here also the weights of the head are whole on every device
+            columns["entropy"] = mean_entropy(model, x)
         return x
 
     window = window.to(model.device, non_blocking=True)
@@ -109,3 +115,15 @@ def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
             logits = q @ k.T / size**0.5
             largest.append(logits.masked_fill_(future, -torch.inf).max())
     return torch.stack(largest).max()
+
+
+def mean_entropy(model: GPT, x: Tensor) -> Tensor:
+    """Return the mean entropy of the predictions, nats, 0-d fp32, from the last residual stream (B, T, C).
+
+    Some positions at a time: their logits would be larger than those of a micro-batch that are kept.
+    """
+    total = torch.zeros((), device=x.device)
+    for part in x.flatten(0, 1).split(POSITIONS):
+        log_shares = torch.log_softmax(model.head(part).float(), dim=-1)
+        total -= (log_shares.exp() * log_shares).sum()
+    return total / x[..., 0].numel()

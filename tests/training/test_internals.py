@@ -19,7 +19,7 @@ from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import plan_step, read_records, train
 from tests.fake_runs import rows_of, write_run
 from tests.resume_law import TIMES, RandomTokens, assert_resumes_exactly_at_every_step
-from tests.tiny import CPU, FOUR_BLOCKS, fresh, tensors_of
+from tests.tiny import CPU, FOUR_BLOCKS, VOCAB_SIZE, fresh, tensors_of
 
 LLAMA = ["model.arch=llama", "model.n_head=4", "model.n_kv_head=2", "model.qk_norm=true"]
 TWO_BLOCKS = [*FOUR_BLOCKS, "model.n_layer=2"]
@@ -48,8 +48,8 @@ def turned(x: np.ndarray) -> np.ndarray:
 
 def activations(
     recipe: Recipe, weights: dict[str, np.ndarray], ids: np.ndarray
-) -> tuple[list[float], list[float]]:
-    """RMS of each block's output and its largest attention logit, of one sequence in fp64."""
+) -> tuple[list[float], list[float], float]:
+    """RMS of each block's output, its largest attention logit, and the entropy of the predictions, in fp64."""
     model = recipe.model
     llama, heads = model.arch == "llama", model.n_head
     size = model.n_embd // heads
@@ -87,7 +87,9 @@ def activations(
             hidden = 0.5 * hidden * (1 + np.tanh(cubic))
         x = x + linear(hidden, f"{block}.mlp.c_proj")
         sizes.append(np.sqrt((x * x).mean()))
-    return sizes, largest
+    logits = normed(x, weights, "ln_f", model.norm_eps) @ weights["wte.weight"][:VOCAB_SIZE].T
+    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    return sizes, largest, float(-(shares * np.log(shares)).sum(-1).mean())
 
 
 def norm(tensors: dict[str, np.ndarray], block: str) -> float:
@@ -113,8 +115,9 @@ def test_columns_are_those_of_independent_arithmetic(model: list[str]) -> None:
     after = weights_of(state)
 
     changes = {name: after[name] - before[name] for name in before}
-    sizes, largest = activations(recipe, after, val[0, :-1].numpy())
+    sizes, largest, entropy = activations(recipe, after, val[0, :-1].numpy())
     assert row["step"] == 2 and row["grad_norm"] > 0.1
+    assert row["entropy"] == pytest.approx(entropy, rel=1e-5) and "entropy" not in rows[-1]
     for number in range(2):
         block = f"h.{number}"
         expected = {
@@ -187,7 +190,8 @@ def test_measuring_moves_no_bit(method: str) -> None:
         waiting = 2 if method in ("ouroboros", "replay") and other["step"] == 2 else 0
         assert len(due) == len(there - LOGITS) - waiting and min(due, default=0.0) >= 0
         assert not [name for name in map(series_of, other) if name.startswith("other/")]
-        same = other.keys() - there - TIMES
+        assert ("entropy" in other) == bool(there)
+        same = other.keys() - there - TIMES - {"entropy"}
         assert {name: other[name] for name in same} == {name: one.get(name) for name in same}
 
 
@@ -210,7 +214,7 @@ def test_compare_and_wandb_draw_every_block(tmp_path: Path) -> None:
         row |= {f"attention_logit_max_h.{n}": float(step % 5 - n) for n in range(2)}
         row |= {f"residual_rms_h.{n}": float(step + n) for n in range(2)}
         row |= {f"update_ratio_h.{n}": 1e-3 for n in range(2)}
-        row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)}
+        row |= {f"grad_norm_h.{n}": 0.5 for n in range(2)} | {"entropy": 3.0}
     more = "\n[eval]\ninternals = 1\n"
     path = write_run(tmp_path, "small", 0, steps=1000, rows=rows, more=more)
     plots = {plot.name: plot for plot in plots_of(compare(read_valid_runs([path])[0]))}
@@ -225,4 +229,5 @@ def test_compare_and_wandb_draw_every_block(tmp_path: Path) -> None:
     assert series_of("update_ratio_h.1") == "internals/update_ratio_h.1"
     assert series_of("grad_norm_h.1") == "internals/grad_norm_h.1"
     assert series_of("grad_norm") == "optim/grad_norm"
+    assert series_of("entropy") == "internals/entropy" and plots["entropy"].y == "nats per token"
     assert series_of("val_loss_from_16") == "val/loss_from_16"
