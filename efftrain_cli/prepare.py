@@ -24,7 +24,8 @@ _SPLIT_WORDS = {
 
 
 def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
-    """What `efftrain prepare --format json` prints; counts of tokens include each document's end of text."""
+    """Return what `efftrain prepare --format json` prints. Counts of tokens include each document's
+    end of text."""
     manifest, seq_len = corpus.manifest, recipe.model.seq_len
     train = Windows(corpus.train, seq_len, recipe.seed)
     plan = summarize_plan(recipe)
@@ -86,7 +87,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
 def print_corpus(
     console: Console, recipe: Recipe, about: dict[str, Any], *, verified: bool, train_command: str
 ) -> None:
-    """`describe_corpus` for a reader; `train_command` is what to type next."""
+    """Print `describe_corpus` for a reader; `train_command` is what to type next."""
     train, valid = about["train"], about["valid"]
     wanted = recipe.eval.windows
     fewer = (
@@ -124,7 +125,7 @@ def print_corpus(
     state = (
         "every token verified"
         if verified
-        else "headers and sizes verified; --verify-data full reads every token"
+        else "sizes verified; --verify-data full reads every token"
     )
     lines += [f"shards      {about['folder']}", f"            {state}"]
     for line in lines:
@@ -138,7 +139,7 @@ def print_corpus(
 
 
 def named_text(data: Data) -> str | tuple[str, ...]:
-    """The training text as the recipe names it."""
+    """Return the training text as the recipe names it."""
     return (
         data.train or "stdlib"
         if data.sources is None
@@ -151,7 +152,7 @@ def _counted(side: dict[str, Any]) -> str:
 
 
 def _named(spec: str | tuple[str, ...], sources: list[str]) -> str:
-    """What the recipe says, and how many files that was."""
+    """Return the text as the recipe names it, with the number of its files."""
     if spec == "stdlib":
         return sources[0]
     said = spec if isinstance(spec, str) else ", ".join(spec)

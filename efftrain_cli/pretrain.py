@@ -86,7 +86,7 @@ def start(
     with_probe: bool = True,
     rewinding: bool = False,
 ) -> Path:
-    """Trains `recipe` in a new run directory and returns it.
+    """Train `recipe` in a new run directory and return it.
 
     Args:
         rewinding: a divergence goes back to the newest stable checkpoint instead of ending the run, three times at
@@ -127,7 +127,7 @@ def resume(
     override: bool = False,
     rewinding: bool = False,
 ) -> Path:
-    """Continues run `name` from its newest valid checkpoint, as if it had never stopped.
+    """Continue run `name` from its newest valid checkpoint, as if it had never stopped.
 
     Args:
         overrides: `key=value` changes of the run's recipe.
@@ -192,8 +192,8 @@ def resume(
 
 
 def _lacks_evaluation(run: Run, progress: Progress) -> bool:
-    """Whether the last step of a run is still to be evaluated. Its checkpoint, written by a stop, keeps saying so; a
-    resumed run has written the loss into the step's row."""
+    """Return whether the last step of a run is still to be evaluated. Its checkpoint, written by a
+    stop, keeps saying so; a resumed run has written the loss into the step's row."""
     return progress.evaluation_due and (run.last_row(progress.step) or {}).get("val_loss") is None
 
 
@@ -236,7 +236,7 @@ def _trained_longer(
 
 
 def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | None) -> str:
-    """Why a resumed run has no step to train."""
+    """Return why a resumed run has no step to train."""
     if progress.tokens < recipe.train.tokens:
         return f"nothing to train: run {run.name} is after step {progress.step} already, and --steps {steps} ends there or before"
     return (
@@ -246,7 +246,7 @@ def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | Non
 
 
 def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) -> None:
-    """Says what a changed recipe does to the learning rate, before it does it."""
+    """Print what a changed recipe does to the learning rate, before it does it."""
     last = (run.last_row(progress.step) or {}).get("lr")
     unchanged = (written.optim, written.train) == (recipe.optim, recipe.train)
     if last is None or unchanged or progress.tokens >= recipe.train.tokens:
@@ -261,8 +261,8 @@ def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) ->
 
 
 def _plan(session: Session, progress: Progress, steps: int | None) -> PlanSummary:
-    """The plan from `progress` on; a RecipeError where it reads the corpus more than once and the recipe does not allow
-    that."""
+    """Plan the run from `progress` on. Raise a `RecipeError` if it reads the corpus more than once
+    and the recipe does not allow that."""
     summary = summarize_plan(session.recipe, progress, session.corpus.vocab_size, steps)
     check_ranks(session.recipe, summary, session.ranks)
     session.train_data.check_budget(summary.windows, session.recipe.data)
@@ -366,7 +366,7 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
 def show_header(
     console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary
 ) -> None:
-    """What is about to be spent, before anything is."""
+    """Print what is about to be spent, before anything is."""
     recipe, corpus = session.recipe, session.corpus
     model, text = recipe.model, named_text(recipe.data)
     rows = padded_vocab_size(recipe, corpus.vocab_size)
@@ -420,7 +420,7 @@ def show_header(
 def show_summary(
     console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool
 ) -> None:
-    """What came of it, and what to do next."""
+    """Print what came of the run, and what to do next."""
     progress = state.progress
     if progress.step:
         rate = progress.tokens / progress.train_seconds if progress.train_seconds else 0.0

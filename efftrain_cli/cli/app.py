@@ -27,7 +27,7 @@ from efftrain_cli.training.launch import LOST, PARENT, process_rank, refuse_seve
 
 
 def _shortened(parameters: list[Any]) -> list[Any]:
-    """Shows no type for a switch, and KEY=VALUE for --set."""
+    """Show no type for a switch, and KEY=VALUE for --set."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -114,7 +114,7 @@ class Commands(typer.Typer):
     def command(
         self, name: str | None = None, *, examples: Sequence[str] = (), **options: Any
     ) -> Callable[[Any], Any]:
-        """Registers a command.
+        """Register a command.
 
         Args:
             examples: command lines that work as they stand; at most 76 columns each, so that no terminal breaks them.
@@ -165,7 +165,7 @@ def efftrain(
 
 
 def run_app() -> None:
-    """Runs the command line. A user's mistake prints one message on stderr and no traceback."""
+    """Run the command line. A user's mistake prints one message on stderr and no traceback."""
     from efftrain_cli.cli.commands import register
 
     register(*sys.argv[1:2])
@@ -211,7 +211,7 @@ def _check_place() -> None:
 
 
 def _say(text: str) -> None:
-    """A message on standard error. Foreign names in it move no cursor; where nothing can be written, the exit code says
-    enough."""
+    """Print a message on standard error, or nothing if nothing can be written. Control characters
+    in it are escaped."""
     with contextlib.suppress(OSError, ValueError):
         print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)

@@ -12,8 +12,8 @@ COMMANDS = (
 
 
 def register(command: str = "") -> None:
-    """Imports the module of `command`, which puts itself on `app`; all modules if it names no command: for help,
-    completion, and the suggestions after a mistake. Typer reads the signature of every registered command, a fifth of
-    `recipes list`'s time."""
+    """Import the module of `command`, which puts itself on `app`; all modules if it names no
+    command: for help, completion, and the suggestions after a mistake. Typer reads the signature of
+    every registered command, a fifth of `recipes list`'s time."""
     for name in (command,) if command in COMMANDS else COMMANDS:
         import_module("efftrain_cli.cli." + {"import": "import_"}.get(name, name.replace("-", "_")))

@@ -18,7 +18,7 @@ CompareFormat = Literal["table", "markdown", "csv", "json", "latex", "html"]
 
 
 def check_target_loss(value: float | None) -> None:
-    """Refuses a target that no loss can have.
+    """Refuse a target that no loss can have.
 
     Raises:
         UsageError: it is not a positive, finite number.

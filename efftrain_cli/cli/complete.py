@@ -7,7 +7,7 @@ _HELP_WIDTH = 45
 
 
 def recipe_names(incomplete: str) -> list[tuple[str, str]]:
-    """Recipe names with what they are; files where a path is being typed."""
+    """List recipe names with what they are; files if a path is being typed."""
     from textwrap import shorten
 
     from efftrain_cli.foundation.errors import RecipeError
@@ -41,21 +41,21 @@ def _toml_paths(incomplete: str) -> list[tuple[str, str]]:
 
 
 def run_names(incomplete: str) -> list[str]:
-    """Names of the runs in EFFTRAIN_RUNS, or in ./runs."""
+    """List the runs in EFFTRAIN_RUNS, or in ./runs."""
     from efftrain_cli.run import directory as run
 
     return [name for name in run.run_names() if name.startswith(incomplete)]
 
 
 def run_or_recipe_names(incomplete: str) -> list[str]:
-    """Runs, then recipes: for commands that take either."""
+    """List runs, then recipes: for commands that take either."""
     return list(
         dict.fromkeys([*run_names(incomplete), *(name for name, _ in recipe_names(incomplete))])
     )
 
 
 def override_keys(incomplete: str) -> list[tuple[str, str]]:
-    """Dotted keys of a recipe, for --set; nothing once the value is being typed."""
+    """List the dotted keys of a recipe, for --set; nothing once the value is being typed."""
     if "=" in incomplete:
         return []
     from textwrap import shorten

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
-    """Suites, then tasks, for the shell."""
+    """List suites, then tasks, for the shell."""
     from efftrain_cli.zeroshot.suites import SUITES, TASKS
 
     named = [(name, "suite: " + " ".join(tasks)) for name, tasks in SUITES.items()]
@@ -199,7 +199,7 @@ def _number(metric: str, value: float | None) -> str:
 
 
 def _print_table(console: Console, header: Row, rows: Sequence[Row]) -> None:
-    """Plain lines: in a narrow terminal a table of Rich's would cut numbers short."""
+    """Print plain lines: in a narrow terminal a table of Rich's would cut numbers short."""
     console.print("\n".join(table_lines(header, rows)), markup=False)
 
 

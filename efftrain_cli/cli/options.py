@@ -12,7 +12,7 @@ from efftrain_cli.training.launch import check_devices, launch_this
 
 
 def share(device: str, devices: int) -> None:
-    """If several devices share the work, starts a process for each and ends with their exit code."""
+    """Start a process for each device if several share the work, and end with their exit code."""
     if devices > 1:
         check_devices(device, devices)
         raise Exit(launch_this(devices))

@@ -83,7 +83,8 @@ def _as_json(
 
 
 def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
-    """FLOPs, time, memory and disk of a plan, as far as they are known before the data is prepared."""
+    """Describe FLOPs, time, memory and disk of a plan, as far as they are known before the data is
+    prepared."""
     try:
         find_text(recipe.data)
     except DataError as error:
@@ -137,7 +138,8 @@ def memory_of(device: str) -> tuple[str, int]:
 def cluster_lines(
     recipe: Recipe, device: str, devices: int, nodes: int, bandwidth: float
 ) -> Iterator[str]:
-    """What the recipe is expected to need on several devices, from the rate measured on one.
+    """Describe what the recipe is expected to need on several devices, from the rate measured on
+    one.
 
     Args:
         nodes: that the devices are spread over evenly.

@@ -38,7 +38,8 @@ RecipeName = Annotated[
 
 @recipes.command("list", examples=("efftrain recipes list", "efftrain recipes list --format json"))
 def list_recipes(format: TextOrJson = "text") -> None:
-    """Every recipe that --recipe finds by name: those in ./recipes, then those that ship with the program.
+    """List every recipe that --recipe finds by name: those in ./recipes, then those that ship with
+    the program.
 
     Parameters are counted without embeddings, budgets in tokens.
     """
@@ -121,7 +122,8 @@ def show_recipe(
     ] = False,
     format: TextOrJson = "text",
 ) -> None:
-    """A recipe with everything it inherits, as TOML. Each comment says where the value was written."""
+    """Show a recipe with everything it inherits, as TOML. Each comment says where the value was
+    written."""
     from efftrain_cli.recipe.check import known_keys, unnumbered
     from efftrain_cli.recipe.file import read_recipe_file, shown_path
     from efftrain_cli.recipe.recipe import (
@@ -160,7 +162,8 @@ def show_recipe(
 
 @recipes.command("diff", examples=("efftrain recipes diff small small-slw",))
 def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> None:
-    """The keys in which two recipes differ, inherited ones and defaults included; nothing else."""
+    """Show the keys in which two recipes differ, inherited ones and defaults included; nothing
+    else."""
     from efftrain_cli.recipe.file import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe, recipe_differences
 
@@ -194,7 +197,8 @@ def _value(value: Any) -> str:
 
 
 def _card(name: str) -> dict[str, Any]:
-    """What `recipes list` says of one recipe: its values as written, unchecked, so that the list is quick and whole."""
+    """Return what `recipes list` shows of a recipe: its values as written, unchecked, so that the
+    list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import inner_parameters
     from efftrain_cli.plan.plan import config_of
@@ -250,7 +254,8 @@ _TITLES = ("layers x width", "parameters", "context", "batch", "budget")
 
 
 def _numbers(card: dict[str, Any]) -> list[str]:
-    """Shape, parameters and budget as people read them; what is missing or not a number is shown as written."""
+    """Return shape, parameters and budget as people read them; a value that is no number is shown
+    as written."""
     from efftrain_cli.foundation.console import human_count
 
     if card["mistake"]:

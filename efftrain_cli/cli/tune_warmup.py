@@ -151,7 +151,7 @@ def tune_warmup(
 
 
 def parse_budget(text: str, tokens: int) -> int:
-    """Tokens in "10%" of a run of `tokens`, or in a count such as "500M".
+    """Return the tokens in "10%" of a run of `tokens`, or in a count such as "500M".
 
     Raises:
         UsageError: it is neither.

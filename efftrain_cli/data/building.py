@@ -84,7 +84,7 @@ class Building:
         self._room_checked = False
 
     def write(self) -> None:
-        """Writes shards, tokenizer and manifest; goes on from what an earlier building left.
+        """Write shards, tokenizer and manifest; continue from what an earlier building left.
 
         Raises:
             DataError: a document cannot be read, the sides overlap, or one of them is empty.
@@ -120,7 +120,7 @@ class Building:
         fsync(self.folder)
 
     def _flush(self, batch: list[tuple[str, int, Document]]) -> None:
-        """Tokenizes and writes the documents that are still wanted."""
+        """Tokenize and write the documents that are still wanted."""
         wanted = [entry for entry in batch if not self._full(*entry[:2])]
         batch.clear()
         encoded = iter(self.tokenizer.encode([doc.text for _, _, doc in wanted if doc.ids is None]))
@@ -159,13 +159,13 @@ class Building:
         return self._writers[side, part].tokens >= self._limits.get((side, part), math.inf)
 
     def _has_enough(self, part: int) -> bool:
-        """Nothing more is wanted of the source that is being read."""
+        """Return whether the limits of the source that is being read are reached."""
         if self.cursor.source < len(self.split.valid):
             return self._full("valid", part)
         return self._full("train", part) and (bool(self.split.valid) or self._full("valid", part))
 
     def _check_room(self, tokens: int) -> None:
-        """Refuses a disk that has less room than so many tokens take."""
+        """Refuse a disk that has less room than so many tokens take."""
         self._room_checked = True
         needed, free = (
             tokens * dtype_for(self.tokenizer.vocab_size).itemsize,
@@ -186,7 +186,7 @@ class Building:
     # The place on disk.
 
     def _save(self) -> None:
-        """Makes what is written so far something that a later start goes on from."""
+        """Save the place that a later start continues from."""
         writers = {
             f"{side} {part}": writer.sync() for (side, part), writer in self._writers.items()
         }
@@ -215,7 +215,7 @@ class Building:
         self._saved_shards = self._closed_shards()
 
     def _take_up(self) -> None:
-        """Goes on from what `_save` left; begins anew where that is damaged."""
+        """Continue from what `_save` left; begin anew if that is damaged."""
         try:
             record = read_record(self.folder / PROGRESS, Record)
             progress = record.to_json()
@@ -294,7 +294,7 @@ class Building:
 
 
 def _described(sources: tuple[Source, ...]) -> list[str]:
-    """The sources in words: the library once, files by path, datasets by name."""
+    """Return the sources in words: the library once, files by path, datasets by name."""
     import platform
 
     described = [

@@ -24,14 +24,15 @@ remembered."""
 
 
 def cache_root() -> Path:
-    """EFFTRAIN_CACHE, or efftrain in the user's cache folder."""
+    """Return EFFTRAIN_CACHE, or efftrain in the user's cache folder."""
     standard = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return environment_folder("EFFTRAIN_CACHE", f"{standard}/efftrain")
 
 
 @contextmanager
 def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
-    """Turns a full disk into a `DiskError` with bytes needed and free, and a refused write into a `UsageError`.
+    """Turn a full disk into a `DiskError` with bytes needed and free, and a refused write into a
+    `UsageError`.
 
     Args:
         needed: bytes that all of the writing takes, where known.
@@ -54,7 +55,8 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock file `path`, making its folder; the system lets go of it when the process ends, however it ends.
+    """Hold the lock file `path`, making its folder; the system lets go of it when the process ends,
+    however it ends.
 
     Args:
         waiting: called once if another process holds it.
@@ -72,15 +74,15 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def write(path: Path, content: str) -> None:
-    """Writes a file of the cache whole, making its folder; fails as `disk_errors` says."""
+    """Write a file of the cache whole, making its folder; fails as `disk_errors` says."""
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
 
 
 def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
-    """sha256 of each file's content. Unchanged size and time stamp spare the reading: hashes are remembered in the
-    cache.
+    """Return the sha256 of each file's content. A file of unchanged size and time stamp is not
+    read: the cache remembers its hash.
 
     Args:
         afresh: read every file: one may hold other bytes with its old size and time stamp.

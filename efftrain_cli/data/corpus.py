@@ -78,7 +78,7 @@ class Corpus:
     """What a reader should know of how the text was found, in sentences."""
 
     def verify(self) -> None:
-        """Compares every token with its shard's sha256; a `DataError` names a shard that is damaged."""
+        """Compare every token with its shard's sha256; a `DataError` names a damaged shard."""
         self.train.verify()
         self.valid.verify()
 
@@ -86,7 +86,7 @@ class Corpus:
 def open_corpus(
     folder: Path, sources: tuple[tuple[str, float], ...] = (), notes: tuple[str, ...] = ()
 ) -> Corpus:
-    """Opens a prepared corpus, checking that its files belong together and are of full size.
+    """Open a prepared corpus. Check that its files belong together and are of full size.
 
     Args:
         sources: name and weight of each of several sources; the corpus itself does not depend on them.

@@ -29,11 +29,11 @@ class Document(NamedTuple):
     """Token ids, of a document that is read as tokens and has no text."""
 
     def content(self) -> bytes:
-        """What makes two documents the same: the text as UTF-8, or the ids."""
+        """Return what makes two documents the same: the text as UTF-8, or the ids."""
         return self.text.encode() if self.ids is None else self.ids.astype("<u4").tobytes()
 
     def digest(self) -> bytes:
-        """sha256 of the content."""
+        """Return the sha256 of the content."""
         return hashlib.sha256(self.content()).digest()
 
 
@@ -76,13 +76,13 @@ class BadDocuments:
     """The first few skipped, with place and reason."""
 
     def read(self, id: str, text: str) -> Iterator[Document]:
-        """A document that could be read; one with an empty text is passed over."""
+        """Yield a document that could be read; pass over an empty one."""
         self.seen += 1
         if text:
             yield Document(printable(id), text)
 
     def found(self, where: str, what: str) -> None:
-        """Counts a bad document; a `DataError` where the policy is "error"."""
+        """Count a bad document; raise a `DataError` if the policy is "error"."""
         self.seen += 1
         where = printable(where)
         if self.policy == "error":
@@ -95,7 +95,8 @@ class BadDocuments:
             self.examples.append(f"{where}: {what}")
 
     def check(self) -> None:
-        """To be called after the last document; a `DataError` where more than `SKIPPED_SHARE` were skipped."""
+        """Raise a `DataError` if more than `SKIPPED_SHARE` were skipped; called after the last
+        document."""
         if self.skipped > SKIPPED_SHARE * self.seen:
             raise DataError(
                 f"{self.skipped:,} of {self.seen:,} documents cannot be read ({self.skipped / self.seen:.2%}; "
@@ -105,7 +106,8 @@ class BadDocuments:
 
 
 def problem_of(value: object, field: str) -> str | None:
-    """Why the value of a field is not text that UTF-8 can hold, or None: JSON can spell half of a surrogate pair."""
+    """Return why the value of a field is not text that UTF-8 can hold, or None. JSON can spell half
+    of a surrogate pair."""
     if not isinstance(value, str):
         return f"field {field!r} is {type(value).__name__}, not text"
     try:

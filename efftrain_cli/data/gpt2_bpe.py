@@ -21,7 +21,7 @@ PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$
 
 
 def byte_of_character() -> dict[str, int]:
-    """The byte that each of the 256 characters of a byte-level vocabulary stands for (GPT-2, encoder.py,
+    """Map each of the 256 characters of a byte-level vocabulary to its byte (GPT-2, encoder.py,
     bytes_to_unicode)."""
     visible = [
         *range(ord("!"), ord("~") + 1),
@@ -35,7 +35,7 @@ def byte_of_character() -> dict[str, int]:
 
 
 def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tiktoken.Encoding | None:
-    """An encoding that gives `backend`'s ids for every text, or None where that is not certain.
+    """Return an encoding that gives `backend`'s ids for every text, or None if that is not certain.
 
     Args:
         backend: has GPT-2's pattern, without a space before the text, and no normalizer.

@@ -63,7 +63,7 @@ class HubReader:
         self._rows: Any = None
 
     def state(self) -> dict[str, Any]:
-        """The place after the document that was read last; JSON can hold it."""
+        """Return the place after the document that was read last, as JSON values."""
         place = (
             self._rows.state_dict()
             if self._rows is not None and hasattr(self._rows, "state_dict")
@@ -129,7 +129,8 @@ def _streamed(source: HubDataset) -> Any:
 
 
 def _cached(source: HubDataset) -> Any:
-    """What `datasets` has prepared before, else what `hf download --repo-type dataset` has fetched."""
+    """Return what `datasets` has prepared before, else what `hf download --repo-type dataset` has
+    fetched."""
     import datasets
     import huggingface_hub
 
@@ -155,8 +156,8 @@ def _wanted(source: HubDataset, splits: list[str]) -> str:
 
 
 def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
-    """A file of a model repository: from the Hub's own cache if it is there, else downloaded; a `DataError` where that
-    cannot be."""
+    """Return a file of a model repository, from the Hub's own cache or downloaded; raise a
+    `DataError` if neither works."""
     import huggingface_hub
 
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
@@ -175,8 +176,8 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
 
 
 def hub_tokenizer(repository: str, revision: str | None = None) -> Path:
-    """tokenizer.json of a model repository, and beside it tokenizer_config.json, which may name the end of text, if the
-    repository has one."""
+    """Return a model repository's tokenizer.json; fetch tokenizer_config.json, which may name the
+    end of text, if the repository has one."""
     path = hub_file(repository, "tokenizer.json", revision)
     with suppress(DataError):
         hub_file(repository, "tokenizer_config.json", revision)

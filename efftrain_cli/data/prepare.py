@@ -69,7 +69,7 @@ def prepare(
     report: Report | None = None,
     verify: Literal["lazy", "full"] = "lazy",
 ) -> Corpus:
-    """The corpus that a recipe's `[data]` describes: opened if the cache has it, made if not.
+    """Open the corpus that a recipe's `[data]` describes; make it if the cache has none.
 
     Another process that is making the same corpus is waited for. One that was stopped while making it is taken up.
 
@@ -121,7 +121,8 @@ def _key(
     *,
     afresh: bool,
 ) -> str:
-    """Names the corpus: equal settings on equal file contents give an equal key, wherever the files are."""
+    """Return the name of the corpus: equal settings on equal file contents give an equal key,
+    wherever the files are."""
     files = [source.path for source in text.train + text.valid if isinstance(source, TextFile)]
     hashes = iter(cache.hash_files([*files, *tokens_from], afresh=afresh))
 
@@ -157,7 +158,7 @@ def _key(
 def _build(
     folder: Path, data: Data, text: TextSources, limits: Limits | None, tell: Report
 ) -> None:
-    """Makes the corpus beside its place and renames it there. The caller holds the lock."""
+    """Make the corpus beside its place and rename it there. The caller holds the lock."""
     size = bpe_size(data.tokenizer)
     tokenizer = (
         None if size else load_tokenizer(data.tokenizer)
@@ -192,7 +193,8 @@ def _build(
 
 
 def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Report) -> Tokenizer:
-    """The byte-level BPE of the training text, from the cache if this text has had one of this size."""
+    """Return the byte-level BPE of the training text, from the cache if this text has had one of
+    this size."""
     weights = [source.weight for source in split.data.sources or ()] or [1.0]
     most = (
         TOKENIZER_SAMPLE
@@ -225,7 +227,7 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
 
 
 def limits_of(recipe: Recipe) -> Limits | None:
-    """How much text to prepare for a recipe; None for all of it.
+    """Return how much text to prepare for a recipe; None means all of it.
 
     Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
     recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two
@@ -256,7 +258,7 @@ def prepare_shown(
     verify: Literal["lazy", "full"] = "lazy",
     console: Console | None = None,
 ) -> Corpus:
-    """`data.prepare`, shown as it goes on. A corpus that is ready shows nothing."""
+    """Prepare the corpus and show progress. A corpus that is ready shows nothing."""
     with preparation_screen(console or make_console()) as report:
         return prepare(data, limits=limits, report=report, verify=verify)
 

@@ -27,7 +27,8 @@ from efftrain_cli.foundation.errors import DataError
 def read_documents(
     source: TextFile, text_field: str, bad: BadDocuments, eot_id: int | None = None
 ) -> Iterator[Document]:
-    """The documents of one file, in order. Records with an empty text are passed over; an empty file is a fault.
+    """Yield the documents of one file, in order. Records with an empty text are passed over; an
+    empty file is a fault.
 
     Args:
         text_field: field or column of the text, in JSON, CSV and Parquet; a source may name its own.
@@ -60,7 +61,8 @@ def read_documents(
 
 
 def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
-    """A file of text as one document, every line end a newline, as text files are read everywhere."""
+    """Yield a file of text as one document, every line end a newline, as text files are read
+    everywhere."""
     content = source.path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if not content:
         if source.kind != "stdlib":  # the library has many empty __init__.py
@@ -79,8 +81,8 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
 
 
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """One JSON object a line. Bytes are counted from the start of the file, uncompressed; blank lines are passed
-    over."""
+    """Yield the document of each line's JSON object. Bytes count from the start of the uncompressed
+    file; blank lines are passed over."""
     start, number, any_line = 0, 0, False
     with _opened(path) as file:
         for number, (line, length) in enumerate(_lines(path, file), 1):
@@ -101,7 +103,8 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
 
 
 def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """A list of records, one record, or JSON lines under another name."""
+    """Yield the documents of a list of records, of one record, or of JSON lines under another
+    name."""
     if path.stat().st_size <= JSON_BYTES:
         try:
             records = json.loads(path.read_bytes())
@@ -120,7 +123,7 @@ def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Docum
 
 
 def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """A row is a document; the first row names the columns. Quoted text may hold line ends."""
+    """Yield a document per row; the first row names the columns. Quoted text may hold line ends."""
     csv.field_size_limit(LINE_BYTES)
     number = 0
 
@@ -153,7 +156,7 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
 
 
 def _opened(path: Path) -> io.BufferedIOBase:
-    """The file's content, decompressed as it is read."""
+    """Open the file's content, decompressed as it is read."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return gzip.open(path, "rb")
@@ -165,7 +168,8 @@ def _opened(path: Path) -> io.BufferedIOBase:
 
 
 def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
-    """Each line with its length in bytes. Of a line beyond `LINE_BYTES` only the beginning is kept."""
+    """Yield each line with its length in bytes. Of a line beyond `LINE_BYTES` only the beginning is
+    kept."""
     number, total, most = 0, 0, _most_unpacked(path)
     try:
         while line := file.readline(LINE_BYTES + 1):
@@ -296,7 +300,8 @@ def _names(names: list[str]) -> str:
 
 
 def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
-    """A text as (train, valid): about the last `fraction` of it, from the nearest following start of a line.
+    """Cut a text into (train, valid): about the last `fraction` of it, from the nearest following
+    start of a line.
 
     Where no line starts there, the last line before it is taken; a text of one line stays whole in train.
     """
@@ -319,7 +324,8 @@ _IDS_AT_A_TIME = 1 << 24
 
 
 def open_token_file(path: Path) -> np.ndarray:
-    """A file's ids, memory-mapped: uint16 or uint32 (tokens,). A `DataError` where it has neither form or is cut."""
+    """Open a file's ids, memory-mapped: uint16 or uint32 (tokens,). Raise a `DataError` if it has
+    neither form or is cut."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(LLMC_HEADER_BYTES)
@@ -358,8 +364,8 @@ def open_token_file(path: Path) -> np.ndarray:
 
 
 def token_documents(path: Path, bad: BadDocuments, eot_id: int | None) -> Iterator[Document]:
-    """The documents between end-of-text tokens, as ids. A file without any is one document. Refused where no tokenizer
-    is known before the text (bpe:N)."""
+    """Yield the documents between end-of-text tokens, as ids. A file without any is one document. A
+    tokenizer that is trained on the text (bpe:N) is a `DataError`."""
     if eot_id is None:
         raise DataError(
             f"{path} holds token ids, and a tokenizer cannot be trained on those: set data.tokenizer to the one that made them, "

@@ -44,7 +44,7 @@ class ShardEntry(Fields):
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
-    """The smaller type that holds every id, little-endian."""
+    """Return the smaller type that holds every id, little-endian."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -313,7 +313,7 @@ class TokenShards:
 
 
 def damaged(path: Path, what: str) -> DataError:
-    """The error of a file of a prepared corpus that cannot be used, with the way out."""
+    """Return the error of a file of a prepared corpus that cannot be used, with the way out."""
     return DataError(
         f"{path}: {what}. Delete the folder {path.parent} and run `efftrain prepare` again"
     )

@@ -29,7 +29,8 @@ class Limits(NamedTuple):
 
 
 def apportion(weights: list[float], total: int) -> list[int]:
-    """`total` shared out by weight in whole numbers, the largest remainders first (Hamilton's method)."""
+    """Share out `total` by weight in whole numbers, the largest remainders first (Hamilton's
+    method)."""
     exact = [weight * total / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
@@ -53,7 +54,7 @@ class Split:
     """Ends documents in files of token ids."""
 
     def cuts(self, source: Source) -> bool:
-        """This source is a text file that gives its end to validation."""
+        """Return whether the source is a text file that gives its end to validation."""
         return self.cut and isinstance(source, TextFile) and source.kind == "txt"
 
 
@@ -70,7 +71,7 @@ class Tally:
     """Hash -> id of the validation documents so far."""
 
     def findings(self) -> dict[str, Any]:
-        """What this pass found that a recipe may refuse."""
+        """Return what this pass found that a recipe may refuse."""
         return {
             "skipped": self.bad.skipped,
             "skipped_examples": self.bad.examples,
@@ -79,7 +80,8 @@ class Tally:
         }
 
     def count(self, side: str, document: Document, digest: bytes) -> None:
-        """Counts a document, and a training document that repeats a validation document seen before it.
+        """Count a document, and a training document that repeats a validation document seen before
+        it.
 
         Args:
             digest: sha256 of the document's content.
@@ -118,7 +120,8 @@ class Cursor:
 def split_documents(
     split: Split, tally: Tally, cursor: Cursor | None = None
 ) -> Iterator[tuple[str, int, Document]]:
-    """Every document with its side, "train" or "valid", and the number of its part, counted into `tally`.
+    """Yield every document with its side, "train" or "valid", and the number of its part; count it
+    into `tally`.
 
     Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
     such order: copies fall on the same side.
@@ -157,7 +160,8 @@ def split_documents(
 def _documents_from(
     cursor: Cursor, split: Split, source: Source, bad: BadDocuments
 ) -> Iterator[Document]:
-    """The documents of a source from `cursor` on. What was met before is not counted again."""
+    """Yield the documents of a source from `cursor` on. What was met before is not counted
+    again."""
     if isinstance(source, HubDataset):
         cursor.hub = HubReader(
             source, source.text_field or split.data.text_field, bad, cursor.hub_state
@@ -175,12 +179,13 @@ def _documents_from(
 
 
 def _number(digest: bytes) -> int:
-    """What the documents are ranked by: the first 64 bits of their content's sha256."""
+    """Return what documents are ranked by: the first 64 bits of their content's sha256."""
     return int.from_bytes(digest[:8], "big")
 
 
 def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
-    """Reads all local text once before anything is written: finds every fault, and which documents to hold out.
+    """Read all local text once before anything is written: find every fault, and which documents to
+    hold out.
 
     A Hub dataset is too long to stream twice: its threshold is the fraction itself, and faults are met on the way.
 
@@ -212,7 +217,8 @@ def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
 
 
 def check_tally(tally: Tally, data: Data) -> None:
-    """To be called after a pass over all documents: refuses what `check_findings` does, and a side without text."""
+    """Refuse what `check_findings` does, and a side without text; called after a pass over all
+    documents."""
     check_findings(tally.findings(), data)
     for side, other, wanted in (("train", "valid", "training"), ("valid", "train", "validation")):
         if tally.documents[side] == 0:
@@ -223,8 +229,8 @@ def check_tally(tally: Tally, data: Data) -> None:
 
 
 def check_findings(findings: dict[str, Any], data: Data) -> None:
-    """Refuses overlapping or skipped documents that this recipe does not allow; the corpus itself may be shared with
-    one that does."""
+    """Refuse overlapping or skipped documents that this recipe does not allow. The corpus may be
+    shared with one that does."""
     problems = []
     if findings["overlap"] and not data.allow_overlap:
         problems.append(

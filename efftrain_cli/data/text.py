@@ -57,7 +57,7 @@ class TextSources:
 
 
 def find_text(data: Data) -> TextSources:
-    """The sources that `[data]` names.
+    """Return the sources that `[data]` names.
 
     Raises:
         DataError: an entry names nothing, or a folder is for the most part of a kind that is not read; all are listed.
@@ -82,13 +82,15 @@ def find_text(data: Data) -> TextSources:
 
 
 def names_hub(data: Data) -> bool:
-    """Whether any of the training text or validation text is a dataset on the Hub. Reads nothing but names."""
+    """Return whether any of the training text or validation text is a dataset on the Hub. Reads
+    nothing but names."""
     entries = [entry for _, _, entry, _, _ in _entries(data)]
     return any(_HUB.fullmatch(entry) and not Path(entry).exists() for entry in entries)
 
 
 def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, int, str | None]]:
-    """Every text that is named: its key, what it is for, its name, the number of its source and its text field."""
+    """Yield every text that is named: its key, what it is for, its name, the number of its source
+    and its text field."""
     for part, source in enumerate(data.sources or ()):
         yield f"data.sources.{part}.path", "train", source.path, part, source.text_field
     train = (data.train or "stdlib") if data.sources is None else ()
@@ -99,7 +101,8 @@ def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, 
 
 
 def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[list[Source], str]:
-    """The sources that one entry names, and what was left out of its folder, "" for nothing."""
+    """Return the sources that one entry names, and what was left out of its folder ("" if
+    nothing)."""
     kinds = ", ".join([*SUFFIXES, *MORE_SUFFIXES])
     if entry == "stdlib":
         return stdlib_files(), ""
@@ -162,7 +165,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
 
 
 def _left_out(files: list[Path], chosen: list[Path]) -> str:
-    """What is not read of some files, in words; refused where it is most of them, by bytes."""
+    """Describe what is not read of some files; refuse it if it is most of them, by bytes."""
     taken = set(chosen)
     others = [p for p in files if p not in taken]
     if not others:
@@ -178,7 +181,7 @@ def _left_out(files: list[Path], chosen: list[Path]) -> str:
 
 
 def _suffixes(files: list[Path]) -> str:
-    """ "12 .html, 3 .rst, ..." """
+    """Count files by suffix: "12 .html, 3 .rst, ..."."""
     counts = Counter(
         "".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name
         for p in files
@@ -188,14 +191,14 @@ def _suffixes(files: list[Path]) -> str:
 
 
 def _kind_of(path: Path, suffixes: dict[str, Kind]) -> Kind | None:
-    """How a file is read, by its name; None where the name does not say."""
+    """Return how a file is read, by its name; None if the name does not say."""
     name = path.name.lower()
     return next((kind for suffix, kind in suffixes.items() if name.endswith(suffix)), None)
 
 
 def stdlib_files() -> list[Source]:
-    """The running Python's standard library: its .py files but for tests, installed packages and what the build
-    generated. A `DataError` where this Python carries none."""
+    """List the running Python's standard library: its .py files but for tests, installed packages
+    and what the build generated. Raise a `DataError` if this Python carries none."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for folder, folders, names in os.walk(root):

@@ -79,7 +79,7 @@ class Tokenizer:
         return lengths
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each text, as uint32 arrays; nothing is added at either end."""
+        """Return the token ids of each text, as uint32 arrays; nothing is added at either end."""
         import numpy as np
 
         cut = [self._chunks(text) for text in texts]
@@ -110,11 +110,11 @@ class Tokenizer:
         return [*chunks, text[start:]]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids, special tokens included."""
+        """Return the text of token ids, special tokens included."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def save(self, path: Path) -> None:
-        """Writes tokenizer.json."""
+        """Write tokenizer.json."""
         self.backend.save(str(path))
 
 
@@ -122,15 +122,15 @@ _SINGLE_NEWLINE = re.compile(r"(?<=\S)\n(?=\S)")
 
 
 def _safe_cut(text: str, start: int) -> int | None:
-    """The first place from `start` on that follows a single newline between two visible characters: GPT-2's pattern
-    always ends a word there, so cutting changes no token."""
+    """Find the first place from `start` on that follows a single newline between two visible
+    characters. GPT-2's pattern always ends a word there, so cutting changes no token."""
     found = _SINGLE_NEWLINE.search(text, start - 1)
     return None if found is None else found.end()
 
 
 def bpe_size(spec: str) -> int | None:
-    """N of "bpe:N", from 257 on: a byte-level BPE has 256 bytes and the end of text. None where `spec` is not of that
-    form."""
+    """Return N of "bpe:N", from 257 on: a byte-level BPE has 256 bytes and the end of text. None if
+    `spec` is not of that form."""
     if not spec.startswith("bpe:"):
         return None
     number = spec.removeprefix("bpe:").replace("_", "")
@@ -142,8 +142,9 @@ def bpe_size(spec: str) -> int | None:
 
 
 def tokenizer_files(spec: str) -> tuple[Path, ...]:
-    """The files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none for "gpt2" and "bpe:N". One
-    of the Hub, "owner/name", is downloaded if the Hub's cache does not have it.
+    """List the files that data.tokenizer names: a tokenizer.json, or vocabulary and merges; none
+    for "gpt2" and "bpe:N". One of the Hub, "owner/name", is downloaded if the Hub's cache does not
+    have it.
 
     Raises:
         DataError: it names nothing that is there, or the Hub cannot be asked.
@@ -217,13 +218,13 @@ class SavedTokenizer(Record):
 
 
 def save_in_cache(tokenizer: Tokenizer, path: Path) -> None:
-    """Writes a tokenizer's JSON with a seal."""
+    """Write a tokenizer's JSON with a seal."""
     values = json.loads(tokenizer.backend.to_str())
     cache.write(path, sealed_text({"schema_version": SavedTokenizer.newest, **values}))
 
 
 def load_from_cache(path: Path) -> Tokenizer:
-    """The tokenizer that `save_in_cache` wrote.
+    """Load the tokenizer that `save_in_cache` wrote.
 
     Raises:
         FileNotFoundError: there is none.
@@ -239,7 +240,8 @@ def load_from_cache(path: Path) -> Tokenizer:
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:
-    """A byte-level BPE of `size` tokens, end of text included; fewer where the text has too few pairs that repeat."""
+    """Train a byte-level BPE of `size` tokens, end of text included; fewer if the text has too few
+    pairs that repeat."""
     tokenizers = _library()
     backend = _byte_level(tokenizers.models.BPE())
     trainer = tokenizers.trainers.BpeTrainer(
@@ -270,7 +272,7 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
 
 
 def _stated_end(folder: Path) -> str | None:
-    """The end of text that tokenizer_config.json beside a tokenizer names."""
+    """Return the end of text that tokenizer_config.json beside a tokenizer names."""
     try:
         stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[
             "eos_token"
@@ -281,7 +283,8 @@ def _stated_end(folder: Path) -> str | None:
 
 
 def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = None) -> Tokenizer:
-    """Our value around the library's: special tokens off in text, no padding, no truncation, its end of text found."""
+    """Wrap the library's tokenizer: special tokens off in text, no padding, no truncation, its end
+    of text found."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
     stated = None if folder is None else _stated_end(folder)
     end = next((name for name in (*_ENDS, stated) if name in vocabulary), None)

@@ -74,12 +74,12 @@ class Windows:
         )
 
     def epochs(self, windows: int) -> float:
-        """Epochs that a run of this many windows (`Progress.windows` at its end) makes of the corpus; of a mix, of the
-        source that is read most often."""
+        """Return the epochs that a run of this many windows (`Progress.windows` at its end) makes
+        of the corpus; of a mix, of the source that is read most often."""
         return windows / self.per_epoch
 
     def epochs_of_sources(self, windows: int) -> dict[str, float]:
-        """Epochs of each source of a mix, by its name; nothing where there is one text."""
+        """Return the epochs of each source of a mix, by its name; {} if there is one text."""
         if len(self._parts) == 1:
             return {}
         return {
@@ -88,7 +88,7 @@ class Windows:
         }
 
     def check_budget(self, windows: int, data: Data) -> float:
-        """`epochs(windows)`, if the recipe allows that many.
+        """Return `epochs(windows)`, if the recipe allows that many.
 
         Raises:
             RecipeError: the corpus would be read more than once and `data.repeat` is not set.
@@ -111,17 +111,20 @@ class Windows:
         return epochs
 
     def starts(self, first: int, count: int) -> np.ndarray:
-        """Where the windows at stream positions first .. first+count-1 begin among the tokens, int64 (count,)."""
+        """Return where the windows at stream positions first .. first+count-1 begin among the
+        tokens, int64 (count,)."""
         blocks = range(first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK + 1)
         begin = first - blocks[0] * _BLOCK
         return np.concatenate([self._block(block) for block in blocks])[begin : begin + count]
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """The windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
+        """Return the windows at stream positions start .. start+count-1, int64 (count, seq_len +
+        1)."""
         return self.shards.read(self.starts(start, count).tolist(), self.seq_len + 1)
 
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
-        """The sequences of a step, or those of one rank's micro-batches. The only place where sequences are cut.
+        """Return the sequences of a step, or those of one rank's micro-batches. This is the only
+        place that cuts sequences.
 
         `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at `plan.window_start` on: the first
         `plan.sequences_per_window` sequences of each window, in order. The rest of a window, and what remains of the
@@ -156,7 +159,8 @@ class Windows:
         return Batch(tokens, targets)
 
     def validation(self, count: int) -> Tensor:
-        """Fixed windows spread evenly over the tokens, none overlapping another, int64 (n, seq_len + 1).
+        """Return fixed windows spread evenly over the tokens, none overlapping another, int64 (n,
+        seq_len + 1).
 
         They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer where the text is
         short; a `DataError` says that not even one fits.
@@ -166,7 +170,7 @@ class Windows:
         return torch.from_numpy(self.shards.read(self.validation_starts(count), self.seq_len + 1))
 
     def validation_starts(self, count: int) -> list[int]:
-        """Where the windows of `validation` begin; fails as it does."""
+        """Return where the windows of `validation` begin; fails as it does."""
         fits = (self.shards.tokens - 1) // self.seq_len
         if fits < 1:
             raise DataError(
@@ -182,7 +186,8 @@ class Windows:
         return starts or self._spread(self.shards.tokens, 1)
 
     def _spread(self, tokens: int, count: int) -> list[int]:
-        """Starts of at most `count` windows over so many tokens, none overlapping another."""
+        """Return the starts of at most `count` windows over so many tokens, none overlapping
+        another."""
         count = min(count, (tokens - 1) // self.seq_len)
         room = tokens - 1 - self.seq_len
         return [i * room // (count - 1) for i in range(count)] if count > 1 else [0] * max(count, 0)
@@ -210,7 +215,8 @@ class Windows:
         return places
 
     def _places_in(self, part: int, numbers: np.ndarray) -> np.ndarray:
-        """Where the windows of one source with these numbers in its own order begin, counted from its first token."""
+        """Return where the windows of one source with these numbers in its own order begin, counted
+        from its first token."""
         per_epoch = self._windows[part]
         epochs = numbers // per_epoch
         places = np.empty_like(numbers)
@@ -226,7 +232,8 @@ class Windows:
 
 
 def data_warnings(train: Windows, windows: int, validation_windows: int) -> list[str]:
-    """What is legal and probably not meant, one sentence each, of a run of `windows` windows."""
+    """Return what is legal and probably not meant, one sentence each, of a run of `windows`
+    windows."""
     found = []
     if (epochs := train.epochs(windows)) > MANY_EPOCHS:
         found.append(
@@ -242,7 +249,8 @@ def data_warnings(train: Windows, windows: int, validation_windows: int) -> list
 
 
 def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Whose window stands at each of `_MIX` positions, and how many of its own stand before it: int64 (_MIX,) twice.
+    """Return whose window stands at each of `_MIX` positions, and how many of its own stand before
+    it: int64 (_MIX,) twice.
 
     The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning of the stream holds
     each source by its share to within a window or two.
@@ -255,7 +263,7 @@ def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
-    """A permutation of 0 .. n-1 chosen by `key`, applied to `numbers`.
+    """Apply a permutation of 0 .. n-1, chosen by `key`, to `numbers`.
 
     A Feistel network permutes the smallest power of two that holds n; numbers that leave the range are sent through
     again until they are back in it (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
@@ -274,7 +282,8 @@ def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 
 
 def _feistel(x: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:
-    """A permutation of 0 .. 2^bits - 1. The halves may differ by a bit, so they swap widths from round to round."""
+    """Permute 0 .. 2^bits - 1. The halves may differ by a bit, so they swap widths from round to
+    round."""
     width, other = np.uint64(bits - bits // 2), np.uint64(bits // 2)
     one = np.uint64(1)
     left, right = x >> other, x & ((one << other) - one)
@@ -285,14 +294,16 @@ def _feistel(x: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit of x moves every bit of the result."""
+    """Apply SplitMix64's finalizer (Steele, Lea and Flood 2014): every bit of x moves every bit of
+    the result."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
 def _key(name: str) -> np.ndarray:
-    """Round keys and, last, the number behind the epoch's shift: uint64 (_ROUNDS + 1,)."""
+    """Return the round keys and, last, the number behind the epoch's shift: uint64 (_ROUNDS +
+    1,)."""
     digests = [
         hashlib.sha256(f"windows {name} {i}".encode()).digest()
         for i in range(-(-(_ROUNDS + 1) // 4))

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def human_count(number: float, digits: int = 3) -> str:
-    """1234567 -> "1.23M", and 8192 -> "8,192": below 10,000 a number is written out, to four significant digits."""
+    """Format a count: 1234567 -> "1.23M", 8192 -> "8,192". Below 10,000 it is written out, to four
+    significant digits."""
     scaled, suffix = _scaled(number, "KMBT")
     if suffix and abs(number) >= 1e4:
         return f"{scaled:.{digits}g}{suffix}"
@@ -26,19 +27,20 @@ def human_count(number: float, digits: int = 3) -> str:
 
 
 def human_flops(number: float) -> str:
-    """3.8e12 -> "3.8 TFLOP", for "3.8 TFLOPs" and "3.8 TFLOP/s"."""
+    """Format FLOPs: 3.8e12 -> "3.8 TFLOP", for "3.8 TFLOPs" and "3.8 TFLOP/s"."""
     scaled, prefix = _scaled(number, "kMGTPEZ")
     return f"{scaled:.3g} {prefix}FLOP" if prefix else f"{number:.4g} FLOP"
 
 
 def human_bytes(number: float) -> str:
-    """1234567 -> "1.2 MB"."""
+    """Format bytes: 1234567 -> "1.2 MB"."""
     scaled, prefix = _scaled(number, "kMGT")
     return f"{scaled:.1f} {prefix}B" if prefix else f"{number:.0f} B"
 
 
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
-    """A number in thousands, millions, ..., and the prefix that says so; "" below a thousand."""
+    """Return a number in thousands, millions, ..., and the prefix that says so; "" below a
+    thousand."""
     found = [
         (1000.0**power, prefix)
         for power, prefix in enumerate(prefixes, 1)
@@ -49,12 +51,12 @@ def _scaled(number: float, prefixes: str) -> tuple[float, str]:
 
 
 def counted(number: int, noun: str) -> str:
-    """(1, "step") -> "1 step", (2000, "step") -> "2,000 steps"."""
+    """Format a count with its noun: (1, "step") -> "1 step", (2000, "step") -> "2,000 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def human_seconds(seconds: float) -> str:
-    """3725 -> "1 h 02 min"."""
+    """Format seconds: 3725 -> "1 h 02 min"."""
     if 0 < seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     seconds = float(round(seconds))  # 119.9 is 2 minutes, not "1 min 60 s"
@@ -88,7 +90,7 @@ Row = tuple[str, ...]
 
 
 def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
-    """A plain table: columns two spaces apart, numbers to the right."""
+    """Format a plain table: columns two spaces apart, numbers to the right."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     right = [
@@ -107,8 +109,8 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 def printable(text: str) -> str:
-    """`text` with control characters, changes of direction and broken surrogates written as escapes, so that a foreign
-    name can neither move a terminal's cursor nor end a line."""
+    """Escape control characters, changes of direction and broken surrogates, so that a foreign name
+    can neither move a terminal's cursor nor end a line."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -122,13 +124,14 @@ _silent = False
 
 
 def silence() -> None:
-    """`--quiet`: consoles made from now on print nothing, and no progress is shown; warnings and errors are."""
+    """Print nothing on consoles made from now on, and show no progress (`--quiet`); warnings and
+    errors are shown."""
     global _silent
     _silent = True
 
 
 def silent() -> bool:
-    """`--quiet` was given: no progress is shown."""
+    """Return whether `--quiet` was given: no progress is shown."""
     return _silent
 
 
@@ -142,7 +145,8 @@ def make_console(result: bool = False) -> Console:
 
     class Output(Console):
         def on_broken_pipe(self) -> None:
-            """The reader has gone (`| head`): for the command line to handle; rich itself would call it a failure."""
+            """Leave a reader that has gone (`| head`) to the command line; rich itself would call
+            it a failure."""
             raise BrokenPipeError
 
     terminal = sys.stdout.isatty()
@@ -169,9 +173,9 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[None]:
-    """While the block runs, standard output and errors that cannot be written are left unsaid, and the block goes on. A
-    reader that goes away (`| head`) asks training to stop. Where the streams are not files (tests, a notebook), nothing
-    changes."""
+    """Leave standard output and errors that cannot be written unsaid while the block runs. A reader
+    that goes away (`| head`) asks training to stop. Streams that are not files (tests, a notebook)
+    stay as they are."""
     before = sys.stdout, sys.stderr
     try:
         sys.stdout, sys.stderr = (

@@ -31,7 +31,7 @@ class Problem:
 
 
 def nearest(name: str, names: Iterable[str], most: int = 3, cutoff: float = 0.5) -> str:
-    """ "did you mean X or Y?" of the names that are most like `name`; "" where none is."""
+    """Return "did you mean X or Y?" of the names that are most like `name`, or ""."""
     from difflib import get_close_matches
 
     near = get_close_matches(name, list(names), n=most, cutoff=cutoff)

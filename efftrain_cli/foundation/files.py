@@ -29,7 +29,8 @@ _TEMPORARY = re.compile(r"\..*\.efftrain-(\d+)@([A-Za-z0-9._-]+)\.tmp", re.DOTAL
 
 
 def disk_error(error: OSError) -> DiskError | None:
-    """What to tell a user of an operation that the disk refused; None where the fault is not the disk's."""
+    """Return the error to show for an operation that the disk refused; None if the fault is not the
+    disk's."""
     if error.errno not in _REFUSALS:
         return None
     what = error.filename if isinstance(error.filename, str) else "standard output, or a file"
@@ -51,13 +52,13 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex sha256 of a file."""
+    """Return the hex sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fsync(path: Path) -> None:
-    """Makes a file or directory survive a power failure."""
+    """Flush a file or directory to disk, so that it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -185,7 +186,7 @@ def _not_a_formula(cell: object) -> object:
 
 
 def is_running(process: int | str) -> bool:
-    """Whether there is a process of this number on this machine."""
+    """Return whether there is a process of this number on this machine."""
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, ValueError):
@@ -206,14 +207,15 @@ def is_locked(path: Path) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that may still be written on the disk of a folder, which need not exist yet."""
+    """Return the bytes that may still be written on the disk of a folder, which need not exist
+    yet."""
     return shutil.disk_usage(
         next(place for place in (folder, *folder.absolute().parents) if place.exists())
     ).free
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """Opens a file for writing without ever following a link, and makes it where it is missing.
+    """Open a file for writing without ever following a link; make it if it is missing.
 
     Raises:
         CheckpointError: it is a link, or no ordinary file.

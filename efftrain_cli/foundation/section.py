@@ -24,7 +24,8 @@ _COUNT = re.compile(
 
 
 def parse_count(value: Any) -> Any:
-    """A count written 300_000_000, "300M", "0.3B" or 3e8, as an int; anything else is returned for pydantic to refuse.
+    """Parse a count written 300_000_000, "300M", "0.3B" or 3e8, as an int; return anything else for
+    pydantic to refuse.
 
     Raises:
         ValueError: the number is not whole.
@@ -54,7 +55,7 @@ _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def parse_duration(value: str) -> float:
-    """Seconds in a duration such as "30s", "10min" or "1.5h".
+    """Return the seconds in a duration such as "30s", "10min" or "1.5h".
 
     Raises:
         ValueError: it is not such a duration.
@@ -66,7 +67,7 @@ def parse_duration(value: str) -> float:
 
 
 def check_every(value: Any) -> Any:
-    """Lets an interval be a whole number of steps or a duration; the text form is kept, as the recipe wrote it."""
+    """Accept a whole number of steps or a duration, whose text is kept as the recipe wrote it."""
     if isinstance(value, str) and parse_duration(value) <= 0:
         raise ValueError("a duration is longer than 0s")
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:

@@ -52,7 +52,7 @@ class _Listener:
         self.unraisable = sys.unraisablehook
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Python's handler, in the main thread."""
+        """Handle a signal in the main thread, as Python calls it."""
         with self.lock:
             self.asked = self.asked or signal.Signals(number).name
             self.seen = True
@@ -64,16 +64,17 @@ class _Listener:
             raise Stop(self.asked)
 
     def swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Python prints and drops what is raised in a finalizer or a weak reference's callback, such as those of an
-        import. A `Stop` that fell there is raised at the end of the work; until then a second signal is raised at once,
-        and the rescue may come first."""
+        """Keep a `Stop` that fell into a finalizer or a weak reference's callback, which Python
+        prints and drops. It is raised at the end of the work; until then a second signal is raised
+        at once, and the rescue may come first."""
         if unraisable.exc_type is not Stop:
             self.unraisable(unraisable)
             return
         self.open, self.seen = True, False
 
     def watch(self, pipe: int) -> None:
-        """Reads the numbers of arriving signals in a thread of its own, whatever the main thread is doing."""
+        """Read the numbers of arriving signals in a thread of its own, whatever the main thread is
+        doing."""
         while numbers := os.read(pipe, 64):
             for number in numbers:
                 if number not in _SIGNALS:
@@ -105,7 +106,8 @@ _listener: _Listener | None = None
 
 
 def _forget() -> None:
-    """A forked worker's signals are its own: without this they would arrive in the parent's pipe."""
+    """Give a forked worker signals of its own: without this they would arrive in the parent's
+    pipe."""
     global _listener
     if _listener is not None:
         _listener = None
@@ -119,8 +121,8 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def stop_before_training() -> None:
-    """From the first moment of the process: SIGTERM and SIGHUP end it with 75 where no training is under way, so that
-    nothing can be lost. Ctrl-C stays Python's. `stop_on_signals` takes over while there is something to save."""
+    """End with 75 on SIGTERM and SIGHUP outside of training, when nothing can be lost. Ctrl-C stays
+    Python's. `stop_on_signals` takes over while there is something to save."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _stop_at_once)
@@ -143,7 +145,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """On Linux, has the system send SIGTERM to this process when its parent ends, however it ends."""
+    """Have the system send SIGTERM to this process when its parent ends, however it ends (Linux
+    only)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it has ended already
@@ -166,14 +169,15 @@ def describe_end(code: int) -> tuple[str, int]:
 
 
 def end_undisturbed() -> None:
-    """The process is about to end with its exit code: Python's own end, which takes a moment, must not be killed."""
+    """Ignore signals: the process is about to end with its exit code, and Python's own end takes a
+    moment."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """SIGTERM, SIGHUP and Ctrl-C raise `Stop` inside `interruptible()`, and wait everywhere else."""
+    """Raise `Stop` for SIGTERM, SIGHUP and Ctrl-C inside `interruptible()`; elsewhere they wait."""
     global _listener
     if _listener is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -202,8 +206,8 @@ def stop_on_signals() -> Iterator[None]:
 
 @contextmanager
 def rescued_by(rescue: Callable[[], None]) -> Iterator[None]:
-    """Names what another thread is to do, before it ends the process with exit code 75, where the main thread hangs in
-    a long call into C. `rescue` may assume that the main thread does nothing more."""
+    """Name what another thread does if the main thread hangs in a long call into C; the process
+    then ends with exit code 75. `rescue` may assume that the main thread does nothing more."""
     if _listener is None:
         yield
         return
@@ -217,7 +221,7 @@ def rescued_by(rescue: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def interruptible(rescuable: bool = False) -> Iterator[None]:
-    """Work that may be abandoned anywhere without leaving a trace.
+    """Do work that may be abandoned anywhere without leaving a trace.
 
     Args:
         rescuable: the work can hang in a long call into C, and the state that `rescued_by` saves is not part of it.
@@ -251,23 +255,23 @@ def interruptible(rescuable: bool = False) -> Iterator[None]:
 
 
 def stop_asked() -> bool:
-    """Whether a signal, or another reason, has asked to stop."""
+    """Return whether a signal, or another reason, has asked to stop."""
     return _listener is not None and _listener.asked is not None
 
 
 def stop_reason() -> str:
-    """The signal, or other reason, that asked to stop."""
+    """Return the signal, or other reason, that asked to stop."""
     return (_listener.asked if _listener is not None else None) or "a signal"
 
 
 def ask_to_stop(reason: str) -> None:
-    """Stops as a signal would, at the next chance."""
+    """Stop as a signal would, at the next chance."""
     if _listener is not None and _listener.asked is None:
         _listener.asked = reason
 
 
 def _wait_for_the_end() -> None:
-    """The rescuing thread will end the process."""
+    """Wait: the rescuing thread will end the process."""
     while True:
         time.sleep(60)
 

@@ -85,12 +85,13 @@ class StepPlan(NamedTuple):
     """Compare the gradients of the two halves of the batch."""
 
     def first_sequence(self, micro_batch: int) -> int:
-        """Number of the first sequence of a micro-batch (from 0, in the whole step); the larger ones come first."""
+        """Return the number of the first sequence of a micro-batch (from 0, in the whole step); the
+        larger ones come first."""
         size, larger = divmod(self.batch_size, self.accumulation_steps)
         return micro_batch * size + min(micro_batch, larger)
 
     def sequences_of(self, micro_batch: int) -> int:
-        """Sequences in a micro-batch."""
+        """Return the sequences in a micro-batch."""
         return self.first_sequence(micro_batch + 1) - self.first_sequence(micro_batch)
 
     @property
@@ -112,7 +113,8 @@ class Batch:
     targets: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The batch on `device`, without waiting for the copy where it comes from pinned memory."""
+        """Return the batch on `device`, without waiting for the copy if it comes from pinned
+        memory."""
         return Batch(
             self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
         )

@@ -71,7 +71,8 @@ _ALSO_CALLED = {
 
 
 def inner_class(annotation: Any) -> Any:
-    """The pydantic dataclass inside `X`, `X | None` or `tuple[X, ...]`; None for a plain value."""
+    """Return the pydantic dataclass inside `X`, `X | None` or `tuple[X, ...]`; None for a plain
+    value."""
     if hasattr(annotation, "__pydantic_fields__"):
         return annotation
     return next(
@@ -80,14 +81,15 @@ def inner_class(annotation: Any) -> Any:
 
 
 def is_many(annotation: Any) -> bool:
-    """Whether the annotation is `tuple[...]`, or such a tuple or None."""
+    """Return whether the annotation is `tuple[...]`, or such a tuple or None."""
     return getattr(annotation, "__origin__", None) is tuple or any(
         is_many(part) for part in get_args(annotation)
     )
 
 
 def may_be_absent(annotation: Any) -> bool:
-    """Whether a recipe can do without: None is among the annotation's alternatives, or it is a list of sections."""
+    """Return whether a recipe can do without: None is among the annotation's alternatives, or it is
+    a list of sections."""
     return type(None) in get_args(annotation) or (
         is_many(annotation) and inner_class(annotation) is not None
     )
@@ -95,7 +97,7 @@ def may_be_absent(annotation: Any) -> bool:
 
 @cache
 def methods_in(cls: Any) -> dict[str, type[Method]]:
-    """The sections of a recipe class that are methods, by name."""
+    """Return the sections of a recipe class that are methods, by name."""
     inner = {name: inner_class(info.annotation) for name, info in cls.__pydantic_fields__.items()}
     return {
         name: section
@@ -105,7 +107,8 @@ def methods_in(cls: Any) -> dict[str, type[Method]]:
 
 
 def aliases_of(cls: Any) -> dict[str, str]:
-    """What other programs and papers call the keys and sections of a recipe class -> our key."""
+    """Map what other programs and papers call the keys and sections of a recipe class to our
+    key."""
     called = dict(_ALSO_CALLED)
     for name, method in methods_in(cls).items():
         called |= {f"{name}.{key}".rstrip("."): names for key, names in method.also_called.items()}
@@ -113,12 +116,13 @@ def aliases_of(cls: Any) -> dict[str, str]:
 
 
 def summary(cls: Any) -> str:
-    """First paragraph of a class's docstring, on one line."""
+    """Return the first paragraph of a class's docstring, on one line."""
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
 def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
-    """Every dotted key and section of a recipe class -> its description. Keys of a [[section]] carry no number."""
+    """Map every dotted key and section of a recipe class to its description. Keys of a [[section]]
+    carry no number."""
     keys: dict[str, str] = {}
     for name, info in cls.__pydantic_fields__.items():
         section = inner_class(info.annotation)
@@ -131,7 +135,7 @@ def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
 
 
 def unnumbered(key: str) -> str:
-    """`stages.0.lr` -> `stages.lr`."""
+    """Remove the numbers of a dotted key: `stages.0.lr` -> `stages.lr`."""
     return re.sub(r"\.\d+(?=\.|$)", "", key)
 
 
@@ -190,7 +194,7 @@ class Check:
         return _incomplete(self.cls, self._incomplete | self.valid, self._wrong)
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
-        """Records a problem with the key's value, place and description."""
+        """Record a problem with the key's value, place and description."""
         described = suggestion if suggestion in self.known else unnumbered(key)
         doc = (
             f"{described}: {' '.join(self.known[described].split())}"
@@ -289,7 +293,8 @@ class Check:
         self.add(key, rule, None if is_table else value, suggestion)
 
     def _nearest_key(self, key: str, is_table: bool) -> str | None:
-        """The valid dotted key that an unknown one means: by alias, then by spelling, in its own section first."""
+        """Return the valid dotted key that an unknown one means: by alias, then by spelling, in its
+        own section first."""
         key = unnumbered(key).lower().replace("-", "_")
         section, _, name = key.rpartition(".")
         same_kind = [k for k in self.known if (k in self.sections) == is_table] or list(self.known)
@@ -313,7 +318,8 @@ class Check:
         return best if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8 else None
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """(field, rule) of what pydantic finds wrong; rule None: missing; field "": the section as a whole."""
+        """Yield (field, rule) of what pydantic finds wrong; rule None: missing; field "": the
+        section as a whole."""
         try:
             cls(**arguments)
             return
@@ -362,7 +368,7 @@ def _shown(value: Any) -> str:
 
 
 def _near_choice(value: Any, rule: str) -> str | None:
-    """The nearest of the quoted choices that a rule lists."""
+    """Return the nearest of the quoted choices that a rule lists."""
     if not isinstance(value, str) or not rule.startswith("must be one of"):
         return None
     import difflib
@@ -392,7 +398,8 @@ _TYPES = {
 
 
 def rule_of(breach: Any, path: list[str]) -> str:
-    """A pydantic error in a recipe's words, as "must be at least 1". `path`: keys, and numbers of items."""
+    """Return a pydantic error in a recipe's words, as "must be at least 1". `path`: keys, and
+    numbers of items."""
     kind, context = breach["type"], breach.get("ctx", {})
     item = next((part for part in path[1:] if part.isdigit()), None)
     if kind == "value_error":

@@ -42,18 +42,19 @@ class Draft:
     problems: list[Problem] = field(default_factory=list)
 
     def origin(self, key: str) -> str:
-        """Where `key` was written, or the table around it, or the file."""
+        """Return where `key` was written, or the table around it, or the file."""
         return _place(key, shown_path(self.path), self.origins)
 
 
 def shown_path(path: Path) -> str:
-    """The path as a user would type it: relative to the working directory where it lies below it."""
+    """Return the path as a user would type it: relative to the working directory where it lies
+    below it."""
     path = path.absolute()
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
-    """Every problem of a recipe or study, as the text of one error message."""
+    """Format every problem of a recipe or study as one error message."""
     lines = [
         f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"
     ]
@@ -75,24 +76,26 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
 
 
 def shipped_recipes() -> Path:
-    """The folder of the recipes that ship with the program."""
+    """Return the folder of the recipes that ship with the program."""
     in_wheel = _PACKAGE / "recipes"
     return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "recipes"
 
 
 def recipe_folders() -> list[Path]:
-    """Folders that a recipe's name is looked up in: ./recipes, then the recipes that ship with the program."""
+    """List the folders that a recipe's name is looked up in: ./recipes, then the recipes that ship
+    with the program."""
     shipped, here = shipped_recipes(), Path("recipes")
     return [here] if here.resolve() == shipped.resolve() else [here, shipped]
 
 
 def recipe_names() -> list[str]:
-    """Names of every recipe that --recipe finds, sorted."""
+    """List the names of every recipe that --recipe finds, sorted."""
     return sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.toml")})
 
 
 def is_path(name_or_path: str) -> bool:
-    """Whether --recipe's value is meant as a path rather than a name: it has a folder or a suffix of a file format."""
+    """Return whether --recipe's value is a path rather than a name: it has a folder or a suffix of
+    a file format."""
     return any(c in name_or_path for c in "/\\") or Path(name_or_path).suffix in (
         ".toml",
         ".yaml",
@@ -102,7 +105,8 @@ def is_path(name_or_path: str) -> bool:
 
 
 def recipe_name(name_or_path: str) -> str:
-    """What runs of the recipe are called after: its name, its file's, or for a run's recipe.toml the run's."""
+    """Return what runs of the recipe are called after: its name, its file's, or for a run's
+    recipe.toml the run's."""
     if not is_path(name_or_path):
         return name_or_path
     path = Path(name_or_path)
@@ -110,7 +114,8 @@ def recipe_name(name_or_path: str) -> str:
 
 
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
-    """The file of a recipe: a path, or a name in ./recipes, then among the recipes that ship with the program.
+    """Find the file of a recipe: a path, or a name in ./recipes, then among the recipes that ship
+    with the program.
 
     Args:
         beside: the file whose `base` this is; its own folder is searched first, the file itself is never found, so
@@ -162,7 +167,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
 
 
 def first_comment(path: Path) -> str:
-    """First sentence of the comment that a recipe's file opens with: what it is."""
+    """Return the first sentence of the comment that a recipe's file opens with: what it is."""
     comment = itertools.takewhile(lambda line: line.startswith("#"), _text(path).split("\n"))
     opening = " ".join(line.lstrip("#").strip() for line in comment)
     return re.split(r"(?<=[.?!])(?<!et al\.)\s", opening, maxsplit=1)[0]
@@ -172,7 +177,8 @@ def first_comment(path: Path) -> str:
 
 
 def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
-    """Reads a recipe with everything it inherits, then the overrides. Mistakes of writing are collected in the draft.
+    """Read a recipe with everything it inherits, then the overrides. Mistakes of writing are
+    collected in the draft.
 
     Raises:
         RecipeError: there is no such recipe, a file is not TOML, or the bases form a loop.
@@ -278,7 +284,7 @@ def _not_a_recipe(path: Path, why: str) -> str:
 
 
 def _hint(line: str) -> str:
-    """What the writer of a line that is not TOML probably meant."""
+    """Return what the writer of a line that is not TOML probably meant."""
     if re.match(r"[A-Za-z_][\w.-]*\s*:(\s|$)", line):
         return "; this looks like YAML, TOML writes `key = value` under a `[section]` line"
     assignment = re.match(r"([\w.-]+)\s*=\s*([^#]*)", line)
@@ -308,7 +314,8 @@ def _dotted(key: str) -> str:
 
 @cache  # a file is read again by every recipe that builds on it
 def _places(text: str, file: str) -> Mapping[str, str]:
-    """Dotted key -> "file:line", for keys and headers that begin a line; the n-th [[table]] is `table.n`, from 0."""
+    """Map dotted keys to "file:line", for keys and headers that begin a line; the n-th [[table]] is
+    `table.n`, from 0."""
     found: dict[str, str] = {}
     counts: dict[str, int] = {}
     section, fence = "", None
@@ -338,7 +345,8 @@ def _merge(
     source: str,
     places: Mapping[str, str],
 ) -> None:
-    """Lays `table` over `into`: tables are merged, everything else, arrays of tables included, is replaced.
+    """Lay `table` over `into`: tables are merged; everything else, arrays of tables included, is
+    replaced.
 
     Args:
         source: where the whole of `table` was written.
@@ -365,14 +373,15 @@ def _merge(
 
 
 def _place(key: str, source: str, places: Mapping[str, str]) -> str:
-    """Where a key was written; one without a line of its own (an inline table's) stands where its table does."""
+    """Return where a key was written; one without a line of its own (an inline table's) stands
+    where its table does."""
     while key and key not in places:
         key = key.rpartition(".")[0]
     return places.get(key, source)
 
 
 def parse_override(override: str) -> tuple[str, Any]:
-    """Splits `key=value`: the value is TOML, and what is not TOML is a string.
+    """Split `key=value`: the value is TOML, and what is not TOML is a string.
 
     Raises:
         ValueError: there is no key, or no `=`.

@@ -71,13 +71,15 @@ class Recipe:
     """Stages of staged training, in order; without any, [model] is trained from start to end."""
 
     def model_at(self, stage: int | None) -> Model:
-        """The model that a stage (from 0) trains: [model] where there are none, in the last, and with None."""
+        """Return the model that stage `stage`, counted from 0, trains: [model] itself if the recipe
+        has no stages or if `stage` is None."""
         if stage is None or not self.stages:
             return self.model
         return shapes_of_stages(self.model, self.stages)[stage]
 
     def optim_at(self, stage: int) -> Optim:
-        """The optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
+        """Return the optimizer's settings in a stage: those of [optim], with the stage's own peak
+        learning rate."""
         lr = self.stages[stage].lr if self.stages else None
         return self.optim if lr is None else replace(self.optim, lr=lr)
 
@@ -122,7 +124,8 @@ class Recipe:
 
 
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that are methods and present, by name; [[stages]] alone are staged training too."""
+    """Return the sections that are methods and present, by name; [[stages]] alone are staged
+    training too."""
     found = {name: sections[name] for name in methods_in(Recipe) if sections.get(name) is not None}
     if sections.get("stages"):
         found.setdefault("staged_growth", StagedGrowth())
@@ -130,7 +133,7 @@ def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of that name or path, with what it inherits and with `key=value` overrides.
+    """Load a recipe by name or path, with what it inherits and with `key=value` overrides.
 
     Raises:
         RecipeError: it is not found or breaks any rule; the message lists every breach at once.
@@ -139,7 +142,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def check_draft(draft: Draft) -> Recipe:
-    """The recipe that a draft describes.
+    """Return the recipe that a draft describes.
 
     Raises:
         RecipeError: it breaks any rule; the message lists every breach at once.
@@ -157,7 +160,8 @@ def check_draft(draft: Draft) -> Recipe:
 
 
 def recipe_values(section: Any) -> dict[str, Any]:
-    """A recipe (or section) as nested dicts in the order of its fields, without what is absent."""
+    """Return a recipe (or section) as nested dicts in the order of its fields, without what is
+    absent."""
 
     def plain(value: Any) -> Any:
         if is_dataclass(value):
@@ -171,13 +175,14 @@ def recipe_values(section: Any) -> dict[str, Any]:
 
 
 def flat_values(recipe: Recipe) -> dict[str, Any]:
-    """Dotted key -> value of every key that is present; keys of the n-th [[section]] are numbered, from 0."""
+    """Map the dotted key of every value that is present to it; keys of the n-th [[section]] are
+    numbered, from 0."""
     return flatten(recipe_values(recipe))
 
 
 def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as an older version wrote them, with the defaults of keys that it did not know: it computed as these
-    say. Sections that a recipe can do without stay as they are."""
+    """Complete dotted keys, as an older version wrote them, by the defaults of keys that it did not
+    know: it computed as these say. Sections that a recipe can do without stay as they are."""
     completed = dict(flat)
     for name, info in Recipe.__pydantic_fields__.items():  # type: ignore[attr-defined]
         section = inner_class(info.annotation)
@@ -194,7 +199,8 @@ def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> str:
-    """The recipe as TOML, every default written out; `load_recipe` reads it back to an equal Recipe.
+    """Format the recipe as TOML, every default written out; `load_recipe` reads it back to an equal
+    Recipe.
 
     Args:
         comments: dotted key -> a comment to stand after its value.
@@ -203,7 +209,8 @@ def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> st
 
 
 def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
-    """(dotted key, value in a, value in b) of exactly the keys that differ; None where a key is absent."""
+    """Return (dotted key, value in a, value in b) of exactly the keys that differ; None if a key is
+    absent."""
     in_a, in_b = flat_values(a), flat_values(b)
     keys = [*in_a, *(key for key in in_b if key not in in_a)]
     return [(key, in_a.get(key), in_b.get(key)) for key in keys if in_a.get(key) != in_b.get(key)]

@@ -124,7 +124,8 @@ def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
 
 
 def warnings_of(recipe: Sections) -> list[str]:
-    """What is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
+    """List what is legal and probably not meant, one sentence each; `pretrain` prints them before
+    step 1."""
     found = []
     model, optim, train, steps = recipe.model, recipe.optim, recipe.train, recipe.full_steps
     step_tokens = train.batch_size * model.seq_len

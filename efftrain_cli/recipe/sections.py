@@ -169,7 +169,7 @@ class Optim:
         return has_end(self.schedule)
 
     def lr_at(self, step: int, tokens: int, warmup_tokens: int, decay_tokens: int) -> float:
-        """Learning rate of 1-based `step`, whose own tokens are included in `tokens`.
+        """Return the learning rate of 1-based `step`, whose own tokens are included in `tokens`.
 
         Linear warmup by steps, then the schedule's decay by tokens between `warmup_tokens` (tokens trained when the
         warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM,

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML. Reading it back gives an equal value of the same type.
+    """Format one value as TOML. Reading it back gives an equal value of the same type.
 
     Raises:
         TypeError: TOML has no form for it (None among them).
@@ -45,8 +45,8 @@ def _is_tables(value: Any) -> bool:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered from 0: "stages.0.lr". A
-    table without keys stays {}: a section that is present is on."""
+    """Return nested tables as dotted keys: {"optim.lr": 6e-4, ...}. Lists of tables are numbered
+    from 0: "stages.0.lr". A table without keys stays {}: a section that is present is on."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
@@ -62,7 +62,8 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def toml_lines(
     values: Mapping[str, Any], comments: Mapping[str, str] | None = None
 ) -> Iterator[str]:
-    """The lines of a TOML document: plain keys first, then a [section] per table and a [[section]] per array of tables.
+    """Yield the lines of a TOML document: plain keys first, then a [section] per table and a
+    [[section]] per array of tables.
 
     Args:
         comments: dotted key -> a comment to stand after its value.

@@ -38,7 +38,8 @@ class Manifest(Record):
 
 
 def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
-    """Writes manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of these entries."""
+    """Write manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of
+    these entries."""
     files = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]}
         for name in sorted(hashes)
@@ -48,7 +49,7 @@ def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Reads the manifest of a checkpoint.
+    """Read the manifest of a checkpoint.
 
     Raises:
         CheckpointError: it is missing or damaged, or has no seal.
@@ -64,7 +65,8 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> frozenset[str]:
-    """Checks every file of a checkpoint, or those that are needed, against its manifest; returns the files' names.
+    """Check every file of a checkpoint, or those that are needed, against its manifest; return the
+    files' names.
 
     Raises:
         CheckpointError: naming the first bad file.

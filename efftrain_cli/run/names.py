@@ -13,8 +13,9 @@ from efftrain_cli.run.origin import read_origin
 
 
 def find_run(name: str) -> str:
-    """The name of the run that `name` means: a run's name or its directory's path, a recipe's name where one run was
-    trained by it, or the beginning of one run's name. Where a run and a recipe share a name, the run is meant.
+    """Return the name of the run that `name` means: a run's name or its directory's path, a
+    recipe's name if one run was trained by it, or the beginning of one run's name. If a run and a
+    recipe share a name, the run is meant.
 
     Raises:
         UsageError: there is no such run, or there are several; the message names them, or the nearest ones.
@@ -44,7 +45,8 @@ def find_run(name: str) -> str:
 
 
 def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
-    """Recipe name -> those of the runs `names` that were trained by it, in order of their seeds."""
+    """Map recipe names to those of the runs `names` that were trained by them, in order of their
+    seeds."""
     by_recipe: dict[str, list[str]] = {}
     for name in names:
         try:
@@ -67,5 +69,5 @@ def recipe_name(origin: Mapping[str, Any], run: str) -> str:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """Orders seed10 after seed9."""
+    """Return a key that orders seed10 after seed9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
