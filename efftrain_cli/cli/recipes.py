@@ -98,7 +98,8 @@ def new_recipe(
     # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to
     # validate on.
     keys = {override.partition("=")[0].strip() for override in overrides}
-    if not keys & {"data.train", "data.sources"}:
+    replaces = not keys & {"data.train", "data.sources"}
+    if replaces:
         overrides.append('data.train="my.txt"')
     if "data.valid_fraction" not in keys:
         overrides.append("data.valid_fraction=0.05")
@@ -106,6 +107,8 @@ def new_recipe(
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
+    if replaces:
+        print(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
     print(f"  efftrain pretrain --recipe {name} --plan")
     print(f"  efftrain pretrain --recipe {name}")
 

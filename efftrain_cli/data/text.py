@@ -120,6 +120,7 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     hidden: list[Path] = []
     if path.is_dir():
         found: list[Path] = []
+        _check_no_splits(path)
         try:
             for inner in sorted(path.rglob("*")):
                 is_hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)
@@ -162,6 +163,17 @@ def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[l
     return [TextFile(p.resolve(), kind) for p, kind in chosen], _left_out(
         files, [p for p, _ in chosen]
     )
+
+
+def _check_no_splits(path: Path) -> None:
+    """Refuse a folder whose own folders are training text and text to be held out."""
+    held_out = [path / name for name in ("valid", "validation", "val", "dev", "test")]
+    held_out = [folder for folder in held_out if folder.is_dir()]
+    if (path / "train").is_dir() and held_out:
+        raise DataError(
+            f"the folder has {', '.join(folder.name for folder in held_out)} beside train, and would be read as one text\n"
+            f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}", or give a glob to read all of it'
+        )
 
 
 def _left_out(files: list[Path], chosen: list[Path]) -> str:

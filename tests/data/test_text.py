@@ -54,6 +54,21 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found("openai/corpus") == ["openai/corpus/z.txt"]  # local things win over the Hub
 
 
+def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path: Path) -> None:
+    for name in ("train", "test", "valid"):
+        (tmp_path / "corpus" / name).mkdir(parents=True)
+        (tmp_path / "corpus" / name / "text.txt").write_text(name)
+    corpus = tmp_path / "corpus"
+    with pytest.raises(DataError) as caught:
+        find_text(Data(train=str(corpus)))
+    fault, fix = str(caught.value).splitlines()
+    assert fault.endswith("the folder has valid, test beside train, and would be read as one text")
+    assert fix.startswith(f'  set data.train = "{corpus}/train" and data.valid = "{corpus}/valid"')
+    found = find_text(Data(train=f"{corpus}/train", valid=f"{corpus}/valid"))
+    assert [len(side) for side in (found.train, found.valid)] == [1, 1]
+    assert len(find_text(Data(train=f"{corpus}/**/*.txt")).train) == 3
+
+
 def test_a_folder_that_changes_while_it_is_listed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
