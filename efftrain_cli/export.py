@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ import torch
 
 from efftrain_cli import __version__
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.model.hf import to_hf_config, write_hf
+from efftrain_cli.model.hf import check_empty, to_hf_config, write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import read_results
+
+_ABSOLUTE = re.compile(r'"(?:/|[A-Za-z]:)[^"\n]*[/\\]([^"/\\\n]+)"')
+"""A string that is an absolute path, and its last part."""
 
 
 def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedModel:
@@ -24,6 +29,7 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
         UsageError: there is no such run or checkpoint, or the directory holds files.
         CheckpointError: the run has no checkpoint, or none that is whole.
     """
+    check_empty(directory)
     trained = load_trained_model(run, checkpoint, torch.device("cpu"))
     try:
         origin = read_origin(trained.run)
@@ -68,7 +74,7 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
         trained=trained,
         family=to_hf_config(trained.model.config, 0)["model_type"],
         efftrain=origin.get("efftrain") or __version__,
-        recipe_name=origin.get("recipe") or "unknown",
+        recipe_name=recipe_name(origin, trained.run.name),
         losses=[
             (row["step"], row["val_loss"]) for row in rows if isinstance(row.get("val_loss"), float)
         ],
@@ -78,5 +84,6 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
             if entry["checkpoint_sha256"] == trained.model_sha256
         ],
         data=data if isinstance(data, dict) else {},
-        recipe=dump_recipe(trained.recipe).strip(),
+        # Where files lay on this machine concerns nobody else.
+        recipe=_ABSOLUTE.sub(r'"\1"', dump_recipe(trained.recipe)).strip(),
     )

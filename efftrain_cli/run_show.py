@@ -34,7 +34,9 @@ def tables_of_run(path: Path) -> list[Table]:
     run, files = read_numbers(path), read_run(path)
     row = format_columns(read_runs([path.name])).iloc[0]
     head = {name: row[name] for name in COLUMNS[1:] if row[name] != "-"}
-    head |= {"marks": "; ".join(mark.text for mark in run.marks) or "-", "folder": str(path)}
+    if run.marks:
+        head["marks"] = "; ".join(mark.text for mark in run.marks)
+    head["folder"] = str(path)
     measured = tables_of(compare([run], allow=True))
     events = []
     for event in files.events:

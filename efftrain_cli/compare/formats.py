@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import math
 
-from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.console import human_seconds, printable
 
 DECIMALS = {"nats/token": 4, "bits/byte": 4, "%": 2}
 """Decimals of a unit; numbers of other units have four significant digits."""
+_PREFIXES = ((8, "Y"), (7, "Z"), (6, "E"), (5, "P"), (4, "T"), (3, "G"), (2, "M"), (1, "k"))
 _SCALES = {
     "tokens": ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "K")),
+    "flops": (
+        *((1000.0**power, 1000.0**power, f" {prefix}FLOPs") for power, prefix in _PREFIXES),
+        (0.0, 1.0, " FLOPs"),
+    ),
     "seconds": ((7200.0, 3600.0, " h"), (120.0, 60.0, " min"), (0.0, 1.0, " s")),
 }
 """By axis: from which value on it is divided by what, and the suffix that says so."""
@@ -30,7 +35,7 @@ def format_value(value: object) -> str:
 
 
 def format_number(value: float, unit: str = "", axis: str = "", sd: float | None = None) -> str:
-    """Write a number, rounded for reading: 3.2480, 78.46K, 12.5 min, (78.46 ± 0.52)K.
+    """Write a number, rounded for reading: 3.2480, 78.46K, 12 min 30 s, (78.46 ± 0.52)K.
 
     Args:
         unit: decides the decimals, see DECIMALS.
@@ -38,10 +43,9 @@ def format_number(value: float, unit: str = "", axis: str = "", sd: float | None
         sd: standard deviation, written with two digits in the scale of `value`; None or 0: not written.
     """
     divisor, suffix = 1.0, ""
-    if axis == "flops" and not unit and value:
-        exponent = math.floor(math.log10(abs(value)))
-        divisor, suffix = 10.0**exponent, f"e{exponent}"
-    elif not unit:
+    if axis == "seconds" and not unit and not sd and value >= 120:
+        return human_seconds(value)
+    if not unit:
         fitting = (scale[1:] for scale in _SCALES.get(axis, ()) if abs(value) >= scale[0])
         divisor, suffix = next(fitting, (divisor, suffix))
     value /= divisor
@@ -58,7 +62,7 @@ def format_number(value: float, unit: str = "", axis: str = "", sd: float | None
 
 def format_quantity(value: float, axis: str) -> str:
     """Write tokens, FLOPs or seconds with their unit."""
-    return format_number(value, axis=axis) + {"tokens": " tokens", "flops": " FLOPs"}.get(axis, "")
+    return format_number(value, axis=axis) + (" tokens" if axis == "tokens" else "")
 
 
 def format_estimate(

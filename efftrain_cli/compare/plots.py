@@ -137,7 +137,6 @@ def _difference(comparison: Comparison) -> Plot:
         points,
         AXIS_LABELS["tokens"],
         "below 0 is better (nats/token)",
-        fit_from=LATE * float(points.x.max()),
         include=(0.0,),
         levels=(0.0,),
     )

@@ -432,6 +432,12 @@ EXPORTED_FROM = "efftrain.json"
 """File of an export that says which checkpoint it was."""
 
 
+def check_empty(directory: Path) -> None:
+    """Refuse, by a UsageError, a directory that holds files."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} exists and is not an empty directory; name another one")
+
+
 def write_hf(
     model: GPT,
     tokenizer_json: str,
@@ -452,8 +458,7 @@ def write_hf(
     Raises:
         UsageError: the directory holds files already.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError(f"{directory} exists and is not an empty directory; name another one")
+    check_empty(directory)
     names = {
         token["id"]: token["content"]
         for token in json.loads(tokenizer_json).get("added_tokens", [])

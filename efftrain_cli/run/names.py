@@ -37,6 +37,9 @@ def find_run(name: str) -> str:
         run_path(found[0])  # a link is refused
         return found[0]
     if found:
+        # Runs of studies are named last, and those with the fewest settings in their name first.
+        studies = [folder.name.removesuffix("study") for folder in runs_root().glob("*-study")]
+        found.sort(key=lambda run: (any(map(run.startswith, studies)), len(run)))
         shown = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
         raise UsageError(f"{what} {len(found)} runs: {shown}\n  name one of them")
     run_path(name)  # a name that no run can have is said to be one

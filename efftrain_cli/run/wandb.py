@@ -192,12 +192,18 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
         with contextlib.suppress(subprocess.TimeoutExpired):
             done = follower.wait(STOP_SECONDS) is not None
         said = _said(run, log)
+        again = f"efftrain wandb-sync {run.name}{' --tensorboard' * (what != 'wandb')}"
         if said:
-            print(f"warning: {what}: {said}", file=sys.stderr)
+            fix = (
+                ""
+                if "wandb-sync" in said
+                else f"\n  metrics.jsonl has every row: {again} sends them"
+            )
+            print(f"warning: {what}: {said}{fix}", file=sys.stderr)
         elif not done:
             print(
-                f"warning: {what} is still busy in process {follower.pid}; if it does not finish, "
-                f"`efftrain wandb-sync {run.name}{' --tensorboard' * (what != 'wandb')}` sends the metrics again",
+                f"warning: {what} is still busy in process {follower.pid}\n"
+                f"  if it does not finish: {again} sends the metrics again",
                 file=sys.stderr,
             )
 

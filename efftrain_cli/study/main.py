@@ -66,7 +66,9 @@ def print_status(file: StudyFile, as_json: bool) -> None:
     for phase, (arm, trial) in all_trials(file, settings_of(choices(file))):
         # Before tuning has ended, nobody knows the recipe of a confirmation run.
         state = state_of(trial) if known or phase == "tuning" else "new"
-        done = f"{100 * tokens_so_far(trial.name) / recipe_of(trial).train.tokens:.0f} %"
+        # The last step may take a run beyond its budget.
+        share = min(1.0, tokens_so_far(trial.name) / recipe_of(trial).train.tokens)
+        done = f"{100 * share:.0f} %"
         loss = last_loss(trial.name)
         shown = "-" if loss is None else f"{loss:.4f}"
         rows.append((phase, arm, str(trial.seed), trial.name, state, done, shown))

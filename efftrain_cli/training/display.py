@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -33,6 +34,8 @@ class TrainingDisplay:
         self._steps = steps
         self._first_tokens = tokens
         self._started = self._printed = time.monotonic()
+        self._pace: tuple[float, int] | None = None
+        """When the first step ended, and the tokens until then."""
         self._val_loss: float | None = None
         self._row: Mapping[str, object] = {}
         self._shown: Mapping[str, object] | None = None  # the row of the newest plain line
@@ -69,6 +72,9 @@ class TrainingDisplay:
         """One finished step, as a row of metrics.jsonl."""
         with self._lock:
             self._row = row
+            # The first step also compiles and fills caches: it says nothing about the pace.
+            if self._pace is None and int(row["tokens"]) > self._first_tokens:  # type: ignore
+                self._pace = time.monotonic(), int(row["tokens"])  # type: ignore
             if row["val_loss"] is not None:
                 self._val_loss = row["val_loss"]  # type: ignore
         if self._bar is not None and self._task is not None:
@@ -95,11 +101,12 @@ class TrainingDisplay:
         narrow = self._bar is not None and self._console.width < 70
         if row.get("tokens_per_second") is not None and not narrow:
             parts.append(f"{human_count(row['tokens_per_second'])} tok/s")  # type: ignore
-        elapsed = time.monotonic() - self._started
-        done = int(row["tokens"]) - self._first_tokens  # type: ignore
-        left = self._total_tokens - int(row["tokens"])  # type: ignore
-        if done > 0:
-            parts.append(f"ETA {human_seconds(max(0.0, elapsed * left / done))}")
+        if self._pace is not None:
+            elapsed = time.monotonic() - self._pace[0]
+            done = int(row["tokens"]) - self._pace[1]  # type: ignore
+            left = self._total_tokens - int(row["tokens"])  # type: ignore
+            if done > 0:
+                parts.append(f"ETA {human_seconds(math.ceil(max(0.0, elapsed * left / done)))}")
         return "  ".join(parts)
 
     def _print_line(self, text: str) -> None:

@@ -65,6 +65,16 @@ def test_what_names_no_run_or_several_is_refused(root: Path, typed: str, said: s
         find_run(typed)
 
 
+def test_the_likeliest_of_several_runs_is_named_first(root: Path) -> None:
+    write_run(root / "runs", "wide", 3, name="wide-lr0.001-seed3")
+    write_run(root / "runs", "wide", 7, name="trial-wide-seed7")
+    write_run(root / "runs", "wide", 8, name="wide-seed8")
+    (root / "runs" / "trial-study").mkdir()
+    shown = "my-wide, wide-seed8, wide-lr0.001-seed3, trial-wide-seed7"
+    with pytest.raises(UsageError, match=f"recipe 'wide' has 4 runs: {shown}\n"):
+        find_run("wide")
+
+
 WRONG_RUN = {
     "sample": ["sample", "smal"],
     "export": ["export", "smal"],

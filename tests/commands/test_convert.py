@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from efftrain_cli import export
 from efftrain_cli.cli.app import app
 from efftrain_cli.convert import import_hf
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
@@ -263,6 +264,7 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(
     assert (
         f"{trained.model.parameter_count:,} parameters" in card and 'tokenizer = "bpe:300"' in card
     )
+    assert '"text.txt"' in card and str(tmp_path) not in card
     assert "Nothing was measured" in (directory / "README.md").read_text()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "second").iterdir()} == {0o640}
     source = json.loads((tmp_path / "second" / "efftrain.json").read_text())
@@ -271,6 +273,14 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(
         10_000,
         trained.model_sha256,
     )
+
+
+def test_an_export_onto_files_fails_before_anything_is_loaded(
+    exported: tuple[TrainedModel, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "load_trained_model", None)
+    with pytest.raises(UsageError, match="exists and is not an empty directory"):
+        export.export_run("random", None, Path("hf"))
 
 
 FOREIGN = [

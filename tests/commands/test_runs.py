@@ -133,6 +133,7 @@ def test_show_says_everything(root: Path) -> None:
         "data.valid_hash",
     ):
         assert word in out
+    assert "marks" not in out
     # F43: the parts of the time and what they add up to.
     assert "5 s" in out and "2.75 s" in out and "1.25 s" in out and "9 s" in out
     with pytest.raises(UsageError, match="did you mean small-seed0"):

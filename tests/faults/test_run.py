@@ -369,6 +369,23 @@ def test_lines_of_a_long_run(
     assert max(b - a for a, b in pairwise(printed)) <= 30
 
 
+def test_the_time_left_goes_by_the_pace_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first step of 60 s, then 1 s each: 97 of 100 steps are left after the third."""
+    now, shown = [0.0], []
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
+    with TrainingDisplay(make_console(), total_tokens=100, tokens=0, steps=100) as screen:
+        for step, time in enumerate((60.0, 61.0, 62.0), 1):
+            now[0] = time
+            row = {"step": step, "tokens": step, "loss": 3.0, "val_loss": None}
+            screen.show(row)
+            shown.append(screen._text())
+        screen._ended.set()
+    assert "ETA" not in shown[0]
+    assert shown[1].endswith("ETA 1 min 38 s") and shown[2].endswith("ETA 1 min 37 s")
+
+
 def test_a_line_while_nothing_happens(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -245,6 +245,22 @@ def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path: Path) -
     assert len(read_history(path / "wandb")) == 101
 
 
+def test_a_fault_of_wandb_says_that_the_rows_are_kept_and_how_to_send_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path, "small", 0)
+    fault = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    ended = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+    monkeypatch.setattr(wandb_sync, "start_follower", lambda *_: ended)
+    monkeypatch.setattr(wandb_sync, "_said", lambda *_: fault)
+    with wandb_sync.followed(path, "online"):
+        pass
+    assert capsys.readouterr().err == (
+        "warning: wandb: ConnectionResetError: [Errno 104] Connection reset by peer\n"
+        "  metrics.jsonl has every row: efftrain wandb-sync small-seed0 sends them\n"
+    )
+
+
 def test_sync_online_without_a_key_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
