@@ -52,6 +52,7 @@ def comparison(
     margin: float | None = None,
     every_setting: bool = False,
     allow: bool = False,
+    equal: Literal["tokens", "flops", "seconds"] | None = None,
 ) -> pd.DataFrame:
     """Compare runs, grouped by recipe, with a baseline; return a row per measure and recipe.
 
@@ -65,6 +66,8 @@ def comparison(
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
         allow: compare runs whose losses are not comparable; nothing about them is judged.
+        equal: the budget that final losses are judged at, equal within 2 %; default: tokens, or FLOPs if only these
+            agree.
 
     Raises:
         UsageError: names stand for no run, or for runs that must not be compared.
@@ -82,6 +85,7 @@ def comparison(
         margin=margin,
         every_setting=every_setting,
         allow=allow,
+        equal=equal,
         left_out=left_out,
     )
     return frame_of(found)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import efftrain_cli as efftrain
-from efftrain_cli.compare.frames import as_json, comma_separated
+from efftrain_cli.compare.frames import as_json, comma_separated, frame_of
 from tests.compare.known_runs import SLW, curve, of
 
 COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"
@@ -49,6 +49,11 @@ def test_a_missing_number_is_its_reason(two: Path) -> None:
     frame = efftrain.comparison("base", "method", target_loss=3.05)
     row = frame[(frame.measure == "tokens_to_target") & (frame.arm == "base")].iloc[0]
     assert row["values"][1:] == ["not reached", "not reached"] and pd.isna(row["mean"])
+
+
+def test_the_budget_of_final_losses_is_named_in_python_too(two: Path) -> None:
+    frame = efftrain.comparison("base", "method", equal="seconds")
+    pd.testing.assert_frame_equal(frame, frame_of(of("base", "method", equal="seconds")))
 
 
 def test_csv_and_json_print_the_frame(two: Path) -> None:
