@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.run.directory import runs_root
+from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.trials import screen
 from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
-from efftrain_cli.trials.resources import disk_bytes, seconds_left
 from efftrain_cli.trials.runner import TrialRunner, free_runs, tokens_so_far
 from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_of, state_of
 

@@ -14,7 +14,6 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -22,7 +21,7 @@ from safetensors.torch import load_file
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import describe_end
-from efftrain_cli.plan.plan import shares
+from efftrain_cli.plan.plan import shares, shorten_schedules
 from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
@@ -98,22 +97,14 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
         eval=replace(recipe.eval, every=half, windows=min(recipe.eval.windows, 4)),
         checkpoint=Checkpoint(every=1_000_000, keep=2),
         wandb=replace(recipe.wandb, mode="off"),
-        **_schedules_in(recipe, half, batch_size),
+        **shorten_schedules(recipe, half, batch_size),
     )
-
-
-def _schedules_in(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
-    """The recipe's sections and stages whose schedules were moved into 2 x `half` steps."""
-    methods = recipe.methods.values()
-    return {
-        name: part for m in methods for name, part in m.shortened(recipe, half, batch_size).items()
-    }
 
 
 def describe_cut(cut: Recipe, half: int) -> str:
     """What was cut, in words."""
     sequences = cut.train.micro_batch_tokens // cut.model.seq_len
-    schedules = list(_schedules_in(cut, half, cut.train.batch_size))
+    schedules = list(shorten_schedules(cut, half, cut.train.batch_size))
     count = cut.train.batch_size // sequences
     text = f"{'two' if count == 2 else count} micro-batches a step, of {sequences} x {cut.model.seq_len} tokens each, and {2 * half} steps"
     return text + (f"; {' and '.join(schedules)} moved into them" if schedules else "")

@@ -17,7 +17,7 @@ from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.groups import (
     BEST_RULE,
     Group,
-    Trial,
+    TriedSetting,
     best_settings,
     differing_keys,
     group_runs,
@@ -51,7 +51,7 @@ class Comparison:
     """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note"."""
     recipe_differences: tuple[tuple[str, tuple[str, ...]], ...]
     """The dotted keys that differ, with the value of each group."""
-    trials: tuple[Trial, ...]
+    trials: tuple[TriedSetting, ...]
     """Settings tried by recipes that stand at their own best; empty if no recipe has several."""
     target_loss: float | None
     """Nats per token; None: costs are those to match a final loss."""
@@ -213,7 +213,7 @@ def _caveat(target_loss: float | None, margin: float | None, sisters: Mapping[st
 
 def _choose_groups(
     every: Sequence[Group], named: Group | None, every_setting: bool
-) -> tuple[list[Group], list[Trial]]:
+) -> tuple[list[Group], list[TriedSetting]]:
     """Return the groups to compare, a named baseline first, and the settings among which each was chosen."""
     groups, trials = (list(every), []) if every_setting else best_settings(every)
     if named is None:
@@ -331,7 +331,7 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
 
 
 def _trial_notes(
-    every: Sequence[Group], groups: Sequence[Group], trials: Sequence[Trial]
+    every: Sequence[Group], groups: Sequence[Group], trials: Sequence[TriedSetting]
 ) -> list[Why]:
     if not trials:
         return []

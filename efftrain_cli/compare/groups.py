@@ -205,7 +205,7 @@ def _with_devices(run: RunNumbers) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TriedSetting:
     """One of several settings of a recipe, and its result."""
 
     label: str
@@ -222,7 +222,7 @@ BEST_RULE = "the setting with the fewest unfinished runs; of those, the lowest m
 """How a recipe's own best setting is chosen."""
 
 
-def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
+def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[TriedSetting]]:
     """Each recipe at its own best setting by BEST_RULE, in the order of the groups, and all the settings tried.
 
     Settings with other budgets are other recipes: the longest run would always be the best.
@@ -240,7 +240,9 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[Trial]]:
         if len(alike[group.recipe_name, group.budget]) > 1:
             loss = None if math.isinf(mean) else mean
             trials.append(
-                Trial(group.label, group.recipe_name, loss, unfinished, group.seeds, group in best)
+                TriedSetting(
+                    group.label, group.recipe_name, loss, unfinished, group.seeds, group in best
+                )
             )
     return best, trials
 

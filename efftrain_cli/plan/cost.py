@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from efftrain_cli.foundation.console import human_bytes
+from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.plan import model_config
+from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
 
 GPT2_VOCABULARY = 50257
 """Tokens of GPT-2's tokenizer."""
+PROCESS = 450 * 10**6
+"""Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
+ROW = 700
+"""Bytes of a row of metrics.jsonl, about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,3 +143,79 @@ def training_bytes(
     blocks = config.n_layer * width * element + block if recompute else config.n_layer * block
     logits = 2 * config.padded_vocab_size * element
     return state + sequences * seq_len * (blocks + logits)
+
+
+def _sizes(recipe: Recipe) -> tuple[int, int]:
+    """Parameters of the recipe's (last) model, and bytes of its late gradients."""
+    vocab_size = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    return model_parameters(recipe, vocab_size), in_flight_bytes(recipe, vocab_size)
+
+
+def disk_bytes(recipe: Recipe) -> int:
+    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32 and of late
+    gradients, and its rows."""
+    steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
+    parameters, late = _sizes(recipe)
+    return recipe.checkpoint.keep * (12 * parameters + late) + steps * ROW
+
+
+def memory_bytes(recipe: Recipe) -> int:
+    """Return the bytes of memory that training takes on a CPU, about: the process, and what `training_bytes` says."""
+    seq_len = recipe.model.seq_len
+    sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // seq_len))
+    return (
+        PROCESS
+        + training_bytes(
+            model_config(recipe, likely_vocabulary(recipe.data.tokenizer)),
+            sequences,
+            seq_len,
+            dtype="fp32",
+            compiled=False,
+            recompute=recipe.train.activation_checkpointing is True,
+            gradients=gradient_copies(recipe),
+        )
+        + _sizes(recipe)[1]
+    )
+
+
+def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
+    """Refuses more runs at once than memory holds.
+
+    Raises:
+        OutOfMemoryError: the largest of the recipes does not fit `jobs` times; the message says how often it does.
+    """
+    free = free_memory()
+    if free is None or jobs == 1 or not recipes:
+        return
+    largest = max(map(memory_bytes, recipes))
+    if largest * jobs > free:
+        fits = max(1, free // largest)
+        cut_matters = any(
+            method.cut_matters() for recipe in recipes for method in recipe.methods.values()
+        )
+        note = ", another result by a method" if cut_matters else ", which changes no result"
+        raise OutOfMemoryError(
+            f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
+            f"  use --jobs {fits}, or lower train.micro_batch_tokens{note}"
+        )
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that this process could still take: the machine's, or what its control group leaves; None where
+    no system says so."""
+    found = []
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(
+            next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+        )
+    except (OSError, StopIteration, ValueError):
+        pass
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        if limit != "max":
+            found.append(max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)

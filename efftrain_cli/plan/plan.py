@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.methods.staged_growth import (
@@ -153,6 +154,15 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
     multiple = shares(recipe, ranks)
     return -(-batch_size // fits // multiple) * multiple
+
+
+def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
+    """Return the recipe's sections and stages whose schedules are moved into 2 x `half` steps of `batch_size`
+    sequences, so that they change before and after step `half`."""
+    moved: dict[str, Any] = {}
+    for method in recipe.methods.values():
+        moved |= method.shortened(recipe, half, batch_size)
+    return moved
 
 
 def shares(recipe: Recipe, ranks: int = 1) -> int:

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import open_to_write
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import read_origin
@@ -26,6 +27,8 @@ _NEWEST = 200
 """Runs that are looked at."""
 _FEWEST_STEPS = 10
 """Shorter runs say little: the first steps are the slowest."""
+START_SECONDS = 5.0
+"""What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,38 @@ def estimated_speed(recipe: Recipe) -> float | None:
     """Return the tokens per second that `measured_rate` lets expect on any device, None if nothing was measured."""
     rate = measured_rate("auto", recipe)
     return None if rate is None else rate.flops_per_second / _flops_per_token(recipe)
+
+
+def seconds_left(
+    recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]
+) -> float | None:
+    """Return the wall time of `tokens` more of a recipe, None if nothing was measured here. It goes by `speed_of`, or
+    without a finished run by the nearest measurement, as `pretrain --plan`. `speeds` keeps what was looked up."""
+    key = (recipe.model, recipe.train.batch_size)
+    if key not in speeds:
+        speeds[key] = speed_of(recipe) or estimated_speed(recipe)
+    speed = speeds[key]
+    return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
+
+
+def speed_of(recipe: Recipe) -> float | None:
+    """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their
+    median; None where there is none. Evaluation, checkpoints and preparing are part of the time."""
+    wanted = {"model": recipe_values(recipe.model), "batch_size": recipe.train.batch_size}
+    speeds = []
+    for name in run_names():
+        path = runs_root() / name
+        try:
+            found = read_recipe_values(path)
+            if {"model": found["model"], "batch_size": found["train"]["batch_size"]} != wanted:
+                continue
+            row = last_row(path)
+            seconds = float(row["wall_seconds"])
+            if seconds > 0 and row["segment"] == 0:
+                speeds.append(float(row["tokens"]) / seconds)
+        except (EfftrainError, OSError, ValueError, KeyError, TypeError):
+            continue  # a run that cannot be read is not a measurement
+    return median(speeds) if speeds else None
 
 
 def _flops_per_token(recipe: Recipe) -> float:

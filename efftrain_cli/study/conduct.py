@@ -57,7 +57,7 @@ def conduct(
 
 
 def choices(file: StudyFile) -> tuple[Tuned, ...]:
-    """Each arm's setting, chosen by `trials.RULE` from its tuning runs, with what a reader must be warned of; empty
+    """Each arm's setting, chosen by `BEST_RULE` from its tuning runs, with what a reader must be warned of; empty
     until every tuning run has ended.
 
     Raises:

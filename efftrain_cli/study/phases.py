@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.toml import toml_value
+from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.trials.resources import disk_bytes, seconds_left
 from efftrain_cli.trials.runner import tokens_so_far
 from efftrain_cli.trials.trial import (
     ENDED,

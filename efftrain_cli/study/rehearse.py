@@ -13,11 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.staged_growth import StageModel, grown_shape, parse_operator, sizes_of
-from efftrain_cli.plan.plan import shares
+from efftrain_cli.plan.plan import shares, shorten_schedules
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model
 from efftrain_cli.recipe.toml import toml_value
@@ -99,9 +98,7 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     batch_size = max(BATCH_SIZE, 2 * shares(recipe, devices))
     shapes = _toy_shapes(recipe)
     last = shapes[-1]
-    moved: dict[str, Any] = {}
-    for method in recipe.methods.values():
-        moved |= method.shortened(recipe, STEPS // 2, batch_size)
+    moved = shorten_schedules(recipe, STEPS // 2, batch_size)
     if stages := moved.get("stages"):
         smaller = [
             StageModel(**sizes_of(shape))  # type: ignore[arg-type]

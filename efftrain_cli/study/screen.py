@@ -8,6 +8,7 @@ from typing import Any
 
 from efftrain_cli.compare.engine import Verdict, sides_of
 from efftrain_cli.compare.formats import format_estimate
+from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import AXIS_WORDS, Question
 from efftrain_cli.foundation.console import (
@@ -23,7 +24,6 @@ from efftrain_cli.study.judge import StudyState, question_of
 from efftrain_cli.study.phases import Phase, Tuned, left_of
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.trials.screen import settings_table
-from efftrain_cli.trials.trial import RULE
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 
@@ -281,7 +281,7 @@ def as_json(
         "complete": judgement.complete,
         "pending": list(judgement.pending),
         "tuning": {
-            "rule": RULE,
+            "rule": BEST_RULE,
             "arms": [
                 {
                     "arm": arm.arm,

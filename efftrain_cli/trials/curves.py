@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from efftrain_cli.compare.groups import rank
 from efftrain_cli.compare.ladder import Gain, Ladder, Rung, gains, not_decayed
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve
@@ -62,8 +63,8 @@ class LadderOf:
 
 
 def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
-    """Budget ladders, one per label, for labels with two budgets or more. At each budget the learning rate with the
-    lowest mean final loss is taken, among those with which every seed finished."""
+    """Budget ladders, one per label, for labels with two budgets or more. At each budget the best learning rate
+    by BEST_RULE is taken, if every seed finished with it."""
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)
@@ -82,20 +83,23 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             problem = problem or not_decayed(
                 optim.schedule, optim.decay_tokens, optim.decay_steps, budget
             )
-            means = {}
-            for rate, members in by_rate.items():
-                ran = {trial.seed: run for trial in members if (run := read(trial)) is not None}
-                losses = {
-                    seed: loss for seed, run in ran.items() if (loss := run.final_loss) is not None
+            runs = {
+                rate: {trial.seed: read(trial) for trial in members}
+                for rate, members in by_rate.items()
+            }
+            losses = {
+                rate: {
+                    seed: None if run is None else run.final_loss for seed, run in by_seed.items()
                 }
-                if len(losses) == len(members):
-                    means[rate] = (sum(losses.values()) / len(losses), losses, ran)
-            if not means:
+                for rate, by_seed in runs.items()
+            }
+            rate = min(losses, key=lambda rate: rank(list(losses[rate].values())))
+            if None in losses[rate].values():
                 continue
-            rate = min(means, key=lambda rate: means[rate][0])
             rates[budget] = rate
-            for seed, loss in means[rate][1].items():
-                run = means[rate][2][seed]
+            for seed, run in runs[rate].items():
+                loss = losses[rate][seed]
+                assert run is not None and loss is not None
                 if not run.flops_lack_optimizer:
                     flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
                 tokens.setdefault(seed, {})[budget] = Rung(run.tokens, loss)

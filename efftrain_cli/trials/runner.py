@@ -28,11 +28,11 @@ from efftrain_cli.foundation.errors import (
 )
 from efftrain_cli.foundation.files import make_folder, open_to_write
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
+from efftrain_cli.plan.cost import check_memory
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.lock import OWNER, TRIAL, owner_of
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.training.launch import check_devices
-from efftrain_cli.trials.resources import check_memory
 from efftrain_cli.trials.trial import ENDED, Trial, recipe_of, state_of
 
 TICK = 0.1

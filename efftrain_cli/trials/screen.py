@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
 from efftrain_cli.foundation.console import (
@@ -16,7 +17,7 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
-from efftrain_cli.trials.trial import ENDED, RULE, Choice
+from efftrain_cli.trials.trial import ENDED, Choice
 
 
 def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
@@ -72,7 +73,7 @@ def settings_table(
             mean = f"{sum(there) / len(there):.4f}"
         each = " ".join(without if loss is None else f"{loss:.4f}" for loss in choice.losses)
         rows.append((owner, setting, mean, each, best if choice.best else ""))
-    return [*table_lines(head, rows), f"rule: {RULE}"]
+    return [*table_lines(head, rows), f"rule: {BEST_RULE}"]
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 ENDED = ("finished", "diverged")
 """States of a run that is not trained any more: a run that diverges is a result."""
-RULE = "the lowest mean final validation loss over the seeds, among settings with which every seed finished"
-"""How the best of several settings is chosen; with none, the setting that finished most often, then the lowest mean."""
 
 
 @dataclass(frozen=True)
@@ -291,11 +289,7 @@ def _budget(settings: Sequence[str]) -> tuple[str, ...]:
 
 
 def choose(trials: Sequence[Trial]) -> list[Choice]:
-    """Every recipe with every setting, and which setting is each recipe's best.
-
-    Where no setting of a recipe finished with every seed, the one that finished most often is taken, then the lowest
-    loss.
-    """
+    """Every recipe with every setting, and which setting is each recipe's best, by BEST_RULE."""
     from efftrain_cli.compare.groups import rank
     from efftrain_cli.compare.reading import read_numbers
 

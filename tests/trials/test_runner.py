@@ -20,11 +20,13 @@ from efftrain_cli.foundation.errors import (
     StoppedError,
     UsageError,
 )
+from efftrain_cli.plan import cost
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run import rates
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.lock import OWNER, TRIAL, owner_of, this_process
 from efftrain_cli.run.rates import Rate, remember_bench
-from efftrain_cli.trials import resources, runner
+from efftrain_cli.trials import runner
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, choose, grid
 from tests.conftest import REPOSITORY, Efftrain
@@ -376,18 +378,18 @@ def test_two_hosts_train_one_sweep_together(folder: Path, efftrain: Efftrain) ->
     assert owner_of(run) is None
 
 
-# --- resources ------------------------------------------------------------------------------------------------------
+# --- resources -------------------------------------------------------------------------------------------------------
 
 
 def test_more_runs_than_memory_holds_are_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = load_recipe("plain.toml")
-    each = resources.memory_bytes(recipe)
-    monkeypatch.setattr(resources, "free_memory", lambda: int(2.5 * each))
-    resources.check_memory([recipe], 2)
+    each = cost.memory_bytes(recipe)
+    monkeypatch.setattr(cost, "free_memory", lambda: int(2.5 * each))
+    cost.check_memory([recipe], 2)
     with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
-        resources.check_memory([recipe], 3)
+        cost.check_memory([recipe], 3)
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     trials = grid(["plain.toml"], (0, 1, 2), [])
     launch = Pretrain(trials)
@@ -400,16 +402,16 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
     recipe = load_recipe("plain.toml", ["checkpoint.keep=2"])
     # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
-    assert resources.disk_bytes(recipe) == 2 * 12 * parameters + 11 * resources.ROW
+    assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
 
 
 def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    assert resources.speed_of(load_recipe("plain.toml")) is None
+    assert rates.speed_of(load_recipe("plain.toml")) is None
     make_runner(folder, Pretrain(trials)).train(trials)
     # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
-    assert resources.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
-    assert resources.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None
+    assert rates.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
+    assert rates.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None
 
 
 def test_time_is_known_where_pretrain_knows_it(
@@ -419,7 +421,7 @@ def test_time_is_known_where_pretrain_knows_it(
     N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are 10 tokens a second."""
     monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "cache"))
     recipe = load_recipe("plain.toml")
-    assert resources.seconds_left(recipe, 100, {}) is None
+    assert rates.seconds_left(recipe, 100, {}) is None
     time = "2026-01-01T00:00:00+00:00"
     remember_bench(
         Rate(
@@ -431,7 +433,7 @@ def test_time_is_known_where_pretrain_knows_it(
             time=time,
         )
     )
-    assert resources.seconds_left(recipe, 100, {}) == pytest.approx(10 + resources.START_SECONDS)
+    assert rates.seconds_left(recipe, 100, {}) == pytest.approx(10 + rates.START_SECONDS)
 
 
 def test_no_time_left_is_told_from_the_first_minute(
