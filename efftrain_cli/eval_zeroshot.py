@@ -1,7 +1,6 @@
-"""`efftrain eval-zeroshot`: scores of a run's checkpoint on zero-shot tasks, written into the run directory.
+"""Score a run's checkpoint on zero-shot tasks, and write the scores into the run's folder (`efftrain eval-zeroshot`).
 
-What can be refused cheaply is refused first: nothing here imports torch or lm_eval before names, data and run are known
-to be right.
+Cheap checks come first: torch and lm_eval are imported after names, data and run are checked.
 """
 
 from __future__ import annotations
@@ -47,25 +46,25 @@ if TYPE_CHECKING:
 
 
 class TaskError(DataError):
-    """Tasks could not be scored: on several devices, each of them knows the same ones."""
+    """Some tasks could not be scored; on several devices, the same ones on each."""
 
 
 OFFLINE_TOKENS = 100_000
-"""Validation tokens, from the beginning, that the offline suite is made from."""
+"""First validation tokens, which the offline suite is made from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """What to evaluate, and how."""
+    """Run, tasks and settings of an evaluation."""
 
     run: str
     tasks: tuple[str, ...] = ("offline",)
     """Names of tasks and suites."""
     checkpoint: str | None = None
-    """A step, or a checkpoint's name; None is the newest that is whole."""
+    """Step or name of a checkpoint; None is the newest valid one."""
     data_dir: Path | None = None
     limit: int | None = None
-    """First items of each task only. Such scores are kept apart from full ones."""
+    """Items of each task, from the first. Such scores are kept apart from full ones."""
     context_length: int | None = None
     """Tokens; None is the longest that the model was trained on."""
     stride: int | None = None
@@ -78,55 +77,136 @@ class EvalConfig:
     device: str = "auto"
 
 
+@dataclass(frozen=True)
+class _Tasks:
+    """The tasks of an evaluation by where they come from."""
+
+    offline: list[str]
+    """Tasks made from the run's validation documents."""
+    known: list[str]
+    """Tasks of the harness with a protocol of ours."""
+    foreign: list[str]
+    """Tasks, groups and files that the harness alone knows."""
+
+    @property
+    def use_harness(self) -> bool:
+        """Whether a task needs lm_eval."""
+        return bool(self.known or self.foreign)
+
+
 def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dict[str, Any]]:
-    """Evaluates task by task, writes each score into the run directory as soon as it is there, and yields its entry of
-    zeroshot.json. Of several ranks all call it; rank 0 alone writes.
+    """Evaluate task by task; write each score into the run's folder and yield its entry of zeroshot.json.
+
+    Of several ranks all call it; rank 0 alone writes.
 
     Raises:
         UsageError: an unknown task, run or checkpoint; the harness is not installed; a context longer than the model's.
         DataError: evaluation sets are missing or damaged.
         TaskError: after all tasks have been tried, some could not be scored.
-        CheckpointError: the run has no checkpoint, or none that is whole.
+        CheckpointError: the run has no checkpoint, or no valid one.
     """
+    exported = Path(config.run) if (Path(config.run) / "config.json").is_file() else None
+    names, tasks = _check_tasks(config, exported)
+
+    from efftrain_cli.training.ranks import ALONE
+
+    ranks = ranks or ALONE
+    trained = _load_model(config, exported, ranks)
+    evaluator = build_evaluator(trained, config, ranks)
+    stride = config.stride or max(1, evaluator.context_length // 2)
+    if stride > evaluator.context_length:
+        raise UsageError(
+            f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
+        )
+    documents = validation_documents(trained) if tasks.offline else []
+    language_model: LanguageModel | None = None
+    if tasks.use_harness:
+        from efftrain_cli.zeroshot.language_model import LanguageModel
+
+        language_model = LanguageModel(evaluator, trained.tokenizer)
+
+    failed: list[str] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch,
+        Path(os.devnull).open("w") as nowhere,
+    ):
+        for name in names:
+            started = time.monotonic()
+            try:
+                # The harness prints.
+                with (
+                    redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
+                    evaluator.distributed.task(name),
+                ):
+                    if name in tasks.offline:
+                        scored = _score_offline(name, evaluator, trained, documents, config.limit)
+                    else:
+                        assert language_model is not None
+                        scored = _score_by_harness(
+                            name, language_model, config, stride, Path(scratch)
+                        )
+            except LostProcessError:
+                raise
+            except Exception as error:
+                # A task's items or definition may be anyone's: the other tasks are scored all the same.
+                what = str(error)
+                if not isinstance(error, EfftrainError):
+                    what = f"{type(error).__name__}: {error}"
+                failed.append(f"{name}: {' '.join(what.split())[:500]}")
+                continue
+            seconds = (time.monotonic() - started) / len(scored)
+            for task, score in scored:
+                entry = entry_of(task, score, trained, evaluator, config, seconds)
+                if ranks.rank == 0:
+                    save_result(trained.run, entry, finite(score.items))
+                yield entry
+    if failed:
+        raise TaskError(
+            f"{len(failed)} of {len(names)} tasks could not be scored:\n  " + "\n  ".join(failed)
+        )
+
+
+def _check_tasks(config: EvalConfig, exported: Path | None) -> tuple[list[str], _Tasks]:
+    """Return the names of all tasks in order, and the tasks; check that their data can be had."""
     foreign = foreign_tasks(config.tasks)
     names = task_names([name for name in config.tasks if name not in foreign])
     if config.limit is not None and config.limit < 1:
         raise UsageError(f"--limit {config.limit}: give 1 item or more, or leave it out for all")
-    exported = Path(config.run) if (Path(config.run) / "config.json").is_file() else None
-    if exported is None:
-        existing_run(config.run)
+    run = existing_run(config.run) if exported is None else None
     offline = [name for name in names if name.startswith("offline")]
-    from_harness = [name for name in names if name not in offline]
-    if exported is not None and offline:
+    tasks = _Tasks(offline, [name for name in names if name not in offline], foreign)
+    if offline and run is None:
         raise UsageError(
             f"{config.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
             "with --tasks (`--tasks gpt2`, or --data-dir)"
         )
-    if exported is None and offline and imported_without_text(existing_run(config.run)):
+    if offline and run is not None and imported_without_text(run):
         raise UsageError(
             f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
             "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
         )
-    if from_harness or foreign:
+    if tasks.use_harness:
         require_extra()
-        require_data(from_harness, config.data_dir, and_others=bool(foreign))
+        require_data(tasks.known, config.data_dir, and_others=bool(foreign))
         _quieten()
+    return [*names, *foreign], tasks
 
+
+def _load_model(config: EvalConfig, exported: Path | None, ranks: Ranks) -> TrainedModel:
+    """Load the model to evaluate; check that it is the same on all ranks."""
     import torch
 
-    from efftrain_cli.training.ranks import ALONE
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained_model import load_exported, load_trained_model
-    from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
 
-    ranks = ranks or ALONE
     try:
         device = choose_device(config.device, ranks)
         if exported is None:
             trained = load_trained_model(config.run, config.checkpoint, device)
         else:
             trained = load_exported(exported, device)
-    except EfftrainError as error:  # rank 0, which speaks, may have a sound copy of the run
+    except EfftrainError as error:
+        # Rank 0 prints errors, but its own copy may load: share this rank's error.
         ranks.check_alike({"loading": str(error)})
         raise
     ranks.check_alike({"loading": "done"})
@@ -139,64 +219,28 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
             "tokenizer": trained.tokenizer.sha256,
         }
     )
-    evaluator = build_evaluator(trained, config, ranks)
-    stride = config.stride or max(1, evaluator.context_length // 2)
-    if stride > evaluator.context_length:
-        raise UsageError(
-            f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
-        )
-    documents = validation_documents(trained) if offline else []
-    language_model: LanguageModel | None = None
-    if from_harness or foreign:
-        from efftrain_cli.zeroshot.language_model import LanguageModel
+    return trained
 
-        language_model = LanguageModel(evaluator, trained.tokenizer)
 
-    failed: list[str] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch,
-        Path(os.devnull).open("w") as nowhere,
-    ):
-        for name in (*names, *foreign):
-            started = time.monotonic()
-            try:
-                # The harness prints.
-                with (
-                    redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
-                    evaluator.distributed.task(name),
-                ):
-                    if name in offline:
-                        score_of = offline_cloze if name == "offline_cloze" else offline_bytes
-                        score = score_of(evaluator, trained.tokenizer, documents, config.limit)
-                        scored = [(TASKS[name], score)]
-                    else:
-                        assert language_model is not None
-                        scored = _by_harness(name, language_model, config, stride, Path(scratch))
-            except LostProcessError:
-                raise
-            except Exception as error:  # of one task, whose items or definition may be anyone's; the others are scored
-                what = (
-                    str(error)
-                    if isinstance(error, EfftrainError)
-                    else f"{type(error).__name__}: {error}"
-                )
-                failed.append(f"{name}: {' '.join(what.split())[:500]}")
-                continue
-            seconds = (time.monotonic() - started) / len(scored)
-            for task, score in scored:
-                entry = entry_of(task, score, trained, evaluator, config, seconds)
-                if ranks.rank == 0:
-                    save_result(trained.run, entry, finite(score.items))
-                yield entry
-    if failed:
-        raise TaskError(
-            f"{len(failed)} of {len(names) + len(foreign)} tasks could not be scored:\n  "
-            + "\n  ".join(failed)
-        )
+def _score_offline(
+    name: str,
+    evaluator: Evaluator,
+    trained: TrainedModel,
+    documents: list[str],
+    limit: int | None,
+) -> list[tuple[Task, TaskScore]]:
+    from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
+
+    score_task = offline_cloze if name == "offline_cloze" else offline_bytes
+    return [(TASKS[name], score_task(evaluator, trained.tokenizer, documents, limit))]
 
 
 def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> Evaluator:
-    """The trained model, ready to be asked as the config says; a `UsageError` names a setting that is impossible."""
+    """Build the evaluator of a trained model.
+
+    Raises:
+        UsageError: a setting is impossible.
+    """
     import torch
 
     from efftrain_cli.zeroshot.distributed import DistributedEval
@@ -229,8 +273,10 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
 
 
 def trained_length(trained: TrainedModel) -> int:
-    """The longest sequence that the model has been trained on, in tokens: under a warmup that had not ended, less than
-    its positions, whose later embeddings are then untrained."""
+    """Return the longest sequence that the model was trained on, in tokens.
+
+    Under a warmup that had not ended it is shorter than the model's positions: later embeddings are untrained.
+    """
     positions = trained.model.config.seq_len
     if "length" not in trained.recipe.varies or not (trained.run / "metrics.jsonl").exists():
         return positions
@@ -246,8 +292,11 @@ def trained_length(trained: TrainedModel) -> int:
 
 
 def validation_documents(trained: TrainedModel) -> list[str]:
-    """Text of the run's own validation documents, the first `OFFLINE_TOKENS` tokens of them. A `DataError` where the
-    data is missing, or is now tokenized otherwise than when the run was trained."""
+    """Return the run's own validation documents, up to `OFFLINE_TOKENS` tokens of text.
+
+    Raises:
+        DataError: the data is missing, or is tokenized otherwise than when the run was trained.
+    """
     import numpy as np
 
     from efftrain_cli.data.prepare import limits_of, prepare
@@ -277,7 +326,7 @@ def entry_of(
     config: EvalConfig,
     seconds: float,
 ) -> dict[str, Any]:
-    """The entry of zeroshot.json for one task."""
+    """Return the entry of zeroshot.json for one task."""
     import torch
 
     path = local_file(task.name, config.data_dir) if task.name in TASKS else None
@@ -321,10 +370,10 @@ def entry_of(
     }
 
 
-def _by_harness(
+def _score_by_harness(
     name: str, language_model: LanguageModel, config: EvalConfig, stride: int, scratch: Path
 ) -> list[tuple[Task, TaskScore]]:
-    """The score of a task whose items the harness gives; several where a name of its own stands for several tasks."""
+    """Score a task whose items the harness gives; a name of its own may stand for several tasks."""
     from efftrain_cli.zeroshot.own_tasks import lambada_last_token, wikitext_strided
 
     if name not in TASKS:
@@ -342,7 +391,7 @@ def _by_harness(
 
 
 def _quieten() -> None:
-    """Keeps the harness's own bars and remarks off the screen; must come before its import."""
+    """Silence the harness's own bars and remarks; to be called before its import."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

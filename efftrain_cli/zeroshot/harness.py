@@ -1,4 +1,4 @@
-"""Tasks as lm-evaluation-harness defines them, with items from the Hub or from local files.
+"""Run tasks as lm-evaluation-harness defines them, with items from the Hub or from local files.
 
 A local file replaces the dataset of the harness's own definition, which is included unchanged; `LOCAL_FIELDS` says what
 is read differently because the file's fields are. Built-in definitions are loaded by path: the harness's own search for
@@ -66,7 +66,11 @@ DATA_OF = {"lambada_last_token": "lambada_openai", "wikitext_strided": "wikitext
 
 
 def require_extra() -> None:
-    """Checks that the harness is installed, without importing it; a `UsageError` says how to install it."""
+    """Check that the harness is installed, without importing it.
+
+    Raises:
+        UsageError: it is not; the message says how to install it.
+    """
     missing = [name for name in ("lm_eval", "transformers") if find_spec(name) is None]
     if missing:
         raise UsageError(
@@ -76,14 +80,15 @@ def require_extra() -> None:
 
 
 def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> None:
-    """Checks that every task's items can be had: a local file, the Hub, or what the Hub's cache holds. Imports nothing
-    slow; asks the Hub once, for a second at most. Local files are read and checked to the last line.
+    """Check that every task's items are available: in a local file, on the Hub, or in the Hub's cache.
+
+    Import nothing slow; ask the Hub once, for a second at most. Local files are checked to the last line.
 
     Args:
-        and_others: tasks are asked for beside, whose data nobody here knows.
+        and_others: tasks of the harness are asked for too, whose data is unknown here.
 
     Raises:
-        DataError: sets are missing (all are named at once), or a local file is damaged (file and line).
+        DataError: sets are missing, all of which are named, or a local file is damaged.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder")
@@ -122,23 +127,26 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
 
 
 def _in_hub_cache(hub: str) -> bool:
-    """Whether `datasets` has this dataset in its own cache, by the name it gives the folder."""
+    """Return whether `datasets` has this dataset in its own cache, by the name of its folder."""
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets")
     return (cache / hub.replace("/", "___")).is_dir()
 
 
 def _switch_hub_off() -> None:
-    """The libraries read these at import."""
+    """Set what the libraries read at import."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
 def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableTask:
-    """The harness's task object with its items, zero-shot. A `UsageError` where the installed harness lacks the task, a
-    `DataError` where the Hub does not give the items.
+    """Load the harness's task object with its items, zero-shot.
 
     Args:
         scratch: a temporary folder, for the definition that names the local file and for the library's copy of it.
+
+    Raises:
+        UsageError: the installed harness lacks the task.
+        DataError: the Hub does not give the items.
     """
     import lm_eval.tasks
 
@@ -192,7 +200,7 @@ def evaluate_task(
     limit: int | None,
     scratch: Path,
 ) -> TaskScore:
-    """Runs one of the harness's tasks by the harness's own evaluator."""
+    """Score one of the harness's tasks by the harness's own evaluator."""
     harness_task = load_task(task, data_dir, scratch)
     protocol = f"lm-eval {task.name} v{harness_task.VERSION}"
     if local_file(task.name, data_dir) is not None and task.name not in SAME_AS_HUB:
@@ -209,7 +217,7 @@ def _run(
     limit: int | None,
     protocol: str,
 ) -> TaskScore:
-    """One task by the harness's evaluator. Items with an answer too long for the context are left out and named."""
+    """Run a task by the harness's evaluator. Items with an answer too long for the context are left out and named."""
     import lm_eval
 
     from efftrain_cli.zeroshot.language_model import DoesNotFitError
@@ -236,43 +244,23 @@ def _run(
             break
         except DoesNotFitError as error:  # before anything was scored
             left_out |= error.items
-    found = results["results"][name]
-    values = {
-        key.split(",")[0]: value for key, value in found.items() if isinstance(value, (int, float))
-    }
+    values = {}
+    for key, value in results["results"][name].items():
+        if isinstance(value, (int, float)):
+            values[key.split(",")[0]] = value
     metrics = task.metrics or tuple(
         key for key in values if not key.endswith("_stderr") and key != "sample_len"
     )
     samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
-    shares = {key: [sample.get(key) for sample in samples] for key in metrics}
-    stderr: dict[str, float | None] = {}
-    for key in metrics:
-        if key == "perplexity":
-            stderr[key] = perplexity_and_error(shares[key])[1]
-        elif name == "wikitext" or not all(
-            isinstance(share, (int, float)) for share in shares[key]
-        ):
-            stderr[key] = (
-                None  # a ratio of sums over documents, or another sum: the harness has none either
-            )
-        else:
-            mean, spread = mean_and_error([float(share) for share in shares[key]])
-            stderr[key] = (
-                spread if math.isclose(mean, values[key], rel_tol=1e-6, abs_tol=1e-9) else None
-            )
-    items = [
-        {
-            "doc_id": sample["doc_id"],
-            "doc_hash": sample["doc_hash"],
-            **{key: sample.get(key) for key in metrics},
-        }
-        for sample in samples
-    ]
+    kept_keys = ("doc_id", "doc_hash", *metrics)
     return TaskScore(
         values={key: float(values[key]) for key in metrics},
-        stderr=stderr,
-        items=items,
-        scored=len(items),
+        stderr={
+            key: _standard_error(name, key, [sample.get(key) for sample in samples], values[key])
+            for key in metrics
+        },
+        items=[{key: sample.get(key) for key in kept_keys} for sample in samples],
+        scored=len(samples),
         total=total,
         protocol=protocol + without(len(left_out), language_model.max_length),
         requests=language_model.requests,
@@ -282,9 +270,23 @@ def _run(
     )
 
 
+def _standard_error(task: str, metric: str, shares: list[Any], value: float) -> float | None:
+    """Return the standard error of a metric from the items' shares in it; None if there is no closed form."""
+    if metric == "perplexity":
+        return perplexity_and_error(shares)[1]
+    # A ratio of sums over documents, or another sum: the harness has no error either.
+    if task == "wikitext" or not all(isinstance(share, (int, float)) for share in shares):
+        return None
+    mean, spread = mean_and_error([float(share) for share in shares])
+    return spread if math.isclose(mean, value, rel_tol=1e-6, abs_tol=1e-9) else None
+
+
 def foreign_tasks(names: Iterable[str]) -> list[str]:
-    """Those of some task names that are not ours but the harness's: a name that its definitions hold, or a YAML file,
-    which must be there."""
+    """Return the task names that are not ours but the harness's: names in its definitions, and YAML files.
+
+    Raises:
+        UsageError: a YAML file does not exist.
+    """
     found = []
     for name in names:
         if name in TASKS or name in SUITES:
@@ -299,7 +301,7 @@ def foreign_tasks(names: Iterable[str]) -> list[str]:
 
 
 def _is_defined(name: str) -> bool:
-    """Whether a definition of the installed harness holds this name. Its own search builds an index for 15 to 20 s."""
+    """Return whether a definition of the installed harness holds this name. Its own search takes 15 to 20 s."""
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None
     word = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
@@ -312,7 +314,7 @@ def _is_defined(name: str) -> bool:
 def evaluate_foreign(
     name: str, language_model: LanguageModel, limit: int | None, scratch: Path
 ) -> list[tuple[Task, TaskScore]]:
-    """Runs a task, group or tag of the harness, or a YAML file, exactly as it is defined, and marks the scores so.
+    """Score a task, group or tag of the harness, or a YAML file, exactly as it is defined; the protocol says so.
 
     Raises:
         UsageError: the harness has nothing of that name.
@@ -355,5 +357,5 @@ def evaluate_foreign(
 
 
 def harness_version() -> str:
-    """Installed version of lm_eval."""
+    """Return the installed version of lm_eval."""
     return metadata.version("lm_eval")

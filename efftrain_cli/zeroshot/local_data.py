@@ -1,4 +1,4 @@
-"""Evaluation sets in local files: one .jsonl file per task in a --data-dir, one item per line.
+"""Read evaluation sets from local files: one .jsonl file per task in a --data-dir, one item per line.
 
 The form of each file is in `FORMS` and in docs/zeroshot.md. Every line is checked before anything slow is imported.
 """
@@ -45,7 +45,7 @@ FORMS: dict[str, dict[str, str]] = {
 
 
 def local_file(task: str, data_dir: Path | None) -> Path | None:
-    """The task's file in `data_dir`, or None where there is none."""
+    """Return the task's file in `data_dir`; None if it has none."""
     name = TASKS[task].file
     if data_dir is None or name is None:
         return None
@@ -54,8 +54,11 @@ def local_file(task: str, data_dir: Path | None) -> Path | None:
 
 
 def tasks_in(data_dir: Path) -> list[str]:
-    """The tasks whose files are in a folder, in the order of `TASKS`; our own tasks that share a file included. A
-    folder without any is refused."""
+    """Return the tasks whose files are in a folder, in the order of `TASKS`; tasks of ours may share a file.
+
+    Raises:
+        DataError: the folder does not exist, or has no such file.
+    """
     if not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder")
     found = [name for name in TASKS if local_file(name, data_dir) is not None]
@@ -66,8 +69,11 @@ def tasks_in(data_dir: Path) -> list[str]:
 
 
 def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
-    """Every item of a .jsonl file. A `DataError` has the file, the line that is not a JSON object of this form, and
-    what is wrong with it; or says that there is no item at all."""
+    """Read every item of a .jsonl file.
+
+    Raises:
+        DataError: it holds no item, or a line is not a JSON object of this form; the message names file and line.
+    """
     items = []
     try:
         with path.open("rb") as file:
@@ -128,6 +134,6 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
 
 
 def example(form: dict[str, str]) -> str:
-    """A line of this form, as an error message and the documentation show it."""
+    """Return a line of this form, as error messages and the documentation show it."""
     values = {"text": "...", "texts": ["...", "..."]}
     return json.dumps({field: values.get(kind, 0) for field, kind in form.items()})

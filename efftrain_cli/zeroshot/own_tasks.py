@@ -1,4 +1,4 @@
-"""Protocols that lm-evaluation-harness lacks: the last token of LAMBADA, strided WikiText, and the offline suite.
+"""Score by protocols that lm-evaluation-harness lacks: LAMBADA's last token, strided WikiText, the offline suite.
 
 The offline suite is made from the run's own validation documents and needs neither network nor the harness. Its scores
 compare checkpoints that share these documents, and nothing else.
@@ -25,17 +25,17 @@ from efftrain_cli.zeroshot.task_score import (
 )
 
 CLOZE_WORDS = 50
-"""Words of context before the word that is asked for."""
+"""Words of context before the word to predict."""
 CLOZE_ITEMS = 1000
-"""Passages that the offline cloze has at most."""
+"""Most passages of the offline cloze."""
 _WORD = re.compile(r"(?<=\S)( [A-Za-z]{3,})(?![A-Za-z0-9_])")
-"""What is asked for: a word of three letters or more after a space that follows something visible."""
+"""The word to predict: three letters or more after a space that follows something visible."""
 
 
 def lambada_last_token(
     evaluator: Evaluator, tokenizer: Tokenizer, texts: Sequence[str], limit: int | None
 ) -> TaskScore:
-    """The last token of each passage given all before it: Megatron-LM's LAMBADA without --strict-lambada.
+    """Predict the last token of each passage from all before it: Megatron-LM's LAMBADA without --strict-lambada.
 
     Easier than the last word where that has several tokens; depends on the tokenizer.
     """
@@ -54,7 +54,7 @@ def wikitext_strided(
     limit: int | None,
     stride: int,
 ) -> TaskScore:
-    """Perplexity of all pages as one stream of tokens, in windows that overlap: Megatron-LM's evaluation of WikiText.
+    """Compute the perplexity of all pages as one stream of tokens, in overlapping windows, as Megatron-LM does.
 
     No end-of-text anywhere; the first token is not predicted. Per token; per word of the original text as
     exp(nll / (words - 1)) with words split at single spaces; per byte of the original text.
@@ -96,8 +96,10 @@ def wikitext_strided(
 def offline_cloze(
     evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
 ) -> TaskScore:
-    """Last word of passages of the run's validation documents: all its tokens by greedy decoding; perplexity per
-    word."""
+    """Predict the last word of passages of the run's validation documents.
+
+    Accuracy counts words all of whose tokens greedy decoding gives; perplexity is per word.
+    """
     passages = cloze_passages(documents)
     kept = passages[:limit]
     contexts = tokenizer.encode([context for context, _ in kept])
@@ -123,7 +125,7 @@ def offline_cloze(
 
 
 def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
-    """(context, " word") pairs, at most `CLOZE_ITEMS`, spread evenly over the documents; passages do not overlap.
+    """Return (context, " word") pairs, at most `CLOZE_ITEMS`, spread evenly over the documents, without overlap.
 
     A passage is `CLOZE_WORDS` words (split at white space, kept as they stand) and ends before the first word of three
     letters or more that follows. Contexts end without a space.
@@ -147,8 +149,10 @@ def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
 def offline_bytes(
     evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
 ) -> TaskScore:
-    """Perplexity of the run's validation documents, one by one, each after end-of-text, in disjoint windows: the
-    harness's rolling likelihood. Bits per byte compare across tokenizers."""
+    """Compute the perplexity of the run's validation documents, one by one, each after end-of-text.
+
+    In disjoint windows: the harness's rolling likelihood. Bits per byte compare across tokenizers.
+    """
     kept = list(documents[:limit])
     encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
     cut = [
@@ -186,8 +190,7 @@ def offline_bytes(
 
 
 def fingerprint(documents: Sequence[str]) -> str:
-    """Eight hex digits that name these documents: scores on others are other measurements, so the protocol says
-    which."""
+    """Return eight hex digits that name these documents: scores on others have another protocol."""
     return _hash("\0".join(documents))[:8]
 
 
@@ -199,7 +202,7 @@ def _cloze_score(
     total: int,
     protocol: str,
 ) -> TaskScore:
-    """Accuracy of greedy decoding, and perplexity, of one request per text."""
+    """Score the accuracy of greedy decoding, and the perplexity, of one request per text."""
     scores = evaluator.score(requests, task)
     accuracy, accuracy_error = mean_and_error([float(score.greedy) for score in scores])
     per_word, per_word_error = perplexity_and_error([score.logprob for score in scores])

@@ -1,4 +1,4 @@
-"""zeroshot.json and zeroshot_items.jsonl of a run directory.
+"""Read and write zeroshot.json and zeroshot_items.jsonl of a run's folder.
 
 zeroshot.json is a list with one entry per (checkpoint sha256, task, protocol, limit); scoring the same again replaces
 the entry. zeroshot_items.jsonl has a row per item, with the same four keys, doc_id and doc_hash, so that two
@@ -69,18 +69,21 @@ class Item(Part):
 
 
 def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What an entry, or a row of items, is about."""
+    """Return the key of an entry, or of a row of items."""
     return tuple(entry[name] for name in KEY)
 
 
 def read_results(run: Path) -> list[dict[str, Any]]:
-    """The entries of a run's zeroshot.json, control characters escaped; none where it does not exist. A `DataError`
-    where it is damaged, or written by a newer version."""
+    """Return the entries of a run's zeroshot.json, control characters escaped; no entries if it does not exist.
+
+    Raises:
+        DataError: it is damaged, or written by a newer version.
+    """
     return [cleaned(entry.to_json()) for entry in read_entries(run)]
 
 
 def read_entries(run: Path) -> list[Entry]:
-    """The entries of a run's zeroshot.json as they were written; otherwise as `read_results`."""
+    """Return the entries of a run's zeroshot.json as they were written; otherwise as `read_results`."""
     path = run / RESULTS
     try:
         entries = read_json(path, Entry.restore)
@@ -92,7 +95,11 @@ def read_entries(run: Path) -> list[Entry]:
 
 
 def read_items(run: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a run's zeroshot_items.jsonl; none where it does not exist. A `DataError` where one is damaged."""
+    """Yield the rows of a run's zeroshot_items.jsonl; no rows if it does not exist.
+
+    Raises:
+        DataError: a row is damaged.
+    """
     path = run / ITEMS
     if path.exists():
         with path.open("rb") as file:
@@ -108,7 +115,7 @@ def read_items(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]) -> None:
-    """Adds an entry and its items, in place of those with the same key. Each file appears whole or stays as it was."""
+    """Add an entry and its items, in place of those with the same key. Each file is whole, or as it was."""
     key = {name: entry[name] for name in KEY}
     rows = [row for row in read_items(run) if key_of(row) != key_of(entry)]
     rows += [{**key, **item} for item in items]

@@ -1,4 +1,4 @@
-"""SQuAD's two measures of an answer (Rajpurkar et al. 2016, the official evaluation script): exact match and token F1.
+"""Compute SQuAD's two measures of an answer (Rajpurkar et al. 2016): exact match and token F1.
 
 lm-evaluation-harness 0.4.13 takes them, for ReCoRD, from a module of transformers that version 5 no longer has, so the
 task cannot even be loaded. `stand_in` puts these in that module's place.
@@ -17,7 +17,7 @@ _PLACE = "transformers.data.metrics"
 
 
 def normalize(answer: str) -> str:
-    """Lower case, without punctuation, articles and extra spaces, in this order."""
+    """Return the answer in lower case, without punctuation, articles and extra spaces, in this order."""
     text = "".join(
         character for character in answer.lower() if character not in set(string.punctuation)
     )
@@ -25,12 +25,12 @@ def normalize(answer: str) -> str:
 
 
 def compute_exact(gold: str, predicted: str) -> int:
-    """1 where the normalized answers are equal."""
+    """Return 1 if the normalized answers are equal, else 0."""
     return int(normalize(gold) == normalize(predicted))
 
 
 def compute_f1(gold: str, predicted: str) -> float:
-    """Harmonic mean of precision and recall over the normalized answers' words."""
+    """Return the harmonic mean of precision and recall over the normalized answers' words."""
     gold_words, words = normalize(gold).split(), normalize(predicted).split()
     if not gold_words or not words:
         return float(gold_words == words)
@@ -39,7 +39,7 @@ def compute_f1(gold: str, predicted: str) -> float:
 
 
 def stand_in() -> None:
-    """Makes `transformers.data.metrics.squad_metrics` importable where transformers lacks it."""
+    """Make `transformers.data.metrics.squad_metrics` importable if transformers lacks it."""
     try:
         import_module(f"{_PLACE}.squad_metrics")
     except ImportError:

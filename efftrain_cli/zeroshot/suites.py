@@ -1,4 +1,4 @@
-"""The tasks by name, the one metric that counts for each, and the suites that are averaged.
+"""Name the tasks, the one metric that counts for each, and the suites that are averaged.
 
 Metrics are fixed here, before any score is seen. Names and definitions are lm-evaluation-harness's unless a task is
 marked as our own. Nothing here imports torch or lm_eval.
@@ -14,7 +14,7 @@ from efftrain_cli.foundation.errors import UsageError, nearest
 
 @dataclass(frozen=True)
 class Task:
-    """One task and what its score means."""
+    """A task and the meaning of its score."""
 
     name: str
     metric: str
@@ -23,7 +23,7 @@ class Task:
     """All metrics that are kept."""
     about: str
     chance: float | None = None
-    """Score of guessing, as a fraction; None where guessing scores nothing or the metric is a perplexity."""
+    """Score of guessing, as a fraction; None if guessing scores nothing or the metric is a perplexity."""
     definition: str | None = None
     """File of the definition inside lm_eval/tasks; None for our own tasks."""
     hub: str | None = None
@@ -45,13 +45,13 @@ def _task(
     hub: str | None = None,
     file: str | None = None,
 ) -> Task:
-    """A task whose first metric counts."""
+    """Make a task whose first metric counts."""
     names = tuple(metrics.split())
     return Task(name, names[0], names, about, definition=definition, hub=hub, file=file)
 
 
 def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> Task:
-    """A task of answers to choose from, counted as acc_norm where their lengths differ."""
+    """Make a task of answers to choose from, counted as acc_norm if their lengths differ."""
     metrics = ("acc", "acc_norm") if name in _LENGTH_NORMED else ("acc",)
     file = f"{name}.jsonl"
     return Task(
@@ -127,8 +127,11 @@ AVERAGED = ("slw-11", "gpt3")
 
 
 def task_names(wanted: Iterable[str]) -> list[str]:
-    """The task names that names of tasks and suites stand for, each once, in the order given. A `UsageError` lists the
-    names that are neither, each with the nearest ones."""
+    """Return the tasks that names of tasks and suites stand for, each once, in the order given.
+
+    Raises:
+        UsageError: names that are neither, each with the nearest ones.
+    """
     found: dict[str, None] = {}
     unknown = []
     for name in wanted:
@@ -145,8 +148,14 @@ def task_names(wanted: Iterable[str]) -> list[str]:
 
 
 def suite_mean(suite: str, scores: dict[str, float]) -> float:
-    """Unweighted mean of the suite's tasks, `scores` being each task's own metric. A `ValueError` where the suite is
-    not averaged, or a task is missing: a mean over fewer tasks is another number."""
+    """Return the unweighted mean of the suite's tasks.
+
+    Args:
+        scores: the value of each task's own metric.
+
+    Raises:
+        ValueError: the suite is not averaged, or a task is missing: a mean over fewer tasks is another number.
+    """
     if suite not in AVERAGED:
         raise ValueError(f"{suite} mixes accuracies and perplexities and has no mean")
     missing = [name for name in SUITES[suite] if name not in scores]

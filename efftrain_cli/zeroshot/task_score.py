@@ -1,4 +1,4 @@
-"""The score of one task: values with standard errors, and every item's share in them."""
+"""Hold the score of one task: values with standard errors, and every item's share in them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from efftrain_cli.foundation.console import perplexity
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """What one task gave."""
+    """Values, items and counts of one task."""
 
     values: dict[str, float]
     """Metric -> value; accuracies as fractions."""
     stderr: dict[str, float | None]
-    """Metric -> standard error of the value; None where there is no closed form."""
+    """Metric -> standard error of the value; None if there is no closed form."""
     items: list[dict[str, Any]]
     """Per item: doc_id, doc_hash (sha256 of the item) and its share in each metric, for paired comparison."""
     scored: int
@@ -25,7 +25,7 @@ class TaskScore:
     total: int
     """Items that the whole task has; more than `scored` under --limit."""
     protocol: str
-    """What exactly was scored: scores of different protocols are different measurements."""
+    """Exact name of the measurement: scores of different protocols are different measurements."""
     requests: int = 0
     """Continuations scored or written."""
     truncated: int = 0
@@ -37,12 +37,12 @@ class TaskScore:
 
 
 def without(left_out: int, context_length: int) -> str:
-    """What a protocol's name says of items that do not fit: scores over other items are other measurements."""
+    """Return the part of a protocol's name about items that do not fit: without them it is another measurement."""
     return f" without {left_out} items that do not fit {context_length} tokens" if left_out else ""
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and its standard error s / sqrt(n); None for n = 1."""
+    """Return the mean and its standard error s / sqrt(n); None for n = 1."""
     n = len(values)
     mean = math.fsum(values) / n
     if n < 2:
@@ -52,7 +52,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def perplexity_and_error(logprobs: Sequence[float]) -> tuple[float, float | None]:
-    """exp(-mean log p) and its standard error by the delta method, exp(-mean) s / sqrt(n)."""
+    """Return exp(-mean log p) and its standard error by the delta method, exp(-mean) s / sqrt(n)."""
     mean, error = mean_and_error(logprobs)
     value = perplexity(-mean)
     return value, None if error is None else value * error
