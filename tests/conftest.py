@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +21,23 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 register()
+
+
+def pytest_configure() -> None:
+    """End as by Ctrl-C on SIGTERM, so that `pytest_sessionfinish` is called."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda *_: pytest.exit("terminated"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """End the processes that an aborted run's tests have started."""
+    if exitstatus == pytest.ExitCode.INTERRUPTED:
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"

@@ -1,0 +1,243 @@
+"""The map of docs/architecture.md: each addition is made to a copy of the package, in the files that its row names, and
+each line that names the newest optimizer, schedule or column is needed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+pytestmark = pytest.mark.slow
+PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+class Edit(NamedTuple):
+    """A change of one file of the package."""
+
+    file: str
+    old: str
+    new: str
+
+
+TRAINED = """
+import torch
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.columns import series_of
+from efftrain_cli.training.trainer import read_records, train
+from tests.resume_law import RandomTokens
+from tests.tiny import FOUR_BLOCKS, fresh
+recipe = load_recipe("small", [*FOUR_BLOCKS, *OVERRIDES])
+state, data = fresh(recipe), RandomTokens(16)
+records = list(train(state, recipe, data, torch.stack([data.window(9)]), 2))
+row = read_records(state, recipe, records)[-1]
+"""
+"""Trains two steps with OVERRIDES."""
+PLANNED = """
+from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.recipe.recipe import load_recipe
+rates = [plan.lr for plan, _ in plan_run(load_recipe("small", OVERRIDES))]
+"""
+"""Plans with OVERRIDES."""
+
+ADDITIONS = {
+    "a schedule": (
+        [
+            Edit("recipe/schedules.py", '"inverse_sqrt"]', '"inverse_sqrt", "halved"]'),
+            Edit(
+                "recipe/schedules.py",
+                '    "constant": Schedule(',
+                '    "halved": Schedule(lambda done, start, end: 0.5),\n    "constant": Schedule(',
+            ),
+        ],
+        "OVERRIDES = ['optim.schedule=halved']" + PLANNED + "assert rates[-2] == (2e-3 + 2e-4) / 2",
+    ),
+    "a norm": (
+        [
+            Edit("model/config.py", '"rmsnorm", "none"]', '"rmsnorm", "gainless", "none"]'),
+            Edit(
+                "model/config.py",
+                '    "none": NormFacts(',
+                '    "gainless": NormFacts(vectors=()),\n    "none": NormFacts(',
+            ),
+            Edit(
+                "model/gpt.py",
+                '    if config.norm == "none":',
+                '    if config.norm == "gainless":\n'
+                "        return nn.RMSNorm(config.n_embd, elementwise_affine=False)\n"
+                '    if config.norm == "none":',
+            ),
+        ],
+        "OVERRIDES = ['model.norm=gainless']"
+        + TRAINED
+        + "from efftrain_cli.plan.plan import model_parameters\n"
+        "assert model_parameters(recipe, 64) == state.model.parameter_count\n"
+        "assert not [name for name, _ in state.model.named_parameters() if 'ln_' in name]",
+    ),
+    "a column": (
+        [
+            Edit(
+                "run/columns.py",
+                '    Column("z_loss", "train"),',
+                '    Column("z_loss", "train"),\n'
+                '    Column("logit_scale", "internals", title="Scale of the logits"),',
+            ),
+            Edit(
+                "training/internals.py",
+                '            columns["entropy"]',
+                '            columns["logit_scale"] = model.head(x).float().std()\n'
+                '            columns["entropy"]',
+            ),
+        ],
+        "OVERRIDES = ['eval.internals=2']"
+        + TRAINED
+        + "from efftrain_cli.compare.reading import READ\n"
+        "assert row['logit_scale'] > 0 and 'logit_scale' in READ\n"
+        "assert series_of('logit_scale') == 'internals/logit_scale'",
+    ),
+    "a command": (
+        [
+            Edit(
+                "cli/hello.py",
+                "",
+                "from efftrain_cli.cli.app import app\n\n\n@app.command()\ndef hello() -> None:\n"
+                '    """Greet."""\n    print("hello")\n',
+            ),
+            Edit("cli/commands.py", '"verify-resume",', '"verify-resume", "hello",'),
+        ],
+        "import sys; sys.argv[1:] = ['hello']\nfrom efftrain_cli.__main__ import main\nmain()",
+    ),
+    "a recipe key": (
+        [
+            Edit(
+                "recipe/sections.py",
+                "    positions: bool = False\n",
+                '    patience: int = 3\n    """Evaluations to wait."""\n    positions: bool = False\n',
+            )
+        ],
+        "from efftrain_cli.recipe.recipe import load_recipe\n"
+        "assert load_recipe('small', ['eval.patience=5']).eval.patience == 5",
+    ),
+}
+"""What is added -> the changes, and code that fails without them."""
+
+NEWEST = {
+    "lion": (
+        [
+            Edit("optim/facts.py", '"muon", "lion"]', '"muon"]'),
+            Edit("optim/facts.py", '    "lion": OptimizerFacts(),\n', ""),
+            Edit("training/build.py", "from efftrain_cli.optim.lion import Lion\n", ""),
+            Edit("training/build.py", '    "lion": Lion,\n', ""),
+        ],
+        "OVERRIDES = ['optim.name=lion']"
+        + TRAINED
+        + "assert type(state.optimizer).__name__ == 'Lion'",
+    ),
+    "inverse_sqrt": (
+        [
+            Edit("recipe/schedules.py", '"wsd", "inverse_sqrt"]', '"wsd"]'),
+            Edit(
+                "recipe/schedules.py",
+                '    "inverse_sqrt": Schedule(_inverse_sqrt, has_end=False, needs_warmup=True),\n',
+                "",
+            ),
+        ],
+        "OVERRIDES = ['optim.schedule=inverse_sqrt']"
+        + PLANNED
+        + "assert rates[199] < rates[49] / 1.8",
+    ),
+    "entropy": (
+        [
+            Edit(
+                "run/columns.py",
+                '    Column("entropy", "internals", title="Entropy of the predictions", unit="nats per token"),\n',
+                "",
+            ),
+            Edit(
+                "training/internals.py",
+                '            columns["entropy"] = mean_entropy(model, x)\n',
+                "            pass\n",
+            ),
+        ],
+        "OVERRIDES = ['eval.internals=2']"
+        + TRAINED
+        + "assert row['entropy'] > 1 and series_of('entropy') == 'internals/entropy'",
+    ),
+}
+"""Name -> each line outside of its own file that names it, taken out, and code that fails without one of them."""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("copy")
+    for folder in ("efftrain_cli", "recipes", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / folder, root / folder, ignore=ignored)
+    return root
+
+
+def edit(root: Path, changes: list[Edit]) -> None:
+    for file, old, new in changes:
+        path = root / "efftrain_cli" / file
+        text = path.read_text() if old else ""
+        assert not old or text.count(old) == 1, f"{file}: {old}"
+        path.write_text(text.replace(old, new) if old else new)
+
+
+def undo(root: Path, changes: list[Edit]) -> None:
+    for file, old, _ in changes:
+        path = root / "efftrain_cli" / file
+        if old:
+            shutil.copy(REPOSITORY / "efftrain_cli" / file, path)
+        else:
+            path.unlink()
+
+
+def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-B", "-c", code]
+    environment = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("what", ADDITIONS)
+def test_an_addition_takes_the_files_of_its_row(copy: Path, what: str) -> None:
+    changes, code = ADDITIONS[what]
+    (row,) = re.findall(rf"^\| {what} \|(.*?)\|", PAGE, re.M)
+    for file, old, _ in changes:
+        assert f"`{file}`" in row or (not old and f"`{Path(file).parent}`" in row), file
+    assert run(copy, code).returncode != 0
+    edit(copy, changes)
+    try:
+        done = run(copy, code)
+    finally:
+        undo(copy, changes)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", NEWEST)
+def test_every_line_that_names_the_newest_is_needed(copy: Path, name: str) -> None:
+    lines, code = NEWEST[name]
+    assert len(lines) <= 4
+    done = run(copy, code)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in lines:
+        edit(copy, [line])
+        try:
+            done = run(copy, code)
+        finally:
+            undo(copy, [line])
+        assert done.returncode != 0, line
+
+
+def test_every_row_is_tried() -> None:
+    section = PAGE.split("### Adding something else")[1].split("### Adding a method")[0]
+    rows = re.findall(r"^\| (an? [a-z ]+?) \|", section, re.M)
+    assert set(rows) == {*ADDITIONS, "an optimizer"}
