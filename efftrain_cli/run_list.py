@@ -64,11 +64,11 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
         if not names or any(fnmatchcase(name, pattern) for pattern in names)
     )
     with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(_describe, chosen))
-    frame = pd.DataFrame([row for row, _ in found], columns=COLUMNS)
+        described = list(pool.map(_describe, chosen))
+    frame = pd.DataFrame([row for row, _ in described], columns=COLUMNS)
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
-    keys = differing_keys([recipe for _, recipe in found if recipe])
-    settings = [[recipe.get(key) for key in keys] for _, recipe in found]
+    keys = differing_keys([recipe for _, recipe in described if recipe])
+    settings = [[recipe.get(key) for key in keys] for _, recipe in described]
     frame = frame.join(pd.DataFrame(settings, frame.index, keys, dtype=object))
     column = _SORTED_BY[sort]
     return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)

@@ -49,7 +49,7 @@ def frame_of(comparison: Comparison) -> pd.DataFrame:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return every row of a comparison: each measure of each group, the baseline first."""
-    verdicts = {(found.question.key, found.arm): found for found in comparison.verdicts}
+    verdicts = {(verdict.question.key, verdict.arm): verdict for verdict in comparison.verdicts}
     untested = dict.fromkeys(f"{COLUMNS} {_MORE} short caveat ratio".split())
     rows = []
     for question in comparison.questions:
@@ -73,38 +73,38 @@ def rows_of(comparison: Comparison) -> list[Row]:
                 "mean": mean,
                 "sd": sd,
             }
-            found = verdicts.get((question.key, group.label))
-            rows.append(untested | row | (_test(found) if found else {}))
+            verdict = verdicts.get((question.key, group.label))
+            rows.append(untested | row | (_test(verdict) if verdict else {}))
     return rows
 
 
-def _test(found: Verdict) -> Row:
-    why, estimate, exact = found.why, found.estimate, found.exact
+def _test(verdict: Verdict) -> Row:
+    why, estimate, exact = verdict.why, verdict.estimate, verdict.exact
     return {
         "estimate": _number(estimate.mean),
         "low": estimate.low,
         "high": estimate.high,
-        "p": found.test.p,
-        "p_holm": found.p_holm,
-        "verdict": None if why else found.outcome,
+        "p": verdict.test.p,
+        "p_holm": verdict.p_holm,
+        "verdict": None if why else verdict.outcome,
         "reason": why.text if why else None,
         "kind": why.kind if why else None,
-        "tested": found.question.tested,
-        "shared_seeds": list(found.seeds),
-        "method": found.test.method,
+        "tested": verdict.question.tested,
+        "shared_seeds": list(verdict.seeds),
+        "method": verdict.test.method,
         "n": estimate.n,
         "spread": estimate.sd,
         "se": estimate.se,
         "df": estimate.df,
         "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
         "exact": exact and asdict(exact) | {"wins": _number(exact.wins)},
-        "p_equivalent": found.p_equivalent,
-        "could_see": found.min_detectable_effect,
-        "items": found.items and asdict(found.items),
-        "items_p": found.items_p,
-        "text": found.text,
-        "short": short_verdict(found),
-        "caveat": found.caveat,
+        "p_equivalent": verdict.p_equivalent,
+        "could_see": verdict.min_detectable_effect,
+        "items": verdict.items and asdict(verdict.items),
+        "items_p": verdict.items_p,
+        "text": verdict.text,
+        "short": short_verdict(verdict),
+        "caveat": verdict.caveat,
         "ratio": estimate.log,
     }
 

@@ -64,7 +64,7 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
     A seed counts at a rung where the method finished there and the baseline has two rungs or more.
     """
     seeds = [seed for seed in sorted(baseline.keys() & method.keys()) if len(baseline[seed]) >= 2]
-    found = []
+    points = []
     for budget in sorted({budget for seed in seeds for budget in method[seed]}):
         here = [seed for seed in seeds if budget in method[seed]]
         rungs = {seed: method[seed][budget] for seed in here}
@@ -87,8 +87,8 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
         loss = sum(rung.loss for rung in rungs.values()) / len(here)
         most = min(baseline[seed][max(baseline[seed])].cost / rungs[seed].cost for seed in here)
         least = max(baseline[seed][min(baseline[seed])].cost / rungs[seed].cost for seed in here)
-        found.append(Gain(budget, loss, estimate, above, below, most, least))
-    return found
+        points.append(Gain(budget, loss, estimate, above, below, most, least))
+    return points
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:

@@ -145,13 +145,13 @@ def _difference(comparison: Comparison) -> Plot:
 def _series(comparison: Comparison, column: Column) -> Plot:
     curves, name = [], column.name
     for i, group in enumerate(comparison.groups):
-        found = [run.series[name] for run in group.runs if name in run.series]
+        drawn = [run.series[name] for run in group.runs if name in run.series]
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
         if name in SCHEDULES and all(
-            np.array_equal(series.values, found[0].values) for series in found
+            np.array_equal(series.values, drawn[0].values) for series in drawn
         ):
-            found = found[:1]
-        for line, series in enumerate(found):
+            drawn = drawn[:1]
+        for line, series in enumerate(drawn):
             label = _label(comparison, group)
             curves.append(curve(i, label, series.tokens, series.values, line=line))
     points = pd.concat(curves, ignore_index=True)

@@ -364,8 +364,8 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
         column = find_column(name)
         if column is None or not column.title:
             continue
-        there = np.isfinite(columns[name])
-        tokens, values = np.nan_to_num(columns["tokens"][there]), columns[name][there]
+        finite = np.isfinite(columns[name])
+        tokens, values = np.nan_to_num(columns["tokens"][finite]), columns[name][finite]
         if len(values) > POINTS:
             edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
             if column.is_extreme:  # a spike of one step must stay visible

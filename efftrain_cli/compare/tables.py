@@ -135,7 +135,7 @@ def _note(comparison: Comparison, scores: bool) -> str:
     if len(comparison.groups) > 2:
         note += ", corrected for the number of recipes"
     note += "; p of the other lines is corrected (Holm) for their number, intervals are not."
-    if any(found.question.tested == "match" for found in comparison.verdicts):
+    if any(verdict.question.tested == "match" for verdict in comparison.verdicts):
         note += " To match: what the better run of a pair needs to the other's final loss, on its own curve."
     return note
 
@@ -275,14 +275,14 @@ def _tests(rows: Sequence[Row]) -> Table:
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
     """How many seeds per recipe would show true differences of these sizes, from the spread seen so far."""
     rows = []
-    for found in comparison.verdicts:
-        if found.question.tested not in ("difference", "ratio", "match"):
+    for verdict in comparison.verdicts:
+        if verdict.question.tested not in ("difference", "ratio", "match"):
             continue
-        estimate, title = found.estimate, found.question.title
+        estimate, title = verdict.estimate, verdict.question.title
         if not estimate.sd or estimate.p is None:
-            why = estimate.why or found.why
+            why = estimate.why or verdict.why
             missing = why.text if why else "no spread"
-            rows.append((title, found.arm, "-", *("-" for _ in differences), missing))
+            rows.append((title, verdict.arm, "-", *("-" for _ in differences), missing))
             continue
         paired = estimate.paired
         low, high = sd_interval(estimate.sd, estimate.n)
@@ -292,7 +292,7 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
         behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
         rows.append(
-            (title, found.arm, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind)
+            (title, verdict.arm, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind)
         )
     heads = tuple(f"{size:g}" for size in differences)
     return Table(

@@ -37,13 +37,13 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
         allow: judge checkpoints of different or unknown tokens anyway, labelled.
     """
     runs = [run for group in groups for run in group.runs]
-    found = []
+    questions = []
     for task, protocol, limit, metric in sorted(
         {each.key for run in runs for each in run.zero_shot}
     ):
         limited = f", first {limit}" if limit else ""
         name = "/".join((task, protocol, limit, metric))
-        found.append(
+        questions.append(
             Question(
                 name,
                 f"{task} ({protocol}{limited}), {metric}",
@@ -55,7 +55,7 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
                 allow=allow,
             )
         )
-    return found
+    return questions
 
 
 def find_results(name: str, group: Group) -> dict[int, ZeroShot | None]:
@@ -111,10 +111,10 @@ def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | No
     seeds. Where items are right or wrong, p is McNemar's. (None, None) without one pair of checkpoints of one seed
     whose items were kept.
     """
-    there = [{seed: result for seed, result in side.items() if result} for side in sides]
-    if len(there[0]) != 1 or there[0].keys() != there[1].keys():
+    scored = [{seed: result for seed, result in side.items() if result} for side in sides]
+    if len(scored[0]) != 1 or scored[0].keys() != scored[1].keys():
         return None, None
-    (first,), (second,) = (side.values() for side in there)
+    (first,), (second,) = (side.values() for side in scored)
     shared = sorted(first.items.keys() & second.items.keys())
     differences = [second.items[item] - first.items[item] for item in shared]
     if not differences:

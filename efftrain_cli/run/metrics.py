@@ -242,13 +242,13 @@ def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> di
     apart = step[2:] - step[:-2]
     neighbours = (segment[:-2] == segment[2:]) & (apart >= 1) & (apart <= 2)
     fits = (segment[1:-1] == segment[:-2]) & (step[1:-1] == step[:-2] + 1)
-    found = {
+    odd = {
         i: f"it says step {step[i]:.0f} of segment {segment[i]:.0f}, between steps {step[i - 1]:.0f} and {step[i + 1]:.0f}"
         for i in (1 + np.flatnonzero(neighbours & ~fits & ~checked[1:-1])).tolist()
     }
     among_checked = np.flatnonzero(~checked & np.isin(segment, segment[checked])).tolist()
     text = "it has no check value, the others of its segment have"
-    return found | dict.fromkeys(among_checked, text)
+    return odd | dict.fromkeys(among_checked, text)
 
 
 def _read_by_arrow(

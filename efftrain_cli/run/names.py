@@ -27,21 +27,21 @@ def find_run(name: str) -> str:
     if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
         return path.name
     by_recipe = runs_by_recipe(existing)
-    what, found = f"recipe {name!r} has", by_recipe.get(name.removesuffix(".toml"), [])
-    if not found:
-        what, found = (
+    what, matches = f"recipe {name!r} has", by_recipe.get(name.removesuffix(".toml"), [])
+    if not matches:
+        what, matches = (
             f"{name!r} is the beginning of",
             [run for run in existing if name and run.startswith(name)],
         )
-    if len(found) == 1:
-        run_path(found[0])  # a link is refused
-        return found[0]
-    if found:
+    if len(matches) == 1:
+        run_path(matches[0])  # a link is refused
+        return matches[0]
+    if matches:
         # Runs of studies are named last, and those with the fewest settings in their name first.
         studies = [folder.name.removesuffix("study") for folder in runs_root().glob("*-study")]
-        found.sort(key=lambda run: (any(map(run.startswith, studies)), len(run)))
-        shown = ", ".join(found[:8]) + (" ..." if len(found) > 8 else "")
-        raise UsageError(f"{what} {len(found)} runs: {shown}\n  name one of them")
+        matches.sort(key=lambda run: (any(map(run.startswith, studies)), len(run)))
+        listed = ", ".join(matches[:8]) + (" ..." if len(matches) > 8 else "")
+        raise UsageError(f"{what} {len(matches)} runs: {listed}\n  name one of them")
     run_path(name)  # a name that no run can have is said to be one
     hint = nearest(name, [*existing, *by_recipe]) or "`efftrain runs list` shows all"
     raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")

@@ -63,8 +63,8 @@ def measure(columns: Mapping[str, np.ndarray]) -> Stability:
     """Measure a run by its columns `step`, `loss_ratio` and `nonfinite`, one value per step."""
     import numpy as np
 
-    there = np.isfinite(columns["loss_ratio"])
-    ratios, steps = columns["loss_ratio"][there], columns["step"]
+    has_ratio = np.isfinite(columns["loss_ratio"])
+    ratios, steps = columns["loss_ratio"][has_ratio], columns["step"]
     nonfinite = steps[columns["nonfinite"] > 0]
     any_ratio = len(ratios) > 0
     return Stability(
@@ -72,7 +72,7 @@ def measure(columns: Mapping[str, np.ndarray]) -> Stability:
         above_slight=int((ratios > SLIGHT).sum()),
         above_severe=int((ratios > SEVERE).sum()),
         max_loss_ratio=float(ratios.max()) if any_ratio else None,
-        max_loss_ratio_step=int(steps[there][ratios.argmax()]) if any_ratio else None,
+        max_loss_ratio_step=int(steps[has_ratio][ratios.argmax()]) if any_ratio else None,
         first_nonfinite_step=int(nonfinite[0]) if len(nonfinite) else None,
     )
 
@@ -85,14 +85,14 @@ def correlations(columns: Mapping[str, np.ndarray]) -> dict[str, Correlation]:
     import numpy as np
     from scipy.stats import pearsonr
 
-    found = {}
+    results = {}
     for name in CORRELATED:
         both = np.isfinite(columns["loss_ratio"]) & np.isfinite(columns[name])
         ratios, values = columns["loss_ratio"][both], columns[name][both]
         if len(ratios) >= 3 and np.ptp(ratios) > 0 and np.ptp(values) > 0:
             result = pearsonr(ratios, values)
-            found[name] = Correlation(float(result.statistic), float(result.pvalue), len(ratios))
-    return found
+            results[name] = Correlation(float(result.statistic), float(result.pvalue), len(ratios))
+    return results
 
 
 def describe_run(path: Path) -> list[str]:
@@ -107,22 +107,22 @@ def describe_run(path: Path) -> list[str]:
 
 def describe(columns: Mapping[str, np.ndarray]) -> list[str]:
     """Describe the stability of the run with these columns in a few lines."""
-    found = measure(columns)
-    if found.max_loss_ratio is None:
+    stability = measure(columns)
+    if stability.max_loss_ratio is None:
         return ["stability: no step has a loss ratio"]
     lines = [
-        f"stability: loss ratio above {SLIGHT}: {found.above_slight} of {found.steps} steps "
-        f"({found.above_slight / found.steps:.1%}), above {SEVERE}: {found.above_severe} "
-        f"({found.above_severe / found.steps:.1%}), "
-        f"largest {found.max_loss_ratio:.2f} at step {found.max_loss_ratio_step}"
+        f"stability: loss ratio above {SLIGHT}: {stability.above_slight} of {stability.steps} steps "
+        f"({stability.above_slight / stability.steps:.1%}), above {SEVERE}: {stability.above_severe} "
+        f"({stability.above_severe / stability.steps:.1%}), "
+        f"largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
     ]
     known = [
         f"{name} {each.r:+.2f} (p {each.p:.1g})" for name, each in correlations(columns).items()
     ]
     if known:
         lines.append(f"  correlation of the loss ratio with {', '.join(known)}")
-    if found.first_nonfinite_step is not None:
-        lines.append(f"  not finite from step {found.first_nonfinite_step} on")
+    if stability.first_nonfinite_step is not None:
+        lines.append(f"  not finite from step {stability.first_nonfinite_step} on")
     return lines
 
 
