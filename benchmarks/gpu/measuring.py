@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from efftrain_cli.bench.bench import random_windows, started_state, wait_for
+from efftrain_cli.bench import random_windows, started_state, wait_for
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.model.flops import peak_flops
 from efftrain_cli.plan.cost import likely_vocabulary

@@ -20,7 +20,7 @@ from benchmarks.gpu.measuring import (
     training,
     wait_for,
 )
-from efftrain_cli.bench.bench import phase_seconds
+from efftrain_cli.bench import phase_seconds
 from efftrain_cli.training.trainer import read_records
 
 

@@ -19,7 +19,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from efftrain_cli.bench.bench import peak_resident_bytes
+from efftrain_cli.bench import peak_resident_bytes
 from efftrain_cli.model import cross_entropy
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.bench.bench import bench, random_windows, started_state
+from efftrain_cli.bench import bench, random_windows, started_state
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.methods.ouroboros import head_in_blocks
 from efftrain_cli.model.config import GPTConfig

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from reference_loop import ReferenceLoop, Shape
 
-from efftrain_cli.bench.bench import peak_resident_bytes, random_windows, started_state, wait_for
+from efftrain_cli.bench import peak_resident_bytes, random_windows, started_state, wait_for
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Data, Eval, Model, Optim, Train

@@ -42,7 +42,7 @@ def bench(
     from dataclasses import asdict
     from datetime import UTC, datetime
 
-    from efftrain_cli.bench.bench import bench as measure
+    from efftrain_cli.bench import bench as measure
     from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.run.rates import Rate, remember_bench

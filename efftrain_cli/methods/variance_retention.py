@@ -1,5 +1,6 @@
-"""How many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al., "Accumulation Bit-Width
-Scaling For Ultra-Low Precision Training of Deep Networks", ICLR 2019, arXiv 1901.06588.
+"""Predict how many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al., ICLR 2019.
+
+"Accumulation Bit-Width Scaling For Ultra-Low Precision Training of Deep Networks", arXiv 1901.06588.
 
 A sum of n products that is rounded after every addition loses variance: what is far below the running sum is swallowed
 ("swamping"). The ratio VRR = Var(computed) / Var(exact) says how much is left, and an accumulator is called wide enough
@@ -31,13 +32,13 @@ MOST_BITS = 23
 
 
 def swamping_offset(m_acc: int, m_p: int, stage: int | None = None) -> float:
-    """alpha_j of partial-swamping `stage` j; alpha = alpha_(m_p + 1) where it is None."""
+    """Return alpha_j of partial-swamping `stage` j; None: alpha = alpha_(m_p + 1)."""
     total = sum(2**i * (2**i - 1) * (2 ** (i + 1) - 1) for i in range(1, stage or m_p + 1))
     return math.ldexp(total, m_acc - 3 * m_p) / 3
 
 
 def variance_retention(m_acc: int, m_p: int, n: float) -> float:
-    """VRR of a sum of `n` products of `m_p` mantissa bits in an accumulator of `m_acc`; 1 keeps the whole variance."""
+    """Return the VRR of a sum of `n` products of `m_p` mantissa bits in an accumulator of `m_acc`; 1: no loss."""
     import numpy as np
     from scipy.special import erf, erfc
 
@@ -63,12 +64,12 @@ def variance_retention(m_acc: int, m_p: int, n: float) -> float:
 
 
 def log_v(m_acc: int, m_p: int, n: float) -> float:
-    """ln v(n) = n (1 - VRR); below `LN_50` the accumulator is wide enough."""
+    """Return ln v(n) = n (1 - VRR); below `LN_50` the accumulator is wide enough."""
     return n * (1 - variance_retention(m_acc, m_p, n))
 
 
 def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, float]]:
-    """(mantissa bits of what is added, additions) of each stage: one without chunks, else within chunks and over them.
+    """Return (mantissa bits of the terms, additions) of each stage: one, or within chunks and over them.
 
     A sum of n_1 products grows by log2(n_1) bits, as far as the accumulator holds them.
     """
@@ -79,7 +80,7 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
 
 @lru_cache(maxsize=1024)
 def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
-    """The fewest mantissa bits with v < 50 in every stage, `MOST_BITS` where none suffices."""
+    """Return the fewest mantissa bits with v < 50 in every stage; `MOST_BITS` if no number suffices."""
     for m_acc in range(1, MOST_BITS):
         if all(
             log_v(m_acc, bits, length) < LN_50 for bits, length in stages_of(m_acc, m_p, n, chunk)
@@ -92,7 +93,7 @@ MANTISSA_BITS = {"fp32": 23, "bf16": 7, "fp8_e4m3": 3, "fp8_e5m2": 2}
 
 
 def product_bits(a: str, b: str) -> int:
-    """Mantissa bits of exact products of formats `a` and `b`: (1 + m_a) + (1 + m_b) significant ones, one implicit."""
+    """Return the mantissa bits of exact products: (1 + m_a) + (1 + m_b) significant ones, one of them implicit."""
     return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
 
 
@@ -100,7 +101,7 @@ def product_bits(a: str, b: str) -> int:
 
 
 def parse_shape(text: str) -> tuple[int, int]:
-    """(n_layer, n_embd) of a shape written 48x1600.
+    """Read (n_layer, n_embd) from a shape written 48x1600.
 
     Raises:
         ValueError: it is not written so.
@@ -112,7 +113,7 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, int]]:
-    """(layer, role, products in a sum) of every product of a GPT-2 of that width, one block standing for all."""
+    """Return (layer, role, products in a sum) of every product of a GPT-2 of that width, one block standing for all."""
     layers = {
         "attn.c_attn": (n_embd, 3 * n_embd),
         "attn.c_proj": (n_embd, n_embd),
@@ -132,8 +133,9 @@ def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, i
 
 
 def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
-    """Relative error to expect of a sum of `n` independent products of mean zero: 0.15 sqrt(n) 2^-m_acc, or with chunks
-    sqrt(n_1 + n_2).
+    """Estimate the relative error of a sum of `n` independent products of mean zero.
+
+    It is 0.15 sqrt(n) 2^-m_acc; with chunks sqrt(n_1 + n_2) takes the place of sqrt(n).
 
     Fitted to simulations of sums rounded after every addition; neither paper gives it.
     """

@@ -30,12 +30,12 @@ _LCG = 1664525, 1013904223
 
 
 def _signed(value: int) -> int:
-    """The int32 with the low 32 bits of `value`."""
+    """Return the int32 with the low 32 bits of `value`."""
     return (value + 2**31) % 2**32 - 2**31
 
 
 def mix(value: int) -> int:
-    """Murmur3's 32-bit finalizer: 32 bits in, 32 well-mixed bits out."""
+    """Mix 32 bits by Murmur3's finalizer."""
     value &= 0xFFFFFFFF
     value = (value ^ (value >> 16)) * _MIX_1 & 0xFFFFFFFF
     value = (value ^ (value >> 13)) * _MIX_2 & 0xFFFFFFFF
@@ -43,8 +43,7 @@ def mix(value: int) -> int:
 
 
 def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
-    """The int32 that all random bits of a layer in one forward and backward pass are made from: no generator, no
-    state."""
+    """Return the int32 that all random bits of a layer in one forward and backward pass are made from."""
     value = seed
     for part in (seed >> 32, step, micro_step, layer):
         value = mix(value) + part * _GOLDEN + 1
@@ -52,8 +51,10 @@ def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
 
 
 def random_bits(draw: Tensor, count: int, first: int = 0) -> Tensor:
-    """32 random bits, int32 (count,), for each element from the `first` on: a function of its number and the 0-d int32
-    `draw`."""
+    """Return 32 random bits, int32 (count,), for each element from `first` on.
+
+    They are a function of the element's number and the 0-d int32 `draw`.
+    """
     bits = torch.arange(first, first + count, dtype=torch.int32, device=draw.device)
     return _mix_(bits.mul_(_signed(_GOLDEN)).add_(draw))
 
@@ -166,8 +167,10 @@ def scale_of(x: Tensor, operands: str) -> Tensor:
 
 
 def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
-    """`x` rounded to the operand format, in fp32, and the scale that it was multiplied by, None where the format needs
-    none."""
+    """Round `x` to the operand format.
+
+    Return it in fp32, with the scale that it was multiplied by; None if the format has no scale.
+    """
     if operands == "fp32":
         return x, None
     if operands == "bf16":
@@ -180,7 +183,7 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
 
 
 def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
-    """(n, ...) as (chunk, chunks, ...): what is added at once to the sums of all chunks; chunk 0: one chunk of n."""
+    """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks; chunk 0: one chunk."""
     n = terms.shape[0]
     chunk = n if chunk == 0 else min(chunk, n)
     count = -(-n // chunk)
@@ -240,13 +243,13 @@ def narrow_matmul(
     exponent_bits: int = 8,
     saturated: Tensor | None = None,
 ) -> Tensor:
-    """`a` (m, k) times `b` (k, n), fp32, in an accumulator of `bits` mantissa bits: fp32 (m, n).
+    """Multiply `a` (m, k) by `b` (k, n), fp32, in an accumulator of `bits` mantissa bits: fp32 (m, n).
 
     `block` products are summed in fp32 and added to the accumulator, which is then rounded. With `chunk` > 0 the
     accumulator begins anew after every `chunk` products, and what it held is added to a second one, rounded too.
 
     Args:
-        chunk: 0 or at least k: none.
+        chunk: products per chunk; 0 or at least k: one sum.
         block: 0: the whole chunk, so that only the sum over the chunks is rounded as it goes.
         draw: 0-d int32 for stochastic rounding; None rounds to nearest.
         exponent_bits: of the accumulators, 2 to 8; 8: fp32's range.
@@ -285,7 +288,7 @@ def narrow_matmul(
 
 
 def _next(random: Tensor | None) -> Tensor | None:
-    """The next number of each element's own sequence, in place."""
+    """Advance each element's own sequence of random numbers, in place."""
     return None if random is None else random.mul_(_LCG[0]).add_(_LCG[1])
 
 

@@ -75,14 +75,14 @@ class Arithmetic:
 
 
 class Seen:
-    """What a narrow layer saw since it was last cleared: places in its buffer `seen`, fp64 (9,)."""
+    """Places in a narrow layer's buffer `seen`, fp64 (9,): what its passes had since it was last cleared."""
 
     SATURATED = 0
-    """And the two after it: roundings that saturated in each role."""
+    """This place and the two after it: roundings that saturated in each role."""
     LARGEST = 3
-    """And the two after it: log2 of the largest scale of inputs, weights and gradients; -inf where there was none."""
+    """This place and the two after it: log2 of the largest scale of inputs, weights and gradients; -inf: no scale."""
     SMALLEST = 6
-    """And the two after it: -log2 of the smallest."""
+    """This place and the two after it: -log2 of the smallest scale."""
 
 
 INPUTS, WEIGHTS, GRADIENTS = range(3)
@@ -98,7 +98,7 @@ FORWARD_PLACES = (
 
 
 def nothing_seen(device: torch.device) -> Tensor:
-    """The buffer of a layer that has seen nothing: fp64 (9,)."""
+    """Return the buffer of a layer without passes: fp64 (9,)."""
     return torch.tensor([0.0] * 3 + [-math.inf] * 6, dtype=torch.float64, device=device)
 
 
@@ -119,7 +119,7 @@ def unnoticed(model: nn.Module, places: Sequence[int] = range(9)) -> Iterator[No
 
 
 def seen_by_layers(model: nn.Module) -> Tensor:
-    """What the narrow layers below `model` have seen together: fp64 (9,), as `Seen`."""
+    """Combine the buffers of the narrow layers below `model`: fp64 (9,), as `Seen`."""
     seen = torch.stack([layer.seen for layer in _narrow_layers(model)])
     return torch.cat([seen[:, : Seen.LARGEST].sum(0), seen[:, Seen.LARGEST :].amax(0)])
 
@@ -235,10 +235,9 @@ def narrow_linear(
     draw: Tensor,
     seen: Tensor,
 ) -> Tensor:
-    """x (..., in) times weight (out, in) transposed, plus bias: (..., out), in the compute type of the run.
+    """Multiply x (..., in) by weight (out, in) transposed, add the bias: (..., out), in the run's compute type.
 
-    Where no gradient is wanted, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of
-    its own.
+    Without gradients, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of its own.
     """
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
@@ -250,8 +249,7 @@ def narrow_linear(
 
 
 def note_scale(seen: Tensor, scale: Tensor | None, kind: int) -> None:
-    """Notes the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None, where it has none, is not
-    noted."""
+    """Record the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None: it has no scale."""
     if scale is not None:
         torch.ops.efftrain.note_scale(seen, scale, kind)
 
@@ -334,7 +332,7 @@ class _Emulated(Function):
 
 
 def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
-    """The product divided by its operands' scales. One by one: the product of two small scales might underflow."""
+    """Divide the product by its operands' scales, one by one: the product of two small scales might underflow."""
     for scale in scales:
         if scale is not None:
             product = product / scale
@@ -414,8 +412,9 @@ class _Hardware(Function):
 def fp8_matmul(
     a: Tensor, format_a: str, b: Tensor, format_b: str, fast: bool, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`a` (m, k) times `b` (n, k) transposed, each brought to its fp8 format with one scale: (m, n) in `dtype`, and the
-    scales.
+    """Multiply `a` (m, k) by `b` (n, k) transposed, each in its fp8 format with one scale.
+
+    Return the product (m, n) in `dtype`, and the scales.
 
     The units want the left operand by rows and the right one by columns, hence `b` transposed. A CPU has no such units:
     there it is the fp32 product of the fp8 operands, as `torch._scaled_mm` would compute it a thousand times slower,

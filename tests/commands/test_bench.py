@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.profiler_util import FunctionEvent
 
-from efftrain_cli.bench.bench import (
+from efftrain_cli.bench import (
     PHASES,
     PROFILED_STEPS,
     bench,
@@ -123,7 +123,7 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(
 def test_peak_memory_is_the_process_s_own() -> None:
     """A child of a large process is not large: getrusage would say so."""
     held = torch.ones(100_000_000)  # 400 MB
-    child = "from efftrain_cli.bench.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
+    child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
     before, after = map(int, python(child).stdout.split())
     assert before < peak_resident_bytes() - held.nbytes // 2
     assert 80e6 < after - before < 140e6

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu.correctness import LIMITS
 from benchmarks.gpu.measuring import relative, worst_gradient
-from efftrain_cli.bench.bench import random_windows
+from efftrain_cli.bench import random_windows
 from efftrain_cli.foundation.step import Batch
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from efftrain_cli.bench.bench import random_windows
+from efftrain_cli.bench import random_windows
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
