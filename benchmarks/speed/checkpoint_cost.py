@@ -22,6 +22,7 @@ import efftrain_cli.training.state as state_module
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.recipe.sections import Optim
 from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
 
 
@@ -55,9 +56,7 @@ def main() -> None:
     optimizer = AdamW(
         dict(model.named_parameters()),
         model.parameter_kinds(),
-        betas=(0.9, 0.95),
-        eps=1e-8,
-        weight_decay=0.1,
+        Optim(lr=1.0),
     )
     state = TrainState(model=model, optimizer=optimizer)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.groups import GroupScale, decays
 from efftrain_cli.optim.optimizer import Settings, WithoutCompiler
@@ -39,13 +38,11 @@ class AdamW:
         self,
         parameters: Mapping[str, nn.Parameter],
         kinds: Mapping[str, ParameterKind],
-        *,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
+        settings: Settings,
+        qkv_rows: Sequence[int] = (),
         scales: Mapping[str, GroupScale] | None = None,
     ) -> None:
-        """`kinds` says what weight decay acts on; `scales` names parameters with lr, eps and weight decay factors."""
+        """See `Optimizer`."""
         groups: dict[tuple[bool, GroupScale], list[nn.Parameter]] = {}
         for name, parameter in parameters.items():
             scale = (scales or {}).get(name, GroupScale())
@@ -54,14 +51,14 @@ class AdamW:
             [
                 {
                     "params": members,
-                    "weight_decay": weight_decay * scale.weight_decay if decayed else 0.0,
-                    "eps": eps * scale.eps,
+                    "weight_decay": settings.weight_decay * scale.weight_decay if decayed else 0.0,
+                    "eps": settings.eps * scale.eps,
                     "lr_scale": scale.lr,
                 }
                 for (decayed, scale), members in groups.items()
             ],
             lr=0.0,
-            betas=betas,
+            betas=settings.betas,
             fused=True,
         )
         first = next(iter(parameters.values()))
@@ -79,25 +76,6 @@ class AdamW:
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
                 "exp_avg_sq": share[: parameter.numel()].view(parameter.shape),
             }
-
-    @classmethod
-    def build(
-        cls,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
-        settings: Settings,
-        config: GPTConfig,
-        scales: Mapping[str, GroupScale] | None,
-    ) -> AdamW:
-        """See `Optimizer.build`."""
-        return cls(
-            parameters,
-            kinds,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            scales=scales,
-        )
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""

@@ -9,12 +9,11 @@ smaller and a weight decay as many times larger (section 5), and betas of 0.9 an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.groups import GroupScale, decays
 from efftrain_cli.optim.optimizer import Settings
@@ -30,27 +29,14 @@ class Lion:
         self,
         parameters: Mapping[str, nn.Parameter],
         kinds: Mapping[str, ParameterKind],
-        *,
-        betas: tuple[float, float],
-        weight_decay: float,
-    ) -> None:
-        """`kinds` says what weight decay acts on."""
-        self._parameters, self._betas = dict(parameters), betas
-        self._decay = {name: weight_decay * decays(kinds[name]) for name in parameters}
-        self._momentum = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
-
-    @classmethod
-    def build(
-        cls,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
         settings: Settings,
-        config: GPTConfig,
-        scales: Mapping[str, GroupScale] | None,
-    ) -> Lion:
-        """See `Optimizer.build`."""
-        betas, weight_decay = settings.betas, settings.weight_decay
-        return cls(parameters, kinds, betas=betas, weight_decay=weight_decay)
+        qkv_rows: Sequence[int] = (),
+        scales: Mapping[str, GroupScale] | None = None,
+    ) -> None:
+        """See `Optimizer`."""
+        self._parameters, self._betas = dict(parameters), settings.betas
+        self._decay = {name: settings.weight_decay * decays(kinds[name]) for name in parameters}
+        self._momentum = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor) -> None:

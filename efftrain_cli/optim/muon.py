@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.groups import GroupScale
@@ -37,27 +36,22 @@ class Muon:
         self,
         parameters: Mapping[str, nn.Parameter],
         kinds: Mapping[str, ParameterKind],
-        *,
-        lr_ratio: float,
-        betas: tuple[float, float],
-        eps: float,
-        weight_decay: float,
-        fused_rows: Sequence[int] | None = None,
+        settings: Settings,
+        qkv_rows: Sequence[int] = (),
+        scales: Mapping[str, GroupScale] | None = None,
     ) -> None:
-        """`lr_ratio` is Muon's learning rate over that of AdamW; `betas` and `eps` are AdamW's. `fused_rows` are those
-        of q, k and v in a fused matrix; default: as many of each."""
+        """See `Optimizer`."""
+        assert settings.muon_lr is not None  # a rule of the recipe
         matrices = {
             name: parameter
             for name, parameter in parameters.items()
             if kinds[name].endswith("matrix")
         }
-        self._lr_ratio = lr_ratio
+        self._lr_ratio = settings.muon_lr / settings.lr
         self._adamw = AdamW(
             {name: parameter for name, parameter in parameters.items() if name not in matrices},
             kinds,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
+            settings,
         )
         self._momentum = {name: torch.zeros_like(parameter) for name, parameter in matrices.items()}
         self._parts: list[tuple[nn.Parameter, list[int], list[nn.Parameter]]] = []
@@ -66,39 +60,18 @@ class Muon:
         for name, matrix in matrices.items():
             rows = [len(matrix)]
             if kinds[name] == "fused_matrix":
-                rows = list(fused_rows or 3 * [len(matrix) // 3])
+                rows = list(qkv_rows)
             parts = [nn.Parameter(part) for part in matrix.detach().split(rows)]
             self._parts.append((matrix, rows, parts))
         self._muon = _TorchMuon(
             [part for _, _, parts in self._parts for part in parts],
             lr=0.0,
-            weight_decay=weight_decay,
+            weight_decay=settings.weight_decay,
             momentum=MOMENTUM,
         )
         for (_, rows, parts), momentum in zip(self._parts, self._momentum.values(), strict=True):
             for part, share in zip(parts, momentum.split(rows), strict=True):
                 self._muon.state[part]["momentum_buffer"] = share
-
-    @classmethod
-    def build(
-        cls,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
-        settings: Settings,
-        config: GPTConfig,
-        scales: Mapping[str, GroupScale] | None,
-    ) -> Muon:
-        """See `Optimizer.build`."""
-        assert settings.muon_lr is not None  # a rule of the recipe
-        return cls(
-            parameters,
-            kinds,
-            lr_ratio=settings.muon_lr / settings.lr,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            fused_rows=config.qkv_rows,
-        )
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.groups import GroupScale
 
@@ -39,16 +38,21 @@ class Optimizer(Protocol):
     largest_measures: frozenset[str]
     """Measures of which the largest over all shares of a model is that of the whole; the others add up."""
 
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         parameters: Mapping[str, nn.Parameter],
         kinds: Mapping[str, ParameterKind],
         settings: Settings,
-        config: GPTConfig,
-        scales: Mapping[str, GroupScale] | None,
-    ) -> Optimizer:
-        """Return the optimizer of a model of this shape. `scales` are None unless the optimizer supports them."""
+        qkv_rows: Sequence[int] = (),
+        scales: Mapping[str, GroupScale] | None = None,
+    ) -> None:
+        """Begin without any step.
+
+        Args:
+            kinds: of the parameters; weight decay and Muon go by them.
+            qkv_rows: rows of q, k and v in a fused matrix.
+            scales: by parameter; only if the optimizer supports them.
+        """
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """One update of every parameter that has a gradient, at the step's learning rate.

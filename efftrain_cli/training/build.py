@@ -77,7 +77,8 @@ def build_optimizer(
         factor = model.config.n_embd // recipe.model_at(0).n_embd
         tied = model.config.tied
         scales = {name: small_model_scales(kind, factor, tied) for name, kind in kinds.items()}
-    optimizer = OPTIMIZER_CLASSES[optim.name].build(parameters, kinds, optim, model.config, scales)
+    rows = model.config.qkv_rows
+    optimizer = OPTIMIZER_CLASSES[optim.name](parameters, kinds, optim, rows, scales)
     check_cover(optimizer, parameters)
     return optimizer
 

@@ -9,6 +9,7 @@ import torch
 
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.sections import Optim
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import update
 from tests.resume_law import assert_resumes_exactly_at_every_step
@@ -23,7 +24,7 @@ def made() -> tuple[Lion, dict[str, torch.nn.Parameter]]:
         "h.0.mlp.c_fc.bias": torch.nn.Parameter(torch.tensor([0.5])),
     }
     kinds = {"h.0.mlp.c_fc.weight": "matrix", "h.0.mlp.c_fc.bias": "vector"}
-    return Lion(parameters, kinds, betas=(0.75, 0.5), weight_decay=0.5), parameters  # type: ignore[arg-type]
+    return Lion(parameters, kinds, Optim(lr=1.0, betas=(0.75, 0.5), weight_decay=0.5)), parameters  # type: ignore[arg-type]
 
 
 def test_two_steps_by_hand() -> None:
