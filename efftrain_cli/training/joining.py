@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -157,14 +157,12 @@ def joined() -> Iterator[Ranks]:
             "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free;\n"
             "on nodes with several networks set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the shared one (ip addr)"
         ) from None
-    world = dist.group.WORLD
-    assert world is not None
-    leave: Callable[[], None] = dist.destroy_process_group
+    leave = dist.destroy_process_group
     try:
         yield Ranks(rank, world_size, local_rank, store, patient)
     except LostProcessError:
         # With NCCL the usual end would wait for the lost rank.
-        leave = world.abort
+        leave = dist.distributed_c10d._abort_process_group
         raise
     finally:
         leave()

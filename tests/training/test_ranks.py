@@ -271,6 +271,28 @@ def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(
     client.join()
 
 
+@pytest.mark.parametrize(("error", "aborts"), [(LostProcessError, 1), (UsageError, 0)])
+def test_the_group_is_aborted_after_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception], aborts: int
+) -> None:
+    """To destroy it, NCCL would wait for the lost rank."""
+    import torch.distributed as dist
+
+    abort, aborted = dist.distributed_c10d._abort_process_group, []
+
+    def counted() -> None:
+        aborted.append(None)
+        abort()
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", counted)
+    alone = (0, 1, 0, "127.0.0.1", free_port())
+    monkeypatch.setattr("efftrain_cli.training.joining.ranks_wanted", lambda: alone)
+    with pytest.raises(error), joined() as ranks:
+        assert dist.is_initialized() and ranks.world_size == 1
+        raise error("rank 1 has ended")
+    assert len(aborted) == aborts and not dist.is_initialized()
+
+
 def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
