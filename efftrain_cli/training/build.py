@@ -27,8 +27,10 @@ OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
 
 
 def compute_dtype(dtype: str, device: torch.device) -> str:
-    """ "bf16", "tf32" or "fp32" for the recipe's train.dtype on this device; "auto" is bf16 where its matmuls have bf16
-    units."""
+    """Return "bf16", "tf32" or "fp32" for the recipe's train.dtype on this device.
+
+    "auto" is bf16 if the device has units for bf16 matrix products.
+    """
     if dtype == "tf32":  # from Ampere on; elsewhere the products are exact ones
         capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         return "tf32" if capable else "fp32"
@@ -42,14 +44,14 @@ def compute_dtype(dtype: str, device: torch.device) -> str:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
-    """Mixed precision with fp32 master weights; nothing for fp32 and tf32."""
+    """Return the context of mixed precision with fp32 master weights; one without effect for fp32 and tf32."""
     if dtype != "bf16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> GPT:
-    """The GPT of the recipe (of a stage, where it has stages) on `device`, initialized from the recipe's seed."""
+    """Build the GPT of the recipe, or of its stage `stage`, on `device`, initialized from the recipe's seed."""
     model = GPT(model_config(recipe, vocab_size, stage=stage))
     model.init_weights(recipe.seed)
     if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too
@@ -63,8 +65,10 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
 def build_optimizer(
     recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> Optimizer:
-    """The recipe's optimizer over `model`, which may be that of any stage; over `parameters`, by the model's names,
-    where they are a share of it."""
+    """Build the recipe's optimizer over `model`, which may be that of any stage.
+
+    `parameters` replace the model's, under the same names, if this rank holds a share of them.
+    """
     optim = recipe.optim
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     kinds = model.parameter_kinds()
@@ -86,7 +90,7 @@ def build_optimizer(
 def build_state(
     recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
 ) -> TrainState:
-    """The state before step 1, in the size of a stage where the recipe has stages."""
+    """Build the state before step 1, in the size of stage `stage` if the recipe has stages."""
     model = build_model(recipe, vocab_size, device, stage)
     return TrainState(
         model, build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device)

@@ -57,8 +57,10 @@ _SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.a
 
 
 def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = None) -> float:
-    """Writes a checkpoint of `state` unless this step has a verified one or parts of it are with other ranks, removes
-    old ones, and returns the seconds it took. `devices` hold the state; None: this process alone.
+    """Write a checkpoint of `state`, remove old ones, and return the seconds it took.
+
+    Nothing is written if this step has a verified one, or if other ranks have parts of the state. `devices` hold the
+    state; None: this process alone.
 
     Raises:
         UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that
@@ -108,14 +110,15 @@ def _not_saved(
 
 
 def some_tensors(names: list[str]) -> str:
-    """The names of tensors as the beginning of a sentence, with its verb."""
+    """Return the names of tensors as the beginning of a sentence, with its verb."""
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"tensor {shown} is" if len(names) == 1 else f"tensors {shown} are"
 
 
 def newest_checkpoint(run: Run) -> Path | None:
-    """The newest checkpoint that passes verification, None where there is none at all; each one passed over becomes an
-    event and a warning.
+    """Return the newest checkpoint that passes verification; None if the run has no checkpoint.
+
+    Each one passed over becomes an event and a warning.
 
     Raises:
         CheckpointError: there are checkpoints but none is valid.
@@ -146,8 +149,9 @@ def newest_checkpoint(run: Run) -> Path | None:
 def newest_sound(
     paths: Sequence[Path], needed: frozenset[str] | None = None
 ) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
-    """The newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed, and those
-    newer ones that were passed over, each with its reason and a warning.
+    """Return the newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed.
+
+    Return too the newer ones that were passed over, with a warning, each with its reason.
 
     Raises:
         NewerFormatError: the newest that is whole was written by a newer efftrain.
@@ -166,14 +170,14 @@ def newest_sound(
 
 
 def _check_finite(path: Path, files: frozenset[str]) -> None:
-    """Refuses a checkpoint with weights or moments that are not finite: an older version saved those too."""
+    """Check that weights and moments are finite: an older version saved others too."""
     for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
         if wrong := nonfinite_tensors(read_tensors(path / name)):
             raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
 
 
 def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
-    """Brings a checkpoint into `state`, which takes the size of the checkpoint's stage.
+    """Load a checkpoint into `state`, which takes the size of the checkpoint's stage.
 
     Raises:
         CheckpointError: it is damaged, or its tensors do not fit; `state` is untouched then.
@@ -188,8 +192,10 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
 
 
 def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
-    """Empties the method tensors of a state that its recipe cannot use, records that and says why; None where they are
-    of use."""
+    """Empty the method tensors of a state if its recipe cannot use them, and record that.
+
+    Return why; None if they are of use.
+    """
     reason = dropped(state.method_tensors, recipe.ouroboros, state.model.config)
     if reason is not None:
         state.method_tensors.clear()
@@ -227,7 +233,7 @@ def check_recipe(
 
 
 def read_recipe(folder: Path) -> Recipe:
-    """The recipe in a run's or a checkpoint's folder.
+    """Read the recipe in a run's or a checkpoint's folder.
 
     Raises:
         CheckpointError: it is not a recipe that this version reads.
@@ -258,7 +264,11 @@ def check_data(run: Run, corpus: Corpus, accepted: Differences, override: bool) 
 
 
 def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> None:
-    """Refuses, by a CheckpointError, a corpus that has another tokenizer than a run by the data of its origin."""
+    """Check that a corpus has the tokenizer of a run, by the data of its origin.
+
+    Raises:
+        CheckpointError: it has another one.
+    """
     if (origin["tokenizer_hash"], origin["vocab_size"]) != (
         corpus.tokenizer_sha256,
         corpus.vocab_size,
@@ -288,9 +298,11 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
 
 
 def record_first_data(run: Run, data: object) -> None:
-    """Writes into origin.json what an imported run is first trained on here: it was made without any data of ours, and
-    stays on these from now on. Other runs' origins are never touched. `data` is the entry as `session.origin_of` makes
-    it."""
+    """Write into origin.json what an imported run is first trained on here, and stays on from now on.
+
+    It was made without any data of ours. Other runs' origins are never touched. `data` is the entry of
+    `session.origin_of`.
+    """
     if origin_data(run.path)["train_hash"] is None:
         write_origin(run.path, {**read_origin(run.path), "data": data})
 
@@ -339,8 +351,7 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
 
 
 def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
-    """Bytes on disk of a checkpoint of the recipe's last stage, where the model is largest; of `state` without
-    stages."""
+    """Return the bytes on disk of a checkpoint of the recipe's last stage, whose model is the largest."""
     size = checkpoint_bytes(state, recipe)
     if not recipe.stages:
         return size
@@ -351,8 +362,9 @@ def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
 
 
 def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) -> None:
-    """Refuses to start where the checkpoints that are kept, and the one being written beside them, would not fit on the
-    disk of `folder`, which need not exist; the run has `there` already.
+    """Check that the checkpoints that are kept, and the one being written, fit on the disk of `folder`.
+
+    The folder need not exist; the run has `there` checkpoints already.
 
     Raises:
         DiskError: with bytes needed and free.

@@ -253,14 +253,16 @@ class MiddleFirst:
 
 
 def freeze_objects() -> None:
-    """Has Python's garbage collector look no further at what exists now. A compiler's graphs are millions of objects
-    that stay, and looking through them holds training back for half a second each time."""
+    """Keep Python's garbage collector from what exists now.
+
+    A compiler's graphs are millions of objects that stay; to look through them takes half a second each time.
+    """
     gc.collect()
     gc.freeze()
 
 
 def compiled_graphs() -> int:
-    """Graphs compiled by this process so far."""
+    """Count the graphs that this process has compiled so far."""
     if "torch._dynamo" not in sys.modules:
         return 0
     from torch._dynamo.utils import counters
@@ -269,7 +271,7 @@ def compiled_graphs() -> int:
 
 
 def compile_seconds() -> float:
-    """Seconds that this process has spent compiling so far."""
+    """Return the seconds that this process has spent compiling so far."""
     if "torch._dynamo" not in sys.modules:
         return 0.0
     from torch._dynamo.utils import calculate_time_spent

@@ -69,7 +69,7 @@ class TrainingDisplay:
             self._print_line(self._text())
 
     def show(self, row: Mapping[str, object]) -> None:
-        """One finished step, as a row of metrics.jsonl."""
+        """Show one finished step, as a row of metrics.jsonl."""
         with self._lock:
             self._row = row
             # The first step also compiles and fills caches: it says nothing about the pace.
@@ -87,7 +87,7 @@ class TrainingDisplay:
             self._print_line(self._text())
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self._console.print(text, markup=False)
 
     def _text(self) -> str:

@@ -30,7 +30,7 @@ def raise_diverged(
     record: StepRecord,
     before: Progress,
 ) -> NoReturn:
-    """Records the first step that was not finite, saves the state before it, and ends the run with a DivergedError.
+    """Record the first step that was not finite, save the state before it, and end the run with a DivergedError.
 
     The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
     The step's gradient is computed again for the report: nothing was measured for it during training.
@@ -91,8 +91,10 @@ def raise_diverged(
 
 
 def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> NoReturn:
-    """Ends a run whose weights, moments or validation loss are not finite with a DivergedError that names the
-    checkpoint to go on from: the newest, which is from before that. Nothing is saved."""
+    """End a run whose weights, moments or validation loss are not finite with a DivergedError. Save nothing.
+
+    The message names the checkpoint to go on from: the newest, which is from before that.
+    """
     progress = state.progress
     # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
     run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
@@ -108,7 +110,7 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
 
 
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
-    """What to do, with a command that starts from the newest sound checkpoint at half the learning rate."""
+    """Return what to do, with a command that starts from the newest sound checkpoint at half the learning rate."""
     advice = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
@@ -139,7 +141,7 @@ def gradient_norms_by_layer(
 
 
 def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:
-    """A planned step's own gradient, not those of steps before, in `.grad`."""
+    """Leave a planned step's own gradient, not those of steps before, in `.grad`."""
     recipe = replace(recipe, ouroboros=None)
     forward_backward = build_forward_backward(
         recipe, state.model, session.device, dict(state.method_tensors)
@@ -156,7 +158,7 @@ LASTING = 10
 
 
 def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
-    """Ends a session whose loss has stayed above its usual value for `LASTING` steps with a DivergedError."""
+    """End a session whose loss has stayed above its usual value for `LASTING` steps with a DivergedError."""
     run.event(
         "diverged",
         {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows},
@@ -168,10 +170,10 @@ def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoR
 
 
 def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | None:
-    """The state to go on from after a divergence: the newest stable checkpoint's, with the batches up to the divergence
-    skipped. None where `MOST_REWINDS` are used up.
+    """Return the state to go on from after a divergence; None if `MOST_REWINDS` are used up.
 
-    A checkpoint is stable where its step's loss ratio is at most 1.2. A run that diverges again before it has passed
+    It is the newest stable checkpoint's, with the batches up to the divergence skipped. A checkpoint is stable if its
+    step's loss ratio is at most 1.2. A run that diverges again before it has passed
     the step of its last divergence goes back further than that time. FLOPs and seconds of the abandoned steps stay
     spent; its tokens are no longer trained on.
     """

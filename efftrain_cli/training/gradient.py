@@ -45,8 +45,10 @@ Gates = Sequence[bool] | None
 def build_objective(
     recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE
 ) -> Objective:
-    """What is minimized, for one micro-batch, compiled where the recipe asks for it. "ce", the cross-entropy, comes
-    first: it alone is the logged loss, and what divergence and comparisons read."""
+    """Build the losses of one micro-batch, compiled if the recipe asks for it.
+
+    "ce", the cross-entropy, comes first: it alone is the logged loss, which divergence and comparisons read.
+    """
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
     world = ranks.world_size
@@ -243,7 +245,7 @@ def step_by_halves(
 
 
 def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
-    """What the narrow layers of all ranks saw in this step."""
+    """Return what the narrow layers of all ranks saw in this step."""
     seen = seen_by_layers(model)
     if ranks.is_single_process:
         return seen

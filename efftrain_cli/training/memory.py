@@ -26,7 +26,7 @@ fragments."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
-    """Bytes that this process has had in use at most: of the host, and of a CUDA device."""
+    """Return the most bytes that this process has had in use: of the host, and of a CUDA device."""
     peak = {"host_bytes": peak_resident_bytes()}
     if device.type == "cuda":
         peak["device_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -34,7 +34,7 @@ def peak_memory(device: torch.device) -> dict[str, int]:
 
 
 def peak_resident_bytes() -> int:
-    """Largest resident size of this process so far, bytes."""
+    """Return the largest resident size of this process so far, bytes."""
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage where this can be had: there a child starts with the peak of the process that began it.

@@ -77,7 +77,7 @@ class Modules:
         return len(self.leaves)
 
     def last(self, x: Tensor, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """The last module, forward and backward: the loss, its sum over `tokens`, and its gradient by the input `x`."""
+        """Run the last module forward and backward; return the loss over `tokens` and its gradient by the input `x`."""
         x = x.detach().requires_grad_()
         loss = self.run(self.count, x, targets) / tokens
         loss.backward()
@@ -236,8 +236,11 @@ def fault(after: Tensors, before: Tensors) -> Tensor:
 def cut_gpt(
     model: GPT, split: Sequence[int], run: Callable[[Tensor, Sequence[bool], Tensor | None], Tensor]
 ) -> Modules:
-    """The model in modules of `split` blocks: the embeddings with the first, the last layer norm and the head with the
-    last. `run`: (tokens or residual stream, which blocks, targets) -> residual stream or, with targets, summed loss."""
+    """Cut a model into modules of `split` blocks.
+
+    The embeddings go with the first, the last layer norm and the head with the last. `run`: (tokens or residual stream,
+    which blocks, targets) -> residual stream or, with targets, summed loss.
+    """
     ends = list(accumulate(split))
     lookup = model.wte.weight.detach().requires_grad_()  # the same memory: always today's weights
     leaves: list[dict[str, Tensor]] = [{} for _ in split]
@@ -266,8 +269,10 @@ def cut_gpt(
 
 @contextmanager
 def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
-    """Has the gradient of the embedding's lookup gather in `lookup`, which shares the matrix's memory; the head's stays
-    in the matrix."""
+    """Have the gradient of the embedding's lookup gather in `lookup`, which shares the matrix's memory.
+
+    The gradient of a tied head gathers in the matrix.
+    """
 
     def look_up(module: object, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         return F.embedding(arguments[0], lookup) if torch.is_grad_enabled() else None
@@ -443,13 +448,12 @@ def build_delayed_gradients(recipe: Recipe, model: GPT, world_size: int = 1) -> 
 
 
 def layout_of(section: Ouroboros, split: Sequence[int]) -> Tensor:
-    """What tensors in flight belong to: variant, K and blocks of each module, int64 on the CPU."""
+    """Return what tensors in flight belong to: variant, K and blocks of each module, int64 on the CPU."""
     return torch.tensor([("stash", "replay").index(section.variant), section.modules, *split])
 
 
 def dropped(in_flight: Tensors, section: Ouroboros | None, shape: GPTConfig) -> str | None:
-    """Why tensors in flight are of no use to a run with `section`, for its user; None where they are, or where there
-    are none."""
+    """Return why tensors in flight are of no use to a run with `section`; None if they are, or if there are none."""
     if f"{PREFIX}layout" not in in_flight:
         return None
     variant, modules, *split = in_flight[f"{PREFIX}layout"].tolist()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -147,7 +146,7 @@ class Ranks:
         return partial(self._wait, work, flat)
 
     def all_reduce_in_pairs(self, tensors: Sequence[Tensor]) -> None:
-        """As `all_reduce`, in a balanced tree over the ranks: recursive doubling.
+        """Add up as `all_reduce`, in a balanced tree over the ranks: recursive doubling.
 
         If each rank has added its own terms in such a tree too, the result has the same bits at every world size.
         """
@@ -289,13 +288,10 @@ class Ranks:
         assert self.store is not None
         keys = [f"noticed/{rank}" for rank in range(self.world_size)]
         self.store.set(keys[self.rank], "hang" if timed_out else "end")
-        deadline = time.monotonic() + (ANSWER if timed_out else 1.0)
-        noticed: dict[int, bytes] = {}
-        while len(noticed) < self.world_size and time.monotonic() < deadline:
-            time.sleep(0.1)
-            reported = [rank for rank, key in enumerate(keys) if self.store.check([key])]
-            noticed = {rank: self.store.get(keys[rank]) for rank in reported}
-        return noticed
+        with suppress(RuntimeError):  # not all of them
+            self.store.wait(keys, timedelta(seconds=ANSWER if timed_out else 1.0))
+        reported = [rank for rank, key in enumerate(keys) if self.store.check([key])]
+        return {rank: self.store.get(keys[rank]) for rank in reported}
 
     def _find_hang(self, timed_out: bool) -> LostProcessError | None:
         """Return the error of a hang that this or another rank has noticed by a time-out; None if none has.

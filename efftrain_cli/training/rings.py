@@ -1,5 +1,4 @@
-"""Ouroboros as a ring of processes: K - 1 ranks, of which each computes its module alone, the first rank the first and
-the last.
+"""Ouroboros as a ring of processes: each of K - 1 ranks computes one module, and the first rank the last module too.
 
 A step of the ring (rank r holds module r + 1; rank 0 module K as well):
 
@@ -9,14 +8,13 @@ A step of the ring (rank r holds module r + 1; rank 0 module K as well):
               send its input's gradient -> r - 1
     all       receive the gradient for the next step's late backward, add up norms, update the own module
 
-The late backward of module 1 passes the time of the forward wave. Every number is that of one device, bit for bit, in
+The late backward of module 1 fills the time of the forward wave. Every number is that of one device, bit for bit, in
 fp32 with one thread a rank: the same functions of `training/ouroboros.py`, each sum in the same order. Several rings
 share the batch: a module's late gradient is then added up over the rings, in its own group.
 
 Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends
 never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, and
-computes and updates its modules only; `gather` brings the others' parts together where all is needed: for an
-evaluation, a checkpoint, and at a stop.
+computes and updates its modules only; `_gather` brings the parts together for an evaluation, a checkpoint, and a stop.
 
 With "stash" a checkpoint holds gradients, as one device's does: what is in flight is then run backward to the end at
 once, which is work that the next steps need not do.
@@ -319,7 +317,7 @@ class Rings(Devices):
             self._sent.append(self.ranks.isend(tensor.detach().cpu().contiguous(), to))
 
     def _receive(self, shape: torch.Size, source: int) -> Tensor:
-        """A boundary tensor of micro-batches of `shape` (sequences, seq_len)."""
+        """Receive a boundary tensor of micro-batches of `shape` (sequences, seq_len)."""
         if source == self.ranks.rank:
             return self._mailbox.pop(0)
         tensor = torch.empty((*shape, self._state.model.config.n_embd), dtype=self._boundary)

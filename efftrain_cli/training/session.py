@@ -65,7 +65,7 @@ class Session:
 
 
 def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """The device for "auto", "cpu", "cuda" or "cuda:N"; of several ranks, each CUDA device is its local rank's.
+    """Return the device for "auto", "cpu", "cuda" or "cuda:N"; of several ranks, each CUDA device is its local rank's.
 
     Raises:
         UsageError: there is no such device, or one is named for several ranks.
@@ -103,7 +103,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 
 
 def _local_index(ranks: Ranks) -> int:
-    """Index of this rank's CUDA device. srun may show each process its own device only, which then is the first."""
+    """Return the index of this rank's CUDA device: the first if srun shows each process its own device only."""
     there = torch.cuda.device_count()
     here = environment_number("LOCAL_WORLD_SIZE", 0)  # set by torchrun and --devices
     if here > there:
@@ -134,7 +134,7 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
 
 
 def fresh_state(session: Session, stage: int = 0) -> TrainState:
-    """The state before step 1, in the size of a stage where the recipe has stages.
+    """Build the state before step 1, in the size of stage `stage` if the recipe has stages.
 
     Raises:
         OutOfMemoryError: the model alone does not fit the device or the host.
@@ -201,7 +201,7 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
 
 
 def environment_of(session: Session) -> dict[str, object]:
-    """What may move the last bits of a result although the recipe and the data are the same."""
+    """Return what may move the last bits of a result although the recipe and the data are the same."""
     return {
         "device": str(session.device),
         "device_name": _device_name(session.device),
@@ -285,8 +285,7 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
 
 
 def project_commit(folder: Path) -> dict[str, object] | None:
-    """The commit of the user's own project around `folder`, and whether tracked files differ from it; None outside of
-    git."""
+    """Return the commit of the user's project around `folder`, and whether tracked files differ; None without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -318,7 +317,7 @@ def _git(folder: Path, *arguments: str, inert: Collection[str] = ()) -> str | No
 
 
 def _device_name(device: torch.device) -> str:
-    """The device's model, as its maker calls it."""
+    """Return the device's model, as its maker calls it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with contextlib.suppress(OSError):

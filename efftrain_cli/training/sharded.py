@@ -1,5 +1,5 @@
-"""strategy = "shard": each rank keeps a share of the weights, gradients and moments, and gathers a block's weights when
-it is computed.
+"""strategy = "shard": each rank keeps a share of weights, gradients and moments, and gathers the weights of a block
+to use it.
 
 PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) carries it, block by block. The optimizer works on
 this rank's rows of every tensor as on tensors of their own. Between steps rank 0 says what the others do next, since a
@@ -71,7 +71,7 @@ class Sharded(Devices):
         state.nonfinite = state.nonfinite.to(device)
 
     def _rows(self, tensor: Tensor, name: str) -> Tensor:
-        """This rank's rows of a whole tensor of parameter `name`."""
+        """Return this rank's rows of a whole tensor of parameter `name`."""
         if not tensor.dim():
             return tensor
         each = -(-tensor.shape[0] // self.ranks.world_size)
@@ -84,10 +84,10 @@ class Sharded(Devices):
         return self.ranks.peer_errors()
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
-        """As `Devices.cut`, with one of weight 0 for each that is empty: the others need this rank in their passes."""
-        nothing = batch.tokens.new_zeros(1, plan.seq_len)
+        """Cut as `Devices`, with one of weight 0 for each that is empty: the others need this rank in their passes."""
+        padding = batch.tokens.new_zeros(1, plan.seq_len)
         return [
-            part if len(part.tokens) else part._replace(tokens=nothing, targets=nothing, weight=0.0)
+            part if len(part.tokens) else part._replace(tokens=padding, targets=padding, weight=0.0)
             for part in split_micro_batches(batch, plan, self.sharing)
         ]
 
@@ -172,7 +172,7 @@ class Sharded(Devices):
         return {**local, **state.optimizer.tensors()}
 
     def full_state_dict(self, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """As `Devices.full_state_dict`, on the CPU; the other ranks take part, and get nothing."""
+        """Gather the state on the CPU; the other ranks take part, and get empty dictionaries."""
         self._order(GATHER)
         return self._gather(self._local), self._gather(state.optimizer.tensors())
 

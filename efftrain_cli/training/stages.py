@@ -53,7 +53,7 @@ class GrowthRecord:
 
 
 def growth_state(state: TrainState) -> GrowthState:
-    """The state as the operators take it: named tensors on the state's device, not copied."""
+    """Return the state as the operators take it: named tensors on the state's device, not copied."""
     optimizer: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in state.optimizer.tensors().items():
         key, name = full_name.split(".", 1)
@@ -67,15 +67,14 @@ def growth_state(state: TrainState) -> GrowthState:
 
 
 def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
-    """Gives `state` the fresh model and optimizer of a stage."""
+    """Give `state` the fresh model and optimizer of a stage."""
     fresh = build_state(recipe, state.model.config.vocab_size, state.model.device, stage)
     # Both at once: nothing may see the model of one stage with the optimizer of another.
     state.model, state.optimizer = fresh.model, fresh.optimizer
 
 
 def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthRecord:
-    """Grows `state`, whose validation loss is given, into the next stage of its recipe: model, optimizer state and
-    schedule. The loss after it is not measured yet.
+    """Grow `state`, whose validation loss is given, into the next stage of its recipe: model, optimizer and schedule.
 
     A function of the state and the recipe alone, so a run that is resumed at the end of a stage grows into the same.
 
@@ -106,8 +105,7 @@ def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthReco
 
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:
-    """Copies grown tensors into a state of their size. Without optimizer tensors the optimizer is as if it had never
-    stepped."""
+    """Copy grown tensors into a state of their size; without optimizer tensors the optimizer stays fresh."""
     optimizer = {
         f"{key}.{name}": t
         for key, tensors in grown.optimizer.items()
@@ -124,9 +122,10 @@ def train_stages(
     until: int | None = None,
     devices: Devices | None = None,
 ) -> Iterator[StepRecord | GrowthRecord]:
-    """`train` through every stage of the recipe: where a stage ends within the budget, the state grows and a
-    GrowthRecord is yielded. A recipe without stages is trained as by `train`. At step `until` nothing grows any more: a
-    run that goes on from there grows first."""
+    """Train through every stage of the recipe, as `train`; grow at the end of each, and yield a GrowthRecord.
+
+    At step `until` nothing grows any more: a run that goes on from there grows first.
+    """
     dtype = compute_dtype(recipe.train.dtype, state.model.device)
     devices = devices or single_device(recipe, state.model, state.method_tensors)
     ranks = devices.ranks
@@ -155,8 +154,7 @@ def train_stages(
 
 
 def growth_message(record: GrowthRecord) -> str:
-    """One growth in a line or two, with a word on the loss where it should have stayed and did not, or was never meant
-    to."""
+    """Describe a growth in a line or two, with a warning if the loss should have stayed and did not."""
     after = record.val_loss_after
     loss = f"val loss {record.val_loss_before:.4f} -> {'not measured' if after is None else f'{after:.4f}'}"
     line = (
@@ -172,7 +170,7 @@ def growth_message(record: GrowthRecord) -> str:
 
 
 def describe_stages(recipe: Recipe) -> str:
-    """ "2 x 64 -> depth -> 4 x 64": layers x width of each stage, and the operators between."""
+    """Return layers x width of each stage, and the operators between: "2 x 64 -> depth -> 4 x 64"."""
     text = ""
     for index, stage in enumerate(recipe.stages):
         model = recipe.model_at(index)
@@ -182,8 +180,10 @@ def describe_stages(recipe: Recipe) -> str:
 
 
 def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
-    """What to tell the user if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal; None
-    at every other step. Reads the weights from the device at that one step."""
+    """Return a warning if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal, else None.
+
+    The weights are read from the device at that one step.
+    """
     progress = state.progress
     if progress.stage == 0 or progress.step - progress.stage_step != SYMMETRY_CHECK_STEPS:
         return None

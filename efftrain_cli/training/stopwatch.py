@@ -10,7 +10,7 @@ import torch
 
 
 def wait_for(device: torch.device) -> None:
-    """Returns once a CUDA device has done all it was given."""
+    """Return once a CUDA device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -40,13 +40,13 @@ class Stopwatch:
         return event
 
     def stop(self) -> Stopwatch:
-        """Marks the end; returns itself."""
+        """Mark the end; return this stopwatch."""
         self._end = self._now()
         self.cpu_seconds += time.process_time()
         return self
 
     def seconds(self) -> float:
-        """Elapsed seconds between construction and `stop`."""
+        """Return the seconds between construction and `stop`; wait for the device."""
         if isinstance(self._start, float) and isinstance(self._end, float):
             return self._end - self._start
         assert isinstance(self._start, torch.cuda.Event) and isinstance(self._end, torch.cuda.Event)

@@ -76,7 +76,7 @@ def note_on_change(recipe: Recipe, changed: list[str]) -> str:
 
 
 def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
-    """Refuses a run that these ranks cannot share.
+    """Check that these ranks can share a run.
 
     Raises:
         UsageError: a step has fewer sequences than there are ranks, or the lanes cannot be dealt to them.
@@ -127,7 +127,7 @@ def _cut_alike(recipe: Recipe, summary: PlanSummary, sharing: int) -> bool:
 
 
 def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
-    """Refuses what no ring of these ranks can do."""
+    """Check that these ranks make rings."""
     if ranks.world_size % section.devices:
         raise UsageError(
             f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices, and {ranks.world_size} were started\n"

@@ -41,7 +41,7 @@ class TrainedModel:
 
 
 def load_trained_model(name: str, checkpoint: str | None, device: torch.device) -> TrainedModel:
-    """The model of run `name`: of the newest valid checkpoint, or of the one asked for by its step or name.
+    """Load the model of run `name`: of the newest valid checkpoint, or of the one asked for by its step or name.
 
     Raises:
         UsageError: there is no such run or checkpoint.
@@ -77,8 +77,9 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
 
 
 def load_exported(directory: Path, device: torch.device) -> TrainedModel:
-    """The model in a directory that `export`, or transformers, wrote. It has no recipe of its own: the one it is given
-    here holds the model's shape and nothing that was trained with.
+    """Load the model in a directory that `export`, or transformers, wrote.
+
+    It has no recipe of its own: the one it is given here holds the model's shape and nothing that was trained with.
 
     Raises:
         CheckpointError: the directory holds no model that efftrain can compute.
@@ -110,7 +111,8 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
 
 
 def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None = None) -> Path:
-    """The run's newest checkpoint that is whole, or the one `wanted` names: a step, or a name such as step-00000100.
+    """Find the run's newest checkpoint that is whole, or the one `wanted` names: a step, or step-00000100.
+
     With `needed`, only these of its files must be whole.
 
     Raises:
@@ -141,7 +143,7 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
 
 
 def load_run_tokenizer(run: Path) -> Tokenizer:
-    """The tokenizer that lies in the run directory.
+    """Load the tokenizer in the run directory.
 
     Raises:
         DataError: it is missing, or not the one that origin.json says the run was trained with.
