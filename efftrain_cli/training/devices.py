@@ -21,7 +21,6 @@ from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of, take_gradients
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
-from efftrain_cli.training.stopwatch import CommStats
 
 Losses = dict[str, Tensor]
 """Share of the step's losses by name, "ce" first: sums over micro-batches, divided by the step's tokens."""
@@ -151,10 +150,6 @@ class Devices:
 
     def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
         """Bring together what an evaluation or a checkpoint after this step needs."""
-
-    def pop_comm_stats(self) -> CommStats | None:
-        """Return what this rank spent on the others since the last call; None for a single process."""
-        return self.ranks.pop_comm_stats()
 
     # --- agreement ---
 

@@ -117,7 +117,7 @@ class Ranks:
 
     @contextmanager
     def timing_sum(self, device: torch.device) -> Iterator[None]:
-        """Count the seconds inside, by the device's own time line, as those of adding up."""
+        """Count the seconds inside, by the device's own time line, as those of adding up gradients."""
         watch = Stopwatch(device)
         yield
         self._comm.sums.append(watch.stop())
@@ -132,7 +132,7 @@ class Ranks:
         """Replace each tensor by its sum over the ranks, or over a `group` of them, in place."""
         if self.is_single_process:
             return
-        with self.peer_errors(), self.timing_sum(tensors[0].device):
+        with self.peer_errors():
             for flat in flat_buckets(tensors):
                 dist.all_reduce(flat, group=group)
 
@@ -153,7 +153,7 @@ class Ranks:
         distance = 1
         while distance < self.world_size:
             partner = self.rank ^ distance
-            with self.peer_errors(), self.timing_sum(tensors[0].device):
+            with self.peer_errors():
                 for flat in flat_buckets(tensors):
                     theirs = torch.empty_like(flat)
                     send = dist.P2POp(dist.isend, flat, partner)

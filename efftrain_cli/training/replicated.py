@@ -33,13 +33,11 @@ class Replicated(Devices):
     def __init__(self, ranks: Ranks, lanes: int | None, check_every: int | None) -> None:
         super().__init__(ranks, lanes)
         self._check_every = check_every
-        self._agreed = False
-        """Whether the ranks have agreed to finish the step."""
         self._compared = False
         """Whether the ranks have equal weights after the last step."""
 
     def begin_step(self, state: TrainState) -> None:
-        self._agreed = self._compared = False
+        self._compared = False
         super().begin_step(state)
 
     def ready_to_save(self) -> bool:
@@ -74,12 +72,6 @@ class Replicated(Devices):
             "be faulty\nresume the run from its last checkpoint, on other hardware"
         )
 
-    def _agree(self, step: int) -> None:
-        """Agree once a step, which may have several sums."""
-        if not self._agreed:
-            self.sync_stop_flag(step)
-        self._agreed = True
-
     def gradient(
         self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
     ) -> Losses:
@@ -88,10 +80,11 @@ class Replicated(Devices):
         if overlaps and passes.parameters[0].device.type in OVERLAPPING:
             return self._overlapped(passes, micro_batches, plan)
         losses = self.local_gradient(passes, micro_batches, plan)
-        self._agree(plan.step)
+        self.sync_stop_flag(plan.step)
         fill_gradients(passes.parameters)
         all_reduce = self.ranks.all_reduce_in_pairs if self.lanes else self.ranks.all_reduce
-        all_reduce([*gradients_of(passes.parameters), *losses.values()])
+        with self.ranks.timing_sum(passes.parameters[0].device):
+            all_reduce([*gradients_of(passes.parameters), *losses.values()])
         return losses
 
     def _overlapped(
@@ -100,7 +93,7 @@ class Replicated(Devices):
         reduce = OverlappedAllReduce(self.ranks, passes.parameters)
 
         def begin(losses: Losses) -> None:
-            self._agree(plan.step)
+            self.sync_stop_flag(plan.step)
             reduce.begin(list(losses.values()))
 
         losses = passes.run(micro_batches, begin)

@@ -296,7 +296,8 @@ class Rings(Devices):
         values += [torch.full_like(zero, float(leading and module in due)) for module in modules]
         values += [sum(losses, zero), wrong.to(device)]
         everywhere = torch.stack([value.float() for value in values]).cpu()
-        self.ranks.all_reduce([everywhere])
+        with self.ranks.timing_sum(everywhere.device):
+            self.ranks.all_reduce([everywhere])
         *shared, loss, wrong = everywhere.to(device).unbind()
         flags = everywhere[len(self._parameters) : -2].tolist()
         everywhere_due = [module for module, flag in zip(modules, flags, strict=True) if flag]
@@ -305,7 +306,8 @@ class Rings(Devices):
     def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add up a module's gradients over the rings, in place; return them."""
         if self._peers is not None and gradients:
-            self.ranks.all_reduce(list(gradients.values()), group=self._peers)
+            with self.ranks.timing_sum(self._state.model.device):
+                self.ranks.all_reduce(list(gradients.values()), group=self._peers)
         return gradients
 
     # --- messages ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,6 @@ from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.devices import Devices, Losses, Passes, Rewinding, split_micro_batches
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.stopwatch import CommStats
 
 GO, GATHER, END, REWIND = range(4)
 """What rank 0 has the others do: the next step; a gathering of all tensors; the end; a state from before."""
@@ -123,10 +121,6 @@ class Sharded(Devices):
             else:
                 self.ranks.all_reduce([value])
         return whole
-
-    def pop_comm_stats(self) -> CommStats | None:
-        stats = super().pop_comm_stats()
-        return None if stats is None else replace(stats, measured=False)
 
     # --- between steps ---
 

@@ -51,27 +51,28 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
     Raises:
         CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
     """
-    pairs = {
-        "model": (model_tensors(state), model),
-        "optimizer": (state.optimizer.tensors(), optimizer),
-    }
+    pairs = [
+        ("model", model_tensors(state), model),
+        ("optimizer", state.optimizer.tensors(), optimizer),
+    ]
     problems = []
-    for kind, (have, given) in pairs.items():
-        problems += [f"{kind} tensor {name} is missing" for name in have.keys() - given.keys()]
-        problems += [
-            f"{kind} tensor {name} is not part of this model" for name in given.keys() - have.keys()
-        ]
-        problems += [
-            f"{kind} tensor {name} has shape {tuple(given[name].shape)}, the recipe's model needs {tuple(have[name].shape)}"
-            for name in have.keys() & given.keys()
-            if have[name].shape != given[name].shape
-        ]
+    for kind, have, given in pairs:
+        for name in have.keys() | given.keys():
+            if name not in given:
+                problems.append(f"{kind} tensor {name} is missing")
+            elif name not in have:
+                problems.append(f"{kind} tensor {name} is not part of this model")
+            elif have[name].shape != given[name].shape:
+                wrong, right = tuple(given[name].shape), tuple(have[name].shape)
+                problems.append(
+                    f"{kind} tensor {name} has shape {wrong}, the recipe's model needs {right}"
+                )
     if problems:
         raise CheckpointError(
             "the checkpoint does not fit the recipe:\n  " + "\n  ".join(sorted(problems)[:20])
         )
     with torch.no_grad():
-        for have, given in pairs.values():
+        for _, have, given in pairs:
             for name, tensor in have.items():
                 tensor.copy_(given[name])
 

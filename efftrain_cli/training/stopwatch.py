@@ -59,15 +59,13 @@ class CommStats:
     """What one rank spent on the others."""
 
     sums: list[Stopwatch] = field(default_factory=list)
-    """Of adding up, the copies into flat buckets included."""
+    """Of adding up gradients, the copies into flat buckets included; none if the passes add them up."""
     wait_seconds: float = 0.0
     """Until the last rank was done with its share: of the host, which on CUDA runs ahead of its device."""
-    measured: bool = True
-    """False if sums are part of the passes, where no stopwatch sees them."""
 
     def comm_seconds(self) -> float | None:
-        """Return the seconds of adding up, if they were measured; wait for the device."""
-        return sum(watch.seconds() for watch in self.sums) if self.measured else None
+        """Return the seconds of `sums`, if there are any; wait for the device."""
+        return sum(watch.seconds() for watch in self.sums) if self.sums else None
 
 
 _SIZE = {"cpu": 256, "cuda": 2048}

@@ -177,7 +177,7 @@ def train(
     while not is_over(state, recipe, until):
         devices.begin_step(state)
         plan = plan_step(recipe, state.progress, sharing.world_size)
-        devices.pop_comm_stats()  # of an evaluation, which is not this step's
+        ranks.pop_comm_stats()  # of an evaluation, which is not this step's
         devices.patient = clock.start(plan)
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
         with ranks.interruptible(rescuable=True), devices.together():
@@ -196,7 +196,7 @@ def train(
             result=result,
             training=training,
             devices=ranks.world_size,
-            comm=devices.pop_comm_stats(),
+            comm=ranks.pop_comm_stats(),
             compile_seconds=compiling,
         )
         due = plan.evaluate or stage_ended(recipe, state.progress)
