@@ -285,15 +285,13 @@ class DelayedGradients:
     """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in
     flight itself."""
 
-    def __init__(
-        self,
-        section: Ouroboros,
-        model: GPT,
-        modules: Modules,
-        split: Sequence[int],
-        grad_clip: float,
-    ) -> None:
-        self.section, self.modules = section, modules
+    def __init__(self, recipe: Recipe, model: GPT, world_size: int = 1) -> None:
+        section = recipe.delayed_gradients
+        assert section is not None
+        self.section = section
+        split = section.blocks(model.config)
+        rings = max(1, world_size // section.devices)
+        self.modules = modules = cut_gpt(model, split, build_run(recipe, model, rings))
         self.parameters = dict(model.named_parameters())
         self.of_devices = [set[str]() for _ in range(section.devices)]
         """Names of the parameters whose gradient gathers on each device."""
@@ -302,7 +300,7 @@ class DelayedGradients:
         together = [set(self.parameters)] if section.clip == "global" else self.of_devices
         self._groups = [[name for name in self.parameters if name in names] for names in together]
         self.layout = layout_of(section, split)
-        self._model, self._grad_clip = model, grad_clip
+        self._model, self._grad_clip = model, recipe.optim.grad_clip
         self._stopped = False
 
     def join(self, due: Due, delayed: bool) -> dict[str, Tensor]:
@@ -419,29 +417,28 @@ class DelayedGradients:
         return cosines
 
 
-def build_delayed_gradients(recipe: Recipe, model: GPT, world_size: int = 1) -> DelayedGradients:
-    """Build Ouroboros's gradients for a run of `world_size` processes."""
-    section, device = recipe.delayed_gradients, model.device
-    assert section is not None
+def build_run(
+    recipe: Recipe, model: GPT, rings: int
+) -> Callable[[Tensor, Sequence[bool], Tensor | None], Tensor]:
+    """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for a step that `rings` share."""
+    device = model.device
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
     recompute = checkpoints_activations(
         recipe, model.config, device, dtype=dtype, compiled=compiled
     )
-    parts = compile_parts(recipe, model) if compiled else Parts(run_eagerly, model.head_loss_sum)
-    full_shape = full_micro_batch(recipe, max(1, world_size // section.devices))
+    parts = Parts(run_eagerly, model.head_loss_sum)
+    if compiled:
+        parts = compile_parts(recipe, model, ranks=rings)
+    full_shape = full_micro_batch(recipe, rings)
 
     def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
-        with (
-            autocast(dtype, device),
-            attention_kernels(device, same_shape=x.shape[:2] == full_shape),
-        ):
+        same_shape = x.shape[:2] == full_shape
+        with autocast(dtype, device), attention_kernels(device, same_shape=same_shape):
             x = x if x.is_floating_point() else model.embed(x)
             x = model.run_blocks(x, blocks, None, recompute, parts.block)
             return x if targets is None else parts.head_loss_sum(x, targets)
 
-    split = section.blocks(model.config)
-    modules = cut_gpt(model, split, run)
-    return DelayedGradients(section, model, modules, split, recipe.optim.grad_clip)
+    return run
 
 
 # --- between two runs ------------------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ from efftrain_cli.training.ouroboros import (
     DelayedGradients,
     Due,
     Tensors,
-    build_delayed_gradients,
     fault,
     pop,
     put,
@@ -73,7 +72,7 @@ class Rings(Devices):
 
     def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
         super().__init__(ranks)
-        delayed = build_delayed_gradients(recipe, state.model, ranks.world_size)
+        delayed = DelayedGradients(recipe, state.model, ranks.world_size)
         mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
         self._boundary = state.model.residual_dtype if mixed else torch.float32
         self._late, self._state = delayed, state
@@ -161,9 +160,7 @@ class Rings(Devices):
         norms = super().norms(tensors)
         mine = self._late.of_devices[self._position] if self.sharing.rank == 0 else set()
         values = [norm if name in mine else torch.zeros_like(norm) for name, norm in norms.items()]
-        everywhere = torch.stack(values).cpu()
-        self.ranks.all_reduce([everywhere])
-        return dict(zip(tensors, everywhere.to(self._state.model.device), strict=True))
+        return dict(zip(tensors, self._sum(values), strict=True))
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         return {}  # a rank has the moments of its own modules only
@@ -288,20 +285,22 @@ class Rings(Devices):
         It is the norm of each parameter's gradient, the modules that have one, the loss, and `wrong`, the `fault`: one
         sum of numbers of which all but one are zero, so exact; of the loss, a share of each ring.
         """
-        device, leading = self._state.model.device, self.sharing.rank == 0
-        norms = norms_of(gradients)
-        zero = torch.zeros((), device=device)
+        norms, leading = norms_of(gradients), self.sharing.rank == 0
+        zero = torch.zeros((), device=self._state.model.device)
         modules = range(1, self._modules.count + 1)
         values = [norms[name] if leading and name in norms else zero for name in self._parameters]
         values += [torch.full_like(zero, float(leading and module in due)) for module in modules]
-        values += [sum(losses, zero), wrong.to(device)]
+        *shared, loss, wrong = self._sum([*values, sum(losses, zero), wrong.to(zero.device)])
+        flags = shared[len(self._parameters) :]
+        everywhere_due = [module for module, flag in zip(modules, flags, strict=True) if flag]
+        return dict(zip(self._parameters, shared, strict=False)), everywhere_due, loss, wrong
+
+    def _sum(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the sums of 0-d numbers over all ranks."""
         everywhere = torch.stack([value.float() for value in values]).cpu()
         with self.ranks.timing_sum(everywhere.device):
             self.ranks.all_reduce([everywhere])
-        *shared, loss, wrong = everywhere.to(device).unbind()
-        flags = everywhere[len(self._parameters) : -2].tolist()
-        everywhere_due = [module for module, flag in zip(modules, flags, strict=True) if flag]
-        return dict(zip(self._parameters, shared, strict=False)), everywhere_due, loss, wrong
+        return everywhere.to(self._state.model.device).unbind()
 
     def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add up a module's gradients over the rings, in place; return them."""

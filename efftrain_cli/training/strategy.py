@@ -15,7 +15,7 @@ from efftrain_cli.plan.plan import accumulation_steps
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.ouroboros import build_delayed_gradients
+from efftrain_cli.training.ouroboros import DelayedGradients
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.replicated import Replicated
 from efftrain_cli.training.rings import RingOnOneDevice, Rings
@@ -43,7 +43,7 @@ def choose_strategy(
 def single_device(recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor]) -> Devices:
     """Return what carries a run of `recipe` in this process alone."""
     if recipe.delayed_gradients:
-        return RingOnOneDevice(build_delayed_gradients(recipe, model), method_tensors)
+        return RingOnOneDevice(DelayedGradients(recipe, model), method_tensors)
     return Devices(lanes=recipe.lanes)
 
 

@@ -22,8 +22,8 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ouroboros import (
+    DelayedGradients,
     Modules,
-    build_delayed_gradients,
     clipped,
     delay,
     dropped,
@@ -344,7 +344,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
     section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
     recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
     model = fresh(recipe).model
-    modules = build_delayed_gradients(recipe, model).modules
+    modules = DelayedGradients(recipe, model).modules
     tokens = torch.zeros(1, 16, dtype=torch.int64)
     matrices = [name for name in modules.leaves[0] if name.endswith(("fc.weight", "proj.weight"))]
     with torch.no_grad():
