@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,8 +32,7 @@ class Rewinding(BaseException):
     fault."""
 
 
-@dataclass(frozen=True)
-class Passes:
+class Passes(NamedTuple):
     """Forward and backward passes of a step on this device."""
 
     run: Callable[[Sequence[MicroBatch], BeforeLast], Losses]

@@ -285,13 +285,13 @@ class DelayedGradients:
     """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in
     flight itself."""
 
-    def __init__(self, recipe: Recipe, model: GPT, world_size: int = 1) -> None:
+    def __init__(self, recipe: Recipe, model: GPT, sharing: int = 1) -> None:
+        """`sharing` processes share each batch of a module."""
         section = recipe.delayed_gradients
         assert section is not None
         self.section = section
         split = section.blocks(model.config)
-        rings = max(1, world_size // section.devices)
-        self.modules = modules = cut_gpt(model, split, build_run(recipe, model, rings))
+        self.modules = modules = cut_gpt(model, split, build_run(recipe, model, sharing))
         self.parameters = dict(model.named_parameters())
         self.of_devices = [set[str]() for _ in range(section.devices)]
         """Names of the parameters whose gradient gathers on each device."""
@@ -386,7 +386,7 @@ class DelayedGradients:
         after: dict[str, Tensor],
         micro_batches: Sequence[MicroBatch],
         step: int,
-        backward: Callable[[Sequence[MicroBatch]], object],
+        passes: Passes,
     ) -> dict[int, Tensor]:
         """Return, if `step` measures them, the cosines of all modules but the last, as in `columns`.
 
@@ -408,7 +408,7 @@ class DelayedGradients:
                 for name in kept
             ]
             with lookup_apart(self._model, lookup), unnoticed(self._model):
-                backward(parts)
+                passes(parts)
             fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
             cosines[module] = cosine(due[module], fresh[module - 1])
         oldest = step - self.section.staleness(1)
@@ -418,9 +418,9 @@ class DelayedGradients:
 
 
 def build_run(
-    recipe: Recipe, model: GPT, rings: int
+    recipe: Recipe, model: GPT, sharing: int
 ) -> Callable[[Tensor, Sequence[bool], Tensor | None], Tensor]:
-    """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for a step that `rings` share."""
+    """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for batches that `sharing` processes share."""
     device = model.device
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
     recompute = checkpoints_activations(
@@ -428,8 +428,8 @@ def build_run(
     )
     parts = Parts(run_eagerly, model.head_loss_sum)
     if compiled:
-        parts = compile_parts(recipe, model, ranks=rings)
-    full_shape = full_micro_batch(recipe, rings)
+        parts = compile_parts(recipe, model, ranks=sharing)
+    full_shape = full_micro_batch(recipe, sharing)
 
     def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
         same_shape = x.shape[:2] == full_shape

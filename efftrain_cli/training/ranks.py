@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,6 @@ from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 
-T = TypeVar("T")
 BUCKET = 1 << 24
 """Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
 FOREVER = timedelta(days=7)
@@ -311,13 +310,13 @@ class Ranks:
         return _hung(hung, self.world_size)
 
 
-def answer_within(seconds: float, work: Callable[[], T]) -> T:
+def answer_within(seconds: float, work: Callable[[], Any]) -> Any:
     """Return what `work` gives, in a thread that is left behind if it never ends.
 
     Raises:
         RuntimeError: it took longer, or failed.
     """
-    found: list[T] = []
+    found: list[Any] = []
     errors: list[Exception] = []
 
     def run() -> None:

@@ -72,22 +72,22 @@ class Rings(Devices):
 
     def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
         super().__init__(ranks)
-        delayed = DelayedGradients(recipe, state.model, ranks.world_size)
+        section = recipe.delayed_gradients
+        assert section is not None
+        size = section.devices
+        self._position = ranks.rank % size
+        self.sharing = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
+        delayed = DelayedGradients(recipe, state.model, self.sharing.world_size)
         mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
         self._boundary = state.model.residual_dtype if mixed else torch.float32
         self._late, self._state = delayed, state
-        self._section, self._modules = delayed.section, delayed.modules
+        self._section, self._modules = section, delayed.modules
         self._parameters = delayed.parameters
-        size = delayed.section.devices
-        self._position = ranks.rank % size
-        self.sharing = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
         first = ranks.rank - self._position
         self._next = first + (self._position + 1) % size
         self._before = first + (self._position - 1) % size
         self._mine = [
-            k
-            for k in range(1, delayed.modules.count + 1)
-            if delayed.section.device_of(k) == self._position
+            k for k in range(1, delayed.modules.count + 1) if section.device_of(k) == self._position
         ]
         self._peers = ranks.new_group(
             [range(position, ranks.world_size, size) for position in range(size)]
@@ -373,16 +373,16 @@ class Rings(Devices):
         mine = self._in_flight
         if self._section.variant == "stash" and self.sharing.rank:
             mine = {}  # the rings have the same gradients
-        shapes = self.ranks.all_gather_json(described(mine))
+        found: dict[str, Tensor] = {}
+        for rank, shapes in enumerate(self.ranks.all_gather_json(described(mine))):
+            tensors = mine
+            if rank != self.ranks.rank:
+                tensors = as_described(shapes, self._state.model.device)
+            self.ranks.broadcast(tensors.values(), src=rank)
+            if self.ranks.rank == 0:
+                found |= tensors
         if self.ranks.rank:
-            for tensor in mine.values():
-                self.ranks.isend(tensor.detach().cpu().contiguous(), 0)()
             return
-        found = dict(mine)
-        for rank in range(1, self.ranks.world_size):
-            for name, tensor in as_described(shapes[rank], torch.device("cpu")).items():
-                self.ranks.recv(tensor, rank)
-                found[name] = tensor.to(self._state.model.device)
         self._state.method_tensors.clear()
         self._state.method_tensors.update(found)
         if found:
