@@ -143,9 +143,7 @@ def gradient_norms_by_layer(
 def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:
     """Leave a planned step's own gradient, not those of steps before, in `.grad`."""
     recipe = replace(recipe, ouroboros=None)
-    forward_backward = build_forward_backward(
-        recipe, state.model, session.device, dict(state.method_tensors)
-    )
+    forward_backward = build_forward_backward(recipe, state.model, session.device)
     return forward_backward(session.train_data.batch(plan).to(session.device), plan)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -131,7 +130,6 @@ def build_forward_backward(
     recipe: Recipe,
     model: GPT,
     device: torch.device,
-    method_tensors: Mapping[str, Tensor] = MappingProxyType({}),
     devices: Devices | None = None,
     ranks: Ranks | None = None,
 ) -> ForwardBackward:
@@ -141,14 +139,12 @@ def build_forward_backward(
     how the step is cut, nor on how many devices share it.
 
     Args:
-        method_tensors: `TrainState.method_tensors`, for a method whose gradient depends on tensors of earlier steps.
-            They are read in each step, and not changed: `StepResult.method_tensors` are those after it.
-        devices: this process alone if None.
+        devices: this process alone, with no gradients in flight, if None.
         ranks: those that share a step of the run; None: those of `devices`. A probe is alone, and compiled as for them.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
-    devices = devices or single_device(recipe, model, method_tensors)
+    devices = devices or single_device(recipe, model)
     ranks = ranks or devices.ranks
     objective = build_objective(recipe, model, device, ranks)
     terms = Terms(recipe, model, device)

@@ -168,14 +168,9 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """
     sequences, seq_len = summary.largest_micro_batch
     alone = replace(session.recipe, parallel=None)  # one micro-batch is not shared
-    tensors = dict(state.method_tensors)
+    devices = single_device(alone, state.model, state.method_tensors)
     forward_backward = build_forward_backward(
-        session.recipe,
-        state.model,
-        session.device,
-        tensors,
-        single_device(alone, state.model, tensors),
-        session.ranks,
+        session.recipe, state.model, session.device, devices, session.ranks
     )
     # A step that measures needs memory for the gradient of one half while it computes the other's.
     micro_batches = 2 if "steps" in session.recipe.varies else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -40,8 +41,13 @@ def choose_strategy(
     return Replicated(ranks, recipe.lanes, check_every)
 
 
-def single_device(recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor]) -> Devices:
-    """Return what carries a run of `recipe` in this process alone."""
+def single_device(
+    recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor] = MappingProxyType({})
+) -> Devices:
+    """Return what carries a run of `recipe` in this process alone.
+
+    `method_tensors` are those of the state: read in each step, and not changed.
+    """
     if recipe.delayed_gradients:
         return RingOnOneDevice(DelayedGradients(recipe, model), method_tensors)
     return Devices(lanes=recipe.lanes)

@@ -167,9 +167,7 @@ def train(
     """
     devices = devices or single_device(recipe, state.model, state.method_tensors)
     device, ranks, sharing = state.model.device, devices.ranks, devices.sharing
-    forward_backward = build_forward_backward(
-        recipe, state.model, device, state.method_tensors, devices
-    )
+    forward_backward = build_forward_backward(recipe, state.model, device, devices)
     ahead, clock = Ahead(train_data, sharing, device), StepClock(recipe, device)
     gc.unfreeze()  # what an earlier training froze may be garbage by now
     if state.progress.step == 0 or state.progress.evaluation_due:

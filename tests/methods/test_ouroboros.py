@@ -33,7 +33,7 @@ from efftrain_cli.training.ouroboros import (
 )
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.rings import at_weights
-from efftrain_cli.training.strategy import check_ranks
+from efftrain_cli.training.strategy import check_ranks, single_device
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
 from tests.tiny import FOUR_BLOCKS, fresh, tensors_of
@@ -209,7 +209,8 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
     )
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
     plain = build_forward_backward(PLAIN, state.model, CPU)
-    gradient = build_forward_backward(recipe, state.model, CPU, state.method_tensors)
+    devices = single_device(recipe, state.model, state.method_tensors)
+    gradient = build_forward_backward(recipe, state.model, CPU, devices)
     names = {
         "h.0.mlp.c_fc.weight": 2,
         "h.2.attn.c_attn.bias": 1,
