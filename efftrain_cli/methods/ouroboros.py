@@ -44,7 +44,7 @@ class Ouroboros(Method):
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
     variant: Literal["stash", "replay"] = "stash"
-    """A late gradient is that of its own step's weights ("stash"), or computed again at today's from a stored input."""
+    """A delayed gradient is that of its own step's weights ("stash"), or is computed at today's from a stored input."""
     embedding_gradient: Literal["sum", "mean"] = "sum"
     """How the gradients of the tied matrix's two uses are joined: as in the authors' code, or half of that."""
     split: tuple[Annotated[int, Field(ge=0)], ...] | None = None
@@ -54,7 +54,7 @@ class Ouroboros(Method):
     clip: Literal["global", "module"] = "global"
     """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the authors' code."""
     cosine_every: int = Field(default=0, ge=0)
-    """Steps between two measurements of the cosine between each module's late gradient and that of the same batch at
+    """Steps between two measurements of the cosine between each module's delayed gradient and that of the same batch at
     today's weights, each of which costs K - 1 more steps' forward and backward; 0: never."""
 
     @model_validator(mode="after")
@@ -126,7 +126,7 @@ class Ouroboros(Method):
         if self.modules == 1:
             yield "ouroboros.modules = 1 delays nothing: this is ordinary training"
         elif steps is not None and warmup >= steps:
-            yield f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient is ever late"
+            yield f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient is ever delayed"
 
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.modules == 1:
@@ -175,8 +175,8 @@ class Ouroboros(Method):
 
     def ring_speed(self, shape: GPTConfig) -> float:
         """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free
-        messages, the backward pass twice the forward one, late modules run forward twice, each device's late backward
-        after its forward."""
+        messages, the backward pass twice the forward one, delayed modules run forward twice, and each device's delayed
+        backward after its forward."""
         forward = [*map(float, self.blocks(shape))]
         forward[-1] += head_in_blocks(shape)
         whole = sum(forward)
@@ -186,15 +186,15 @@ class Ouroboros(Method):
         return 3 * whole / max(ends)
 
     def recomputed_share(self, shape: GPTConfig) -> float:
-        """FLOPs of running the late modules forward a second time, as a share of a step's."""
+        """FLOPs of running the delayed modules forward a second time, as a share of a step's."""
         return sum(self.blocks(shape)[:-1]) / (3 * (shape.n_layer + head_in_blocks(shape)))
 
     def delays_at(self, step: int) -> bool:
-        """Whether 1-based `step` uses late gradients."""
+        """Whether 1-based `step` uses delayed gradients."""
         return self.modules > 1 and step > self.warmup_steps
 
     def measures_cosine_at(self, step: int) -> bool:
-        """Whether 1-based `step` compares its late gradients with today's."""
+        """Whether 1-based `step` compares its delayed gradients with today's."""
         return self.cosine_every > 0 and step % self.cosine_every == 0
 
 

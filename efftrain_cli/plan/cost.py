@@ -91,7 +91,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
 
 
 def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
-    """Bytes of late gradients between two full steps, which each checkpoint holds too."""
+    """Bytes of delayed gradients between two full steps, which each checkpoint holds too."""
     shape = model_config(recipe, padded_vocab_size, padded_vocab_size)
     return sum(
         method.in_flight_bytes(shape, recipe.train.batch_size) for method in recipe.methods.values()

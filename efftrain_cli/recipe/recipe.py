@@ -95,7 +95,7 @@ class Recipe:
 
     @property
     def delayed_gradients(self) -> Ouroboros | None:
-        """The method whose gradients are late, where any is."""
+        """Return the method that delays gradients; None if none does."""
         return self.ouroboros if self.ouroboros is not None and self.ouroboros.modules > 1 else None
 
     @cached_property

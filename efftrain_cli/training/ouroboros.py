@@ -347,7 +347,7 @@ class DelayedGradients:
         plan: StepPlan,
         in_flight: Tensors,
     ) -> GradientStep:
-        """Leave the late gradients, clipped, in `.grad`; None if nothing is due.
+        """Leave the delayed gradients, clipped, in `.grad`; None if nothing is due.
 
         The norm is not finite also if a gradient that is only due later is not: what is in flight then stays as it was,
         in this step and all later ones.

@@ -2,15 +2,15 @@
 
 A step of the ring (rank r holds module r + 1; rank 0 module K as well):
 
-    rank 0    run module 1, send -> 1    late backward of 1    receive from K - 2, run K, its backward,
+    rank 0    run module 1, send -> 1    delayed backward of 1    receive from K - 2, run K, its backward,
               send its input's gradient -> K - 2
-    rank r    receive from r - 1, run, send -> r + 1 (the last: -> 0)    late backward,
+    rank r    receive from r - 1, run, send -> r + 1 (the last: -> 0)    delayed backward,
               send its input's gradient -> r - 1
-    all       receive the gradient for the next step's late backward, add up norms, update the own module
+    all       receive the gradient for the next step's delayed backward, add up norms, update the own module
 
-The late backward of module 1 fills the time of the forward wave. Every number is that of one device, bit for bit, in
+The delayed backward of module 1 fills the time of the forward wave. Every number is that of one device, bit for bit, in
 fp32 with one thread a rank: the same functions of `training/ouroboros.py`, each sum in the same order. Several rings
-share the batch: a module's late gradient is then added up over the rings, in its own group.
+share the batch: a module's delayed gradient is then added up over the rings, in its own group.
 
 Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends
 never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, and
@@ -80,7 +80,7 @@ class Rings(Devices):
         delayed = DelayedGradients(recipe, state.model, self.sharing.world_size)
         mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
         self._boundary = state.model.residual_dtype if mixed else torch.float32
-        self._late, self._state = delayed, state
+        self._delayed, self._state = delayed, state
         self._section, self._modules = section, delayed.modules
         self._parameters = delayed.parameters
         first = ranks.rank - self._position
@@ -134,7 +134,7 @@ class Rings(Devices):
             due, losses = self._delayed_pass(micro_batches, plan, after)
         else:
             due, losses = self._fresh_pass(micro_batches, plan)
-        gradients = self._late.join(due, delayed)
+        gradients = self._delayed.join(due, delayed)
         wrong = fault(after, self._in_flight)
         norms, everywhere_due, loss, wrong = self._exchange_norms(gradients, due, losses, wrong)
         present = {
@@ -142,11 +142,11 @@ class Rings(Devices):
             for name, norm in norms.items()
             if any(name in self._modules.leaves[module - 1] for module in everywhere_due)
         }
-        grad_norm = self._late.leave(gradients, present, delayed) + wrong
+        grad_norm = self._delayed.leave(gradients, present, delayed) + wrong
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
         if not self._stopped:
             self._in_flight = after
-        columns = self._late.columns(everywhere_due, {}, delayed)
+        columns = self._delayed.columns(everywhere_due, {}, delayed)
         return GradientStep({"ce": loss}, grad_norm, present, columns=columns)
 
     def sync_stop_flag(self, step: int) -> None:
@@ -158,7 +158,7 @@ class Rings(Devices):
 
     def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         norms = super().norms(tensors)
-        mine = self._late.of_devices[self._position] if self.sharing.rank == 0 else set()
+        mine = self._delayed.of_devices[self._position] if self.sharing.rank == 0 else set()
         values = [norm if name in mine else torch.zeros_like(norm) for name, norm in norms.items()]
         return dict(zip(tensors, self._sum(values), strict=True))
 
@@ -225,7 +225,7 @@ class Rings(Devices):
     def _backward(
         self, module: int, step: int, after: dict[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute a module's late backward pass of `step`: its gradients, added up over the rings, and those by its
+        """Compute a module's delayed backward pass of `step`: its gradients, added up over the rings, and those by its
         inputs.
 
         Nothing is computed if a checkpoint held the gradients.
@@ -340,7 +340,7 @@ class Rings(Devices):
         if self.is_whole:
             return
         optimizer = self._state.optimizer.tensors() if everything else {}
-        for position, names in enumerate(self._late.of_devices):
+        for position, names in enumerate(self._delayed.of_devices):
             tensors = [
                 parameter.detach() for name, parameter in self._parameters.items() if name in names
             ]
@@ -386,7 +386,7 @@ class Rings(Devices):
         self._state.method_tensors.clear()
         self._state.method_tensors.update(found)
         if found:
-            self._state.method_tensors[f"{PREFIX}layout"] = self._late.layout
+            self._state.method_tensors[f"{PREFIX}layout"] = self._delayed.layout
 
 
 @contextmanager
