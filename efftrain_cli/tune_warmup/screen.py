@@ -32,8 +32,7 @@ def plan_values(search: Search) -> dict[str, Any]:
         "seeds": list(search.all_seeds),
         "budget": search.budget,
         "smallest_budget": search.smallest_budget(),
-        "most_probes": sum(search.most_probes()),
-        "most_tokens": search.most_tokens(),
+        "cost": {"worst": {"probes": sum(search.most_probes()), "tokens": search.most_tokens()}},
     }
 
 

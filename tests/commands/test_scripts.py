@@ -60,12 +60,9 @@ def test_verified_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_warmup_search_as_json() -> None:
     about = read("tune-warmup", "--recipe", "unstable-slw", "--plan", "--format", "json")
-    cost = about["cost"]
-    assert (
-        about["searches"]
-        and cost["worst"]["tokens"] >= cost["own_at_most"]["tokens"] >= cost["own"]["tokens"] > 0
-    )
-    assert cost["own_at_most"]["tokens"] >= about["smallest_budget"] and cost["own"]["probes"] >= 1
+    worst = about["cost"]["worst"]
+    assert about["searches"] and worst["probes"] > 1
+    assert worst["tokens"] >= about["smallest_budget"] > 0
     assert about["starts"] == sorted(about["starts"]) and about["durations"]
 
 
