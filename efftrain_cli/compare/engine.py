@@ -38,6 +38,7 @@ from efftrain_cli.compare.measures import (
     read_end,
     schedule_position,
 )
+from efftrain_cli.compare.planning import sd_interval
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
 from efftrain_cli.compare.zero_shot import (
@@ -122,6 +123,17 @@ class Verdict:
     """What --allow had judged in spite of it."""
 
     @property
+    def min_detectable_range(self) -> tuple[float, float] | None:
+        """95 % interval of `min_detectable_effect`, as so few seeds know the spread."""
+        size, df = self.min_detectable_effect, self.estimate.df
+        if size is None or df is None:
+            return None
+        factors = sd_interval(1.0, df + 1)
+        if not self.estimate.log:
+            return size * factors[0], size * factors[1]
+        return math.expm1(math.log1p(size) * factors[0]), math.expm1(math.log1p(size) * factors[1])
+
+    @property
     def test(self) -> Estimate | ExactTest:
         """The test that decides."""
         return self.exact or self.estimate
@@ -172,9 +184,10 @@ def verdict(
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
     """Correct the verdicts of one family by Holm, each kind of claim for itself; an outcome stays if its p passes."""
-    p = _holm([each.p for each in verdicts])
-    equal = _holm([each.p_equivalent for each in verdicts])
-    of_items = _holm([each.items_p for each in verdicts])
+    p = _holm(verdicts, [each.p for each in verdicts])
+    equal = _holm(verdicts, [each.p_equivalent for each in verdicts])
+    of_items = _holm(verdicts, [each.items_p for each in verdicts])
+    members = count_members(verdicts)
     found = []
     for i, each in enumerate(verdicts):
         if i in of_items:
@@ -188,8 +201,8 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
                 p_holm=p[i],
                 p_equivalent=equal.get(i),
                 outcome=outcome,
-                opposite=outcome == "undecided" and _is_opposite(each, looks, len(p)),
-                min_detectable_effect=_min_detectable_effect(each, looks, len(p)),
+                opposite=outcome == "undecided" and _is_opposite(each, looks, members),
+                min_detectable_effect=_min_detectable_effect(each, looks, members),
             )
         found.append(each)
     return found
@@ -200,10 +213,32 @@ def sides_of(direction: Direction) -> int:
     return 2 if direction == "different" else 1
 
 
-def _holm(p_values: Sequence[float | None]) -> dict[int, float]:
+def count_members(verdicts: Sequence[Verdict]) -> int:
+    """Return over how many claims Holm's correction of a family goes: an arm's tested costs are one."""
+    return len({_member(each, i) for i, each in enumerate(verdicts) if each.p is not None})
+
+
+def _member(each: Verdict, place: int) -> tuple[object, ...]:
+    """What a verdict counts as in its family: tokens, FLOPs and seconds to one loss are near-copies of each other."""
+    question = each.question
+    if question.tested in ("match", "ratio"):
+        return each.arm, question.tested, question.target
+    return (place,)
+
+
+def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict[int, float]:
     """Corrected p-values by place, of those that were tested."""
-    there = {i: p for i, p in enumerate(p_values) if p is not None}
-    return dict(zip(there, inference.holm(list(there.values())), strict=True))
+    members: dict[tuple[object, ...], dict[int, float]] = {}
+    for i, (each, p) in enumerate(zip(verdicts, p_values, strict=True)):
+        if p is not None:
+            members.setdefault(_member(each, i), {})[i] = p
+    adjusted = inference.holm([min(places.values()) for places in members.values()])
+    found = {}
+    for places, of_member in zip(members.values(), adjusted, strict=True):
+        smallest = min(places.values())
+        for i, p in places.items():
+            found[i] = min(1.0, of_member * p / smallest) if smallest else of_member
+    return found
 
 
 def _min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> float | None:
@@ -237,11 +272,25 @@ def _why_pending(baseline: Group, method: Group) -> Why | None:
 def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why | None:
     runs = [*baseline.runs, *method.runs]
     reason = why_cost_not_judged(question.axis, runs)
+    if not reason and question.axis == "seconds":
+        reason = _why_other_speed(baseline, method)
     if not reason and question.tested in ("ratio", "match"):
         reason = other_shapes(runs) or other_budgets(runs)
     if not reason and question.tested in ("difference", "match"):
         reason = _why_other_schedule(question, baseline, method)
     return Why("not_judged", f"not judged: {reason}") if reason else None
+
+
+def _why_other_speed(baseline: Group, method: Group) -> str:
+    """Return why training seconds of two recipes differ by their machines; "" within SAME_SCHEDULE."""
+    speeds = []
+    for group in (baseline, method):
+        rates = [rate for run in group.runs for rate in run.speeds]
+        speeds.append(sum(rates) / len(rates))
+    ratio = speeds[1] / speeds[0]
+    if is_same_budget(ratio):
+        return ""
+    return f"the machine ran {ratio:.2f}x as fast for {method.label} as for {baseline.label}"
 
 
 def _check_budgets(

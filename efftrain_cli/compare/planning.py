@@ -9,24 +9,28 @@ from scipy import special
 
 from efftrain_cli.compare.inference import ALPHA, POWER
 
+ASSURANCE = 0.8
+"""Share of studies whose true spread is below the one that is planned with."""
 MOST_SEEDS = 10_000
 """`seeds_needed` looks no further."""
 
 
-def power_of(n: int, effect: float, paired: bool = True) -> float:
+def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
     """Chance that a two-sided t test with `n` seeds per recipe finds a true `effect`, in standard deviations."""
     df, noncentrality = (
         (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
     )
     if noncentrality > 30:
         return 1.0
-    critical = float(special.stdtrit(df, 1 - ALPHA / 2))
+    critical = float(special.stdtrit(df, 1 - alpha / 2))
     upper = special.nctdtr(df, noncentrality, critical)
     lower = special.nctdtr(df, noncentrality, -critical)
     return float(1 - upper + (0.0 if math.isnan(lower) else lower))
 
 
-def seeds_needed(difference: float, sd: float, paired: bool = True) -> int | None:
+def seeds_needed(
+    difference: float, sd: float, paired: bool = True, alpha: float = ALPHA
+) -> int | None:
     """Fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
 
     `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
@@ -35,11 +39,18 @@ def seeds_needed(difference: float, sd: float, paired: bool = True) -> int | Non
     if sd <= 0 or difference == 0 or not math.isfinite(difference):
         return None
     effect = abs(difference) / sd
-    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), POWER, key=lambda n: power_of(n, effect, paired))
+    n = 2 + bisect_left(
+        range(2, MOST_SEEDS + 1), POWER, key=lambda n: power_of(n, effect, paired, alpha)
+    )
     return n if n <= MOST_SEEDS else None
 
 
-def sd_interval(sd: float, n: int) -> tuple[float, float]:
+def assured_sd(sd: float, df: float) -> float:
+    """The standard deviation that the true one stays below with ASSURANCE, given the estimate on `df` degrees."""
+    return sd * math.sqrt(df / float(special.chdtri(df, ASSURANCE)))
+
+
+def sd_interval(sd: float, n: float) -> tuple[float, float]:
     """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
     low, high = (
         math.sqrt((n - 1) / float(special.chdtri(n - 1, tail)))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.engine import count_members
 from efftrain_cli.compare.formats import (
     format_estimate,
     format_number,
@@ -15,7 +16,9 @@ from efftrain_cli.compare.formats import (
     format_quantity,
 )
 from efftrain_cli.compare.frames import Row, rows_of
-from efftrain_cli.compare.planning import MOST_SEEDS, sd_interval, seeds_needed
+from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import PRIMARY
+from efftrain_cli.compare.planning import MOST_SEEDS, assured_sd, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.why import Why
@@ -287,8 +290,16 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         paired = estimate.paired
         low, high = sd_interval(estimate.sd, estimate.n)
         needed = []
+        sd = assured_sd(estimate.sd, estimate.df or estimate.n - 1)
+        family = [
+            each
+            for each in comparison.verdicts
+            if (each.question.key == PRIMARY) == (found.question.key == PRIMARY)
+            and each.question.tested != "score"
+        ]
+        alpha = ALPHA / count_members(family)
         for size in differences:
-            n = seeds_needed(math.log1p(size) if estimate.log else size, estimate.sd, paired)
+            n = seeds_needed(math.log1p(size) if estimate.log else size, sd, paired, alpha)
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
         behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
         rows.append(
@@ -296,11 +307,11 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         )
     heads = tuple(f"{size:g}" for size in differences)
     return Table(
-        f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided 5 %, power 80 %)",
+        f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided 5 % by Holm, power 80 %)",
         ("measure", "recipe", "sd of differences [95 %]", *heads, "behind it"),
         tuple(rows),
         "Sizes: nats/token for losses; for costs the share saved or lost, as a ratio less 1. The spread of a few seeds is "
-        "itself uncertain: plan with the upper end of its interval where a claim matters. Plan a new study with new seeds: "
+        "itself uncertain: planned is with its 80th percentile, for the strictest of Holm's steps. Plan a new study with new seeds: "
         "adding seeds to this one until it shows something makes false claims in up to a quarter of studies.",
     )
 

@@ -48,8 +48,13 @@ def _sentence(comparison: Comparison, group: Group) -> str:
         return f"{claim}: {how}.{_cost(comparison, group)}"
     if found.outcome == "equivalent":
         return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
-    seen = found.min_detectable_effect
-    could = f" This study could have seen {seen:.2g} nats/token or more." if seen else ""
+    seen, between = found.min_detectable_effect, found.min_detectable_range
+    could = ""
+    if seen and between:
+        could = (
+            f" This study could have seen {seen:.2g} nats/token or more; {between[0]:.2g} to {between[1]:.2g}, as its "
+            "spread is known."
+        )
     return f"{claim}: {how}.{could}"
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from efftrain_cli.compare.engine import Verdict, sides_of
+from efftrain_cli.compare.engine import Looks, Verdict, sides_of
 from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.groups import BEST_RULE
-from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.compare.inference import POWER, Estimate, detectable
 from efftrain_cli.compare.measures import AXIS_WORDS, Question
 from efftrain_cli.foundation.console import (
     Row,
@@ -118,8 +118,9 @@ def looks_line(file: StudyFile) -> str:
 
     looks, alpha = file.looks, file.study.alpha
     holm = f"; Holm over {file.comparisons} comparisons" if file.comparisons > 1 else ""
+    shown = _shown_effect(file)
     if len(looks) == 1:
-        return f"one, at level {alpha:g}{holm}"
+        return f"one, at level {alpha:g}{holm}{shown}"
     # Each direction has its own boundary.
     words = []
     for sides in dict.fromkeys(sides_of(primary.direction) for primary in file.study.primary):
@@ -127,8 +128,20 @@ def looks_line(file: StudyFile) -> str:
         words.append(f"{'two' if sides == 2 else 'one'}-sided levels {nominal}")
     return (
         f"{len(looks)}, at nominal {' and '.join(words)}, which err together in {alpha:.0%} of studies without a "
-        f"difference (group-sequential t){holm}"
+        f"difference (group-sequential t){holm}{shown}"
     )
+
+
+def _shown_effect(file: StudyFile) -> str:
+    """The difference that the last look shows in 80 % of studies, after Holm and looks."""
+    n, direction = len(file.seeds), file.study.primary[0].direction
+    sides = sides_of(direction)
+    looks = Looks(file.looks, len(file.looks), file.study.alpha, registered=True)
+    one_sd = Estimate(0.0, se=1 / math.sqrt(n), df=n - 1)
+    level = looks.level(looks.alpha / file.comparisons, sides)
+    power = (1 + POWER) / 2 if direction == "equivalent" else POWER
+    size = detectable(one_sd, level, power, one_sided=sides == 1)
+    return f"; shows {size:.1f} standard deviations of a pair's difference in 80 % of studies"
 
 
 def _numbers(values: Sequence[int]) -> str:
@@ -233,7 +246,7 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
         return f"{arm}: {question.direction} is not shown; the {test} says {word} in {words}{by}."
     seen = ""
     if verdict.min_detectable_effect is not None:
-        seen = f"; such a study shows {_size(verdict)} in 80 % of cases"
+        seen = f"; such a study shows {_size(verdict)} in 80 % of cases{_between(verdict)}"
     return f"{arm}: undecided in {words}{by}{seen}."
 
 
@@ -250,6 +263,19 @@ def _size(verdict: Verdict) -> str:
             f"a margin of {100 * size:.2g} %" if question.axis else f"a margin of {size:.2g} nats"
         )
     return f"a factor of {1 + size:.2f}" if question.axis else f"a difference of {size:.2g} nats"
+
+
+def _between(verdict: Verdict) -> str:
+    """The interval of that size, from the spread's own."""
+    if verdict.min_detectable_range is None:
+        return ""
+    low, high = verdict.min_detectable_range
+    if not verdict.question.axis:
+        return f" (by the spread's own interval {low:.2g} to {high:.2g})"
+    if verdict.question.direction in ("noninferior", "equivalent"):
+        low, high = 100 * low, 100 * high
+        return f" (by the spread's own interval {low:.2g} to {high:.2g} %)"
+    return f" (by the spread's own interval {1 + low:.2f} to {1 + high:.2f})"
 
 
 def interval_text(estimate: Estimate) -> str:

@@ -106,6 +106,11 @@ def test_seeds_needed_has_no_answer_without_spread_or_difference() -> None:
     assert planning.seeds_needed(100.0, 1.0) == 2
 
 
+def test_plans_assure_the_80th_percentile_of_the_spread() -> None:
+    """The 20th percentile of chi-squared on 4 degrees of freedom is 1.6488 (tables)."""
+    assert planning.assured_sd(0.01, 4) == pytest.approx(0.01 * (4 / 1.6488) ** 0.5, rel=1e-4)
+
+
 def test_sd_interval_covers() -> None:
     random = np.random.default_rng(2)
     covered = 0

@@ -130,7 +130,9 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
         ({"events": [{"event": "start"}]}, "was not measured before and after"),
         ({"resume": {"threads": 4}}, "small-slw-seed0 ran with threads 2 and 4"),
         ({"resume": {"torch": "2.14"}}, "small-slw-seed0 ran with PyTorch 2.13.0+cpu and 2.14"),
-        ({"speed": 11.4}, ""),
+        ({"speed": 10.3}, ""),
+        # On average 10.7 against 10.
+        ({"speed": 11.4}, "the machine ran 1.07x as fast for small-slw as for small"),
         ({"speed": 11.6}, "varied 1.16x, more than 1.15x"),
     ],
 )
