@@ -294,7 +294,7 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         family = [
             each
             for each in comparison.verdicts
-            if (each.question.key == PRIMARY) == (found.question.key == PRIMARY)
+            if (each.question.key == PRIMARY) == (verdict.question.key == PRIMARY)
             and each.question.tested != "score"
         ]
         alpha = ALPHA / count_members(family)
