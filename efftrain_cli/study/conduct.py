@@ -13,6 +13,7 @@ from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, StudyFile
@@ -157,8 +158,26 @@ def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = N
         )
         labels = [label for label in labels if label.kind == "allowed"]
         labels += [label for label in judged if label.kind != "allowed"]
-    strangers = _without_registration(file, (runs, *rated.values()))
-    return replace(judgement, labels=(*labels, *strangers, *judgement.labels), tuned=tuned)
+    caveats = [*_without_registration(file, (runs, *rated.values())), *_tuning_caveat(file)]
+    return replace(judgement, labels=(*labels, *caveats, *judgement.labels), tuned=tuned)
+
+
+TUNING_ERRORS = {1: "7 to 19 %", 3: "6 to 13 %", 5: "6 to 9 %"}
+"""Tuning seeds -> how often identical methods, each tuned so, differ in studies of 3 to 10 seeds
+(benchmarks/simulations/simulate_compare.py --only tuned)."""
+
+
+def _tuning_caveat(file: StudyFile) -> list[Why]:
+    """State the error of the verdicts that tuning adds: its own noise is in no interval."""
+    seeds = len(file.tuning_seeds)
+    if not seeds or seeds > max(TUNING_ERRORS):
+        return []
+    simulated = max(count for count in TUNING_ERRORS if count <= seeds)
+    text = (
+        f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned on {simulated}, differ in "
+        f"{TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
+    )
+    return [Why("warning", text)]
 
 
 def _without_registration(

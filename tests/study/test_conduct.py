@@ -278,6 +278,10 @@ def test_runs_that_the_registration_did_not_start_are_labelled(file: StudyFile) 
     )
     judgement = conduct(file, runner)
     assert {each["EFFTRAIN_STUDY"] for each in launch.environments} == {registration.sha256}
+    (tuning,) = [label.text for label in judgement.labels if "tuned" in label.text]
+    assert tuning == (
+        "each arm was tuned on 2 seeds: identical methods, each tuned on 1, differ in 7 to 19 % of studies of 3 to 10 seeds"
+    )
     # The stubs write origins without it.
     (label,) = [label for label in judgement.labels if "registration" in label.text]
     assert label.text.startswith("6 of its runs do not carry its registration, such as study-")
