@@ -61,6 +61,8 @@ def in_a_child(body: Callable[[], None]) -> int:
     child = os.fork()
     if child == 0:
         code = 1
+        # pytest's own handlers are no part of what is tested.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             body()
             code = 0
