@@ -49,6 +49,34 @@ def test_it_trains_as_planned_and_resumes(value: str) -> None:
     assert all(math.isfinite(row["loss"]) for row in rows[1:])
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["model.n_kv_head=1"],
+        ["model.head_dim=6"],
+        ["model.d_ff=20"],
+        ["model.norm_eps=1e-3"],
+        ["model.positions=rope", "model.rope_theta=100.0"],
+        ["model.qk_norm=true"],
+        ["model.bias=false"],
+        ["model.tied=false"],
+        ["model.softcap=5.0"],
+        ["optim.z_loss=0.01"],
+        ["eval.internals=2"],
+    ],
+    ids=lambda settings: settings[-1],
+)
+def test_a_number_or_switch_changes_the_run_and_resumes(settings: list[str]) -> None:
+    plain = load_recipe("small", overrides_of("model.arch=gpt2"))
+    recipe = load_recipe("small", [*overrides_of("model.arch=gpt2"), *settings])
+    rows = assert_resumes_exactly_at_every_step(recipe)
+    assert model_parameters(recipe, VOCAB_SIZE) == fresh(recipe).model.parameter_count
+    plain_rows = assert_resumes_exactly_at_every_step(plain)
+    equal = [row["loss"] for row in rows[1:]] == [row["loss"] for row in plain_rows[1:]]
+    # What is looked at changes nothing; z-loss is reported apart and changes the second step.
+    assert equal == (settings == ["eval.internals=2"])
+
+
 @pytest.mark.parametrize("value", [*OF_TRAINING, *STAGED])
 def test_growth_keeps_the_loss_or_is_refused(value: str) -> None:
     try:
