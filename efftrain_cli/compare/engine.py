@@ -312,6 +312,8 @@ def _check_budgets(
         cost = "tokens" if by_tokens else "flops"
     words = AXIS_WORDS[cost]
     reason = why_cost_not_judged(cost, [*baseline.runs, *method.runs])
+    if not reason and math.isnan(ratios[cost]):
+        reason = f"the {words} of a run are unknown"
     if not reason and not is_same_budget(ratios[cost]):
         reason = f"{method.label} spent {ratios[cost]:.2f}x the {words} of {baseline.label}"
         if question.equal is None:
@@ -567,7 +569,7 @@ def _estimate(
         if math.isnan(estimate.mean):
             why = Why("no_values", "matched before the first step: no claim")
             return Estimate(math.nan, why=why)
-        error = float(np.mean([match_error(a, b) for a, b in pairs]))
+        error = sum(match_error(a, b) for a, b in pairs) / len(pairs)
         return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
     if question.tested == "ratio":
         if min(*before.values(), *after.values()) <= 0:
@@ -585,15 +587,17 @@ def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]
     if estimate.low is None or estimate.high is None:
         return estimate
     most = max(CROSSING * math.log(estimate.high / estimate.low), SAME_SCHEDULE)
-    if abs(error) <= most:
+    # Unbounded in both directions, the mean of the errors is NaN.
+    error = math.inf if math.isnan(error) else abs(error)
+    if error <= most:
         return estimate
     every = evaluated_every([run for group in groups for run in group.runs])
     # The error grows with the square of the distance.
-    enough = max(1, math.floor(every * math.sqrt(most / abs(error))))
-    text = (
-        f"not judged: evaluations every {every:.0f} steps leave it open by {math.exp(abs(error)):.2f}x, more than a quarter "
-        f"of its interval; eval.every = {enough} would do"
-    )
+    enough = max(1, math.floor(every * math.sqrt(most / error)))
+    size = f"by {math.exp(error):.2f}x, more than a quarter of its interval"
+    if math.isinf(error):
+        size = "altogether"
+    text = f"not judged: evaluations every {every:.0f} steps leave it open {size}; eval.every = {enough} would do"
     return Estimate(estimate.mean, n=estimate.n, log=True, why=Why("not_judged", text))
 
 

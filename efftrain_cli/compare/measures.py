@@ -239,14 +239,16 @@ def match_error(baseline: Ended, method: Ended) -> float:
 
 
 def evaluated_every(runs: Sequence[RunNumbers]) -> float:
-    """Return the largest median distance of evaluations, steps."""
-    return max(float(np.median(np.diff(run.evaluated["step"]))) for run in runs)
+    """Return the largest median distance of evaluations, steps, over the runs that have two."""
+    steps = [run.evaluated["step"] for run in runs]
+    return max(float(np.median(np.diff(each))) for each in steps if len(each) > 1)
 
 
 def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
-    """Return what the method's finished runs spent on average over what the baseline's did; 1 if that is unknown.
+    """Return what the method's finished runs spent on average over what the baseline's did.
 
-    Tokens that a rewind abandoned do not count: the budget is what the learning rate's schedule ran over.
+    1 if no run of a side has finished, NaN if one that has does not say what it spent. Tokens that a rewind abandoned
+    do not count: the budget is what the learning rate's schedule ran over.
     """
     axis = "schedule_tokens" if cost == "tokens" else cost
     means = []
@@ -254,10 +256,12 @@ def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
         ends = [
             float(run.evaluated[axis][-1])
             for run in group.runs
-            if run.status == "finished" and len(run.evaluated.get(axis, ()))
+            if run.status == "finished" and len(run.evaluated[axis])
         ]
-        means.append(sum(ends) / len(ends) if ends else 0.0)
-    return means[1] / means[0] if min(means) > 0 else 1.0
+        if not ends:
+            return 1.0
+        means.append(sum(ends) / len(ends) if min(ends) > 0 else math.nan)
+    return means[1] / means[0]
 
 
 def is_same_budget(ratio: float) -> bool:

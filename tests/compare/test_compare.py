@@ -54,6 +54,25 @@ def test_how_far_a_crossing_may_lie_by_hand(
     assert crossing_error(curve, target) == pytest.approx(math.log(bound / read))
 
 
+@pytest.mark.parametrize("case", ["failed before an evaluation", "unbounded in both directions"])
+def test_sparse_evaluations_never_end_a_comparison(root: Path, case: str) -> None:
+    """Where a crossing lies is open by any factor; the verdict says so."""
+    for seed in range(5):
+        sides = [[6.0, 5.5, 5.2, 5.0 + seed / 100], [6.0, 4.0, 3.9, 3.8 + seed / 100]]
+        if seed % 2 and case == "unbounded in both directions":
+            sides.reverse()
+        if seed == 0 and case == "failed before an evaluation":
+            diverged = [row | {"val_loss": None, "nonfinite": True} for row in rows_of(5, seed)[1:]]
+            write_run(root, "small", seed, rows=diverged, budget=30 * 1024)
+        else:
+            curve(root, sides[0], "small", seed)
+        curve(root, sides[1], "small-slw", seed, more=SLW)
+    found = of("small", "small-slw").verdict("tokens_to_match", "small-slw")
+    assert found.text == (
+        "not judged: evaluations every 10 steps leave it open altogether; eval.every = 1 would do"
+    )
+
+
 def test_interpolation_by_hand(root: Path) -> None:
     """Evaluations at 0, 10240, 20480, 30720 tokens: 6, 5, 4, 4.5."""
     run = read_numbers(curve(root, [6.0, 5.0, 4.0, 4.5]))
