@@ -34,6 +34,7 @@ from efftrain_cli.compare.measures import (
     read_end,
 )
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
+from efftrain_cli.compare.sensitivity import Curve, sensitivity, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.stability import measure
 
@@ -556,6 +557,59 @@ def tuned(repetitions: int, random: Random) -> list[Row]:
     return rows
 
 
+def learning_rates(repetitions: int, random: Random) -> list[Row]:
+    """Recipes of equal curves over the learning rate, whose optima lie at other rates or whose noise differs.
+
+    A rate costs 0.03 nats times its squared distance in grid steps from the optimum. The old rule is the mean over one
+    grid less each seed's lowest loss, over four rates and over seven.
+    """
+    rows = []
+    for apart, noise in ((0.0, 0.05), (0.0, 0.1), (0.5, 0.01), (1.0, 0.01)):
+        for n in (3, 5, 10):
+            counts = {"4 rates": 0, "7 rates": 0, "now": 0, "judged": 0}
+            for _ in range(repetitions):
+                centre = random.uniform(-0.5, 0.5)
+                noises = zip((centre, centre + apart), (0.01, noise), strict=True)
+                sides = [
+                    0.03 * (np.arange(7) - 3 - best) ** 2 + random.normal(0, sd, (n, 7))
+                    for best, sd in noises
+                ]
+                for name, kept in (("4 rates", slice(2, 6)), ("7 rates", slice(0, 7))):
+                    values = [_sensitivities(side[:, kept]) for side in sides]
+                    counts[name] += significant(values[1] - values[0])
+                curves = [_curve_of(side) for side in sides]
+                if why_not_judged(curves):
+                    continue
+                counts["judged"] += 1
+                around = zip(sides, windows(curves), strict=True)
+                values = [_sensitivities(side[:, kept], best=True) for side, kept in around]
+                counts["now"] += significant(values[1] - values[0])
+            shares = {name: _percent(count / repetitions) for name, count in counts.items()}
+            now = _percent(counts["now"] / max(1, counts["judged"]))
+            rows.append(
+                (
+                    f"equal curves, optima {apart:g} steps apart, noise 1:{noise / 0.01:g}",
+                    f"lr_sensitivity, n = {n}",
+                    f"{now}, in {shares['judged']} judged; over one grid of 4 rates {shares['4 rates']}, of 7 {shares['7 rates']}",
+                )
+            )
+    return rows
+
+
+def _curve_of(losses: np.ndarray) -> Curve:
+    """A curve over seven rates from losses by seed and rate."""
+    seeds = tuple(range(len(losses)))
+    rates = tuple(2.0**i for i in range(7))
+    return Curve("", rates, tuple(map(tuple, losses.T)), (100.0,) * len(seeds), seeds)
+
+
+def _sensitivities(losses: np.ndarray, best: bool = False) -> np.ndarray:
+    """Sensitivity by seed, from losses by seed and rate; `best`: the best rate is in the middle."""
+    rates = [2.0**i for i in range(losses.shape[1])]
+    middle = losses.shape[1] // 2 if best else None
+    return np.array([sensitivity(rates, row, 100.0, middle) for row in losses.tolist()])
+
+
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
@@ -572,6 +626,7 @@ PARTS = {
     "margins": margins,
     "tuning": tuning,
     "tuned": tuned,
+    "sensitivity": learning_rates,
 }
 
 

@@ -5,8 +5,8 @@ min(loss, loss before training) less the best loss: 0 for a recipe that does not
 larger. A run that diverged counts with the loss before training. It is computed per seed, so that seeds give it a
 spread.
 
-The best loss is the lowest of the grid, which the noise of seeds makes a little too low: sensitivities are compared
-between recipes on equal grids and seeds, where both are flattered alike.
+The lowest of a seed's losses is too low by its noise, so a noisier recipe looks more sensitive. A verdict takes every
+seed's loss at the rate whose mean over the seeds is the lowest, and as many rates around it for every recipe.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+BESIDE = 2
+"""Learning rates on either side of the best one without which nothing is judged."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,18 @@ class Curve:
         )
 
 
-def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial: float) -> float:
-    """Mean of min(loss, initial loss) over the logarithm of the learning rate, less the lowest loss; None counts as
-    `initial`.
+def sensitivity(
+    rates: Sequence[float],
+    losses: Sequence[float | None],
+    initial: float,
+    best: int | None = None,
+) -> float:
+    """Average min(loss, initial loss) over log learning rates, less the loss at rate `best`; None counts as `initial`.
 
     Each rate stands for the stretch of log rates that is nearest to it, so an even grid gives the plain mean.
+
+    Args:
+        best: index of the best rate; None: the one with the lowest of these losses.
 
     Raises:
         ValueError: fewer than two rates, or rates that do not rise.
@@ -76,7 +86,7 @@ def sensitivity(rates: Sequence[float], losses: Sequence[float | None], initial:
         (left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)
     ]
     mean = sum(width * loss for width, loss in zip(widths, capped, strict=True)) / sum(widths)
-    return mean - min(capped)
+    return mean - (min(capped) if best is None else capped[best])
 
 
 def edge_warning(curve: Curve) -> str | None:
@@ -88,6 +98,36 @@ def edge_warning(curve: Curve) -> str | None:
     if len(curve.rates) < 2 or 0 < curve.best < len(curve.rates) - 1:
         return None
     return f"{curve.label}: the best learning rate, {at_edge(curve.rates[curve.best], curve.rates)}"
+
+
+def why_not_judged(curves: Sequence[Curve]) -> str:
+    """Return why sensitivities over one grid are not judged, and the learning rates to add; "" if they are.
+
+    Of a curve that ends near its optimum, the mean says where the grid lies, not how much the rate matters.
+    """
+    for curve in curves:
+        if curve.best is None:
+            return edge_warning(curve) or ""
+    rates, last = curves[0].rates, len(curves[0].rates) - 1
+    best = [curve.best or 0 for curve in curves]
+    below, above = BESIDE - min(best), BESIDE - last + max(best)
+    added = [rates[0] * (rates[0] / rates[1]) ** i for i in range(below, 0, -1)]
+    added += [rates[-1] * (rates[-1] / rates[-2]) ** i for i in range(1, above + 1)]
+    if not added:
+        return ""
+    places = ", ".join(f"{curve.label} {rates[i]:g}" for curve, i in zip(curves, best, strict=True))
+    more = ", ".join(f"{rate:.3g}" for rate in added)
+    return f"the best rate needs {BESIDE} rates on either side ({places}); rates to add: {more}"
+
+
+def windows(curves: Sequence[Curve]) -> list[slice]:
+    """Return each curve's best rate with as many rates on either side as all curves have.
+
+    Over one grid for all, a recipe would look more sensitive the farther its best rate is from the grid's middle.
+    """
+    best = [curve.best or 0 for curve in curves]
+    reach = min(min(i, len(curve.rates) - 1 - i) for curve, i in zip(curves, best, strict=True))
+    return [slice(i - reach, i + reach + 1) for i in best]
 
 
 def at_edge(value: float, tried: Sequence[float]) -> str:

@@ -7,7 +7,7 @@ is pending, and the look that needs it waits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from efftrain_cli.compare.comparison import at_common_evaluations
@@ -15,7 +15,7 @@ from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.measures import Question, cost_question, final_loss
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.compare.sensitivity import sensitivity
+from efftrain_cli.compare.sensitivity import Curve, sensitivity, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import COSTS, Primary, StudyFile
 from efftrain_cli.study.phases import Tuned
@@ -136,14 +136,20 @@ def _judge_look(
         for arm in file.study.arms:
             if arm.name == base:
                 continue
-            before, after = (
-                Group(name, tuple(kind[name][seed] for kind in kinds for seed in seeds))
-                for name in (base, arm.name)
-            )
-            why = withheld or (_why_untrained(before, after) if over_rates else None)
+            names = (base, arm.name)
+            before, after = (_group(name, kinds, seeds) for name in names)
+            if not over_rates:
+                found.append(verdict(question, before, after, looks, withheld))
+                continue
+            curves = [_curve(group, tuple(rated)) for group in (before, after)]
+            reason = why_not_judged(curves)
+            why = withheld or (Why("not_judged", f"not judged: {reason}") if reason else None)
+            if not why:
+                around = zip(names, windows(curves), strict=True)
+                before, after = (_group(name, kinds[window], seeds) for name, window in around)
             judged = verdict(question, before, after, looks, why)
-            if over_rates and not math.isnan(judged.estimate.mean):
-                judged = replace(judged, note=_beside_sensitivity(before, after))
+            if not math.isnan(judged.estimate.mean):
+                judged = replace(judged, note=_beside_sensitivity(*curves))
             found.append(judged)
     return correct(found, looks)
 
@@ -153,9 +159,10 @@ def question_of(primary: Primary) -> Question:
     if primary.measure in COSTS:
         question = cost_question(primary.measure.removesuffix("_to_target"), primary.target)
     elif primary.measure == "lr_sensitivity":
-        read = _read_sensitivity(primary.rates or ())
         title = "learning-rate sensitivity"
-        question = Question(primary.measure, title, "nats/token", "", read, "difference")
+        question = Question(
+            primary.measure, title, "nats/token", "", _read_sensitivity, "difference"
+        )
     else:
         question = Question(
             primary.measure, "final loss", "nats/token", "", final_loss, "difference"
@@ -165,41 +172,42 @@ def question_of(primary: Primary) -> Question:
     )
 
 
-def _read_sensitivity(rates: Sequence[float]) -> Callable[..., float]:
-    def read(*runs: RunNumbers) -> float:
-        """A diverged run counts with its loss before training, so every seed has a number."""
-        losses = [run.final_loss for run in runs]
-        return sensitivity(rates, losses, float(runs[0].evaluated["val_loss"][0]))
+def _read_sensitivity(*runs: RunNumbers) -> float:
+    """Read one seed's runs around the best rate, which is in the middle.
 
-    return read
-
-
-def _best_losses(group: Group) -> dict[int, float]:
-    """The lowest final loss over the learning rates by seed, of those seeds where any run finished."""
-    found = {}
-    for seed, runs in group.by_seed.items():
-        losses = [run.final_loss for run in runs if run.final_loss is not None]
-        if losses:
-            found[seed] = min(losses)
-    return found
+    A diverged run counts with its loss before training, so every seed has a number.
+    """
+    rates = [run.recipe["optim.lr"] for run in runs]
+    losses = [run.final_loss for run in runs]
+    initial = float(runs[0].evaluated["val_loss"][0])
+    return sensitivity(rates, losses, initial, len(runs) // 2)
 
 
-def _why_untrained(before: Group, after: Group) -> Why | None:
-    """Every loss would be that before training, as if nothing depended on the rate."""
-    for group in (before, after):
-        best = _best_losses(group)
-        for seed in group.seeds:
-            if seed not in best:
-                text = f"with seed {seed} no run of {group.label} finished, at any learning rate"
-                return Why("not_judged", f"not judged: {text}")
-    return None
+def _group(name: str, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]) -> Group:
+    return Group(name, tuple(kind[name][seed] for kind in kinds for seed in seeds))
 
 
-def _beside_sensitivity(before: Group, after: Group) -> str:
-    """A recipe that learns little at every rate is not sensitive either: its best loss stands beside."""
-    base, arm = (
-        sum(losses.values()) / len(losses) for losses in map(_best_losses, (before, after))
+def _curve(group: Group, rates: Sequence[float]) -> Curve:
+    """Final losses over the learning rates; the runs of each seed are in their order."""
+    sides = list(group.by_seed.values())
+    losses = tuple(tuple(runs[i].final_loss for runs in sides) for i in range(len(rates)))
+    initial = tuple(float(runs[0].evaluated["val_loss"][0]) for runs in sides)
+    return Curve(group.label, tuple(rates), losses, initial, group.seeds)
+
+
+def _beside_sensitivity(base: Curve, arm: Curve) -> str:
+    """Say what the measure depends on, and what it leaves out: a recipe that learns little at every rate is not
+    sensitive either."""
+    places = []
+    for curve in (base, arm):
+        assert curve.best is not None
+        loss, rate = curve.means[curve.best], curve.rates[curve.best]
+        places.append(f"{curve.label} {loss:.3f} at {rate:g}")
+    window = windows((base, arm))[1]
+    failed = sum(row.count(None) for row in arm.losses)
+    note = (
+        f"mean over each arm's best rate and {(window.stop - window.start) // 2} on either side: other steps or widths "
+        f"give other values; best losses: {' and '.join(places)}"
     )
-    failed = sum(run.status != "finished" for run in after.runs)
-    note = f"its best loss is {arm:.3f} on average, {before.label}'s {base:.3f}"
-    return note + (f"; {failed} of its {len(after.runs)} runs diverged" if failed else "")
+    runs = len(arm.rates) * len(arm.seeds)
+    return note + (f"; {failed} of its {runs} runs diverged" if failed else "")

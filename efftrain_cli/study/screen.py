@@ -11,6 +11,7 @@ from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.inference import POWER, Estimate, detectable
 from efftrain_cli.compare.measures import AXIS_WORDS, Question
+from efftrain_cli.compare.sensitivity import BESIDE
 from efftrain_cli.foundation.console import (
     Row,
     human_bytes,
@@ -45,6 +46,10 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
         f"seeds      {study.seeds}, judged after {_numbers(file.looks)} seeds",
     ]
     lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
+    if 0 < len(file.rates) <= 2 * BESIDE:
+        lines.append(
+            f"warning: lr_sensitivity is judged from {2 * BESIDE + 1} rates on; give seven"
+        )
     lines += [f"looks      {looks_line(file)}", ""]
     rows: list[Row] = []
     for phase in phases:

@@ -26,7 +26,7 @@ from efftrain_cli.study.phases import all_trials, left_of, phases_of
 from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import check_registered, register, study_folder
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
-from efftrain_cli.study.screen import verdict_lines
+from efftrain_cli.study.screen import plan_lines, verdict_lines
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
 from tests.study.conftest import STUDY
@@ -443,3 +443,7 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert {row["phase"] for row in rows} == {"learning rates"}
     assert left_of(phases_of(file)).runs_left == 0
+    assert "warning: lr_sensitivity is judged from 5 rates on; give seven" in plan_lines(
+        file, phases_of(file), 1, 10**12
+    )
+    assert found.verdicts[0].why is not None and found.verdicts[0].why.kind == "not_judged"

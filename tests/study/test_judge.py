@@ -497,61 +497,112 @@ def test_two_arms_and_three_looks_err_in_at_most_5_percent(
 # --- learning-rate sensitivity --------------------------------------------------------------------------------------
 
 
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
+
+
 def over_rates(**losses: list[list[float | None]]) -> dict[float, dict[str, dict[int, FakeRun]]]:
-    """Arm -> losses by rate (1e-3, 2e-3, 4e-3), then by seed."""
-    by_arm = {arm: [runs(**{arm: row})[arm] for row in rows] for arm, rows in losses.items()}
-    return {
-        rate: {arm: rows[i] for arm, rows in by_arm.items()}
-        for i, rate in enumerate((1e-3, 2e-3, 4e-3))
-    }
+    """Arm -> losses by rate (the first of RATES), then by seed."""
+    found: dict[float, dict[str, dict[int, FakeRun]]] = {}
+    for arm, rows in losses.items():
+        for rate, row in zip(RATES, rows, strict=False):
+            found.setdefault(rate, {}).update(runs(**{arm: row}))
+    for rate, by_arm in found.items():
+        for run in (run for by_seed in by_arm.values() for run in by_seed.values()):
+            run.recipe = {"optim.schedule": "constant", "optim.lr": rate}
+    return found
+
+
+def above(*rises: float, noise: float = 0.0) -> list[list[float | None]]:
+    """Losses of the seeds at each rate, `rises` above BASE; with noise at the last."""
+    rows = [[loss + rise for loss in BASE] for rise in rises[:-1]]
+    return [*rows, shifted(rises[-1], noise)]
 
 
 def sensitivity_study(direction: str = "better", margin: float | None = None) -> StudyFile:
     made = study(direction, margin)
-    primary = Primary(
-        measure="lr_sensitivity", direction=direction, margin=margin, rates=(1e-3, 2e-3, 4e-3)
-    )
+    primary = Primary(measure="lr_sensitivity", direction=direction, margin=margin, rates=RATES[:5])
     return StudyFile(made.path, replace(made.study, primary=(primary,)))
 
 
 def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> None:
-    base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
-    method = [
-        [loss + 0.1 + rise for loss in shifted(0.0, noise)]
-        for rise, noise in ((0.0, 0.0), (0.0, 0.0), (0.3, 0.006))
-    ]
+    base, method = above(0.6, 0.3, 0.0, 0.3, 0.9), above(0.3, 0.2, 0.1, 0.2, 0.5, noise=0.006)
     (verdict,) = judge(sensitivity_study(), {}, rated=over_rates(base=base, method=method)).verdicts
-    # (0.3 + 0.0 + 0.9) / 3 = 0.4 against 0.3 / 3 = 0.1
-    assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.3, abs=1e-9)
+    # 2.1 / 5 = 0.42 against 1.3 / 5 - 0.1 = 0.16
+    assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.26, abs=1e-9)
     assert "better than base in learning-rate sensitivity" in sentence(sensitivity_study(), verdict)
-    assert "its best loss is 3.606 on average, base's 3.506" in note_of(verdict)
+    assert note_of(verdict) == (
+        "mean over each arm's best rate and 2 on either side: other steps or widths give other values; "
+        "best losses: base 3.506 at 0.002 and method 3.606 at 0.002"
+    )
 
 
 def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
-    base = [list(BASE), list(BASE), [loss + 0.01 for loss in shifted(0.0)]]
-    method = [list(BASE), list(BASE), [None] * 5]  # loss before training: 7.0
+    base = above(0.2, 0.1, 0.0, 0.1, 0.2)
+    method = [*base[:4], [None] * 5]  # loss before training: 7.0
     (verdict,) = judge(
         sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
     ).verdicts
-    expected = np.mean([(7.0 - loss) / 3 for loss in BASE]) - np.mean(
-        [(new - old) / 3 for old, new in zip(BASE, base[2], strict=True)]
-    )
-    assert verdict.outcome == "worse" and verdict.estimate.mean == pytest.approx(expected, abs=5e-3)
+    # the mean of BASE is 3.506
+    expected = (7.0 - 3.506 - 0.2) / 5
+    assert verdict.outcome == "worse" and verdict.estimate.mean == pytest.approx(expected)
+    assert note_of(verdict).endswith("; 5 of its 25 runs diverged")
 
 
-def test_an_arm_that_trained_at_no_rate_is_not_the_least_sensitive() -> None:
-    base = [[loss + rise for loss in BASE] for rise in (0.3, 0.0, 0.9)]
-    lost = [[None, *BASE[1:]]] * 3
+def test_where_the_best_rate_lies_in_the_grid_changes_no_sensitivity() -> None:
+    """Around 4e-3 and 8e-3 the curves are the same; over all seven rates the means are 0.4 and 0.6."""
+    base = above(0.9, 0.4, 0.1, 0.0, 0.1, 0.4, 0.9)
+    method = above(1.6, 0.9, 0.4, 0.1, 0.0, 0.1, 0.4, noise=0.004)
     (verdict,) = judge(
-        sensitivity_study("different"), {}, rated=over_rates(base=base, method=lost)
+        sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
     ).verdicts
-    assert verdict.outcome == "undecided" and "with seed 0 no run of method finished" in note_of(
-        verdict
-    )
+    assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx(0.0, abs=1e-9)
+    assert "2 on either side" in note_of(verdict)
+
+
+def test_noise_at_the_best_rate_is_not_sensitivity() -> None:
+    """Of each seed the rate that is best for all counts, not the seed's own luckiest."""
+    base = above(0.2, 0.1, 0.0, 0.1, 0.2)
+    method = [*base[:1], shifted(0.1, 0.06), *base[2:]]  # 0.1 - 2 * 0.06 < 0 with the fourth seed
+    (verdict,) = judge(
+        sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
+    ).verdicts
+    # The noise adds up to 0 over the seeds.
+    assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("base", "method", "reason"),
+    [
+        (
+            above(0.3, 0.0, 0.1, 0.4, 0.9),
+            above(0.6, 0.3, 0.0, 0.3, 0.6),
+            "the best rate needs 2 rates on either side (base 0.001, method 0.002); rates to add: 0.00025",
+        ),
+        (
+            above(0.0, 0.1, 0.2, 0.4, 0.9),
+            above(0.9, 0.6, 0.3, 0.1, 0.0),
+            "the best rate needs 2 rates on either side (base 0.0005, method 0.008); rates to add: "
+            "0.000125, 0.00025, 0.016, 0.032",
+        ),
+        (
+            above(0.6, 0.3, 0.0, 0.3, 0.6),
+            [[None, *BASE[1:]]] * 5,
+            "method: there is no learning rate at which every seed finished: try lower ones",
+        ),
+    ],
+    ids=["one below", "at the edges", "trained at no rate"],
+)
+def test_sensitivity_is_withheld_if_the_grid_ends_near_a_best_rate(
+    base: list[list[float | None]], method: list[list[float | None]], reason: str
+) -> None:
+    rated = over_rates(base=base, method=method)
+    (verdict,) = judge(sensitivity_study("different"), {}, rated=rated).verdicts
+    assert verdict.outcome == "undecided" and verdict.p == 1.0
+    assert verdict.why == Why("not_judged", f"not judged: {reason}")
 
 
 def test_a_missing_rate_keeps_the_look_waiting() -> None:
-    rows = [list(BASE)] * 3
+    rows = [list(BASE)] * 5
     rated = over_rates(base=rows, method=rows)
     del rated[4e-3]["method"][3]
     found = judge(sensitivity_study(), {}, rated=rated)
