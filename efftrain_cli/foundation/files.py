@@ -189,7 +189,7 @@ def is_running(process: int | str) -> bool:
     """Return whether there is a process of this number on this machine."""
     try:
         os.kill(int(process), 0)
-    except (ProcessLookupError, ValueError):
+    except (ProcessLookupError, ValueError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -20,6 +20,7 @@ from typing import IO
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import RunLockedError
 from efftrain_cli.foundation.files import is_running, open_to_write, temporary_beside
+from efftrain_cli.run.lines import parse
 
 OWNER = "owner.json"
 TRIAL = "EFFTRAIN_TRIAL"
@@ -57,14 +58,20 @@ def this_process() -> Owner:
 
 
 def owner_of(run: Path) -> Owner | None:
-    """Return who owns a run directory by its owner.json; None if nobody does."""
+    """Return who owns a run directory by its owner.json; None if nobody does.
+
+    It is whole before it has its name, so one that names nobody is what a power failure left.
+    """
     try:
-        found = json.loads((run / OWNER).read_text(encoding="utf-8"))
-        return Owner(printable(str(found["host"])), int(found["pid"]), str(found.get("began", "")))
+        found = parse((run / OWNER).read_bytes()) or {}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return Owner("an unknown host", -1, "")
+    except OSError:
+        return Owner("unknown", -1, "")
+    try:
+        return Owner(printable(found["host"]), int(found["pid"]), found["began"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 class RunLock:

@@ -318,6 +318,17 @@ def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(fol
     assert runner.is_owned(trial, "unfinished")
 
 
+@pytest.mark.parametrize(
+    "left", ["", "[]", "[" * 20_000, '{"host": "HERE", "pid": 1%s}' % ("0" * 30)]
+)
+def test_what_a_power_failure_leaves_in_its_place_is_no_owner(folder: Path, left: str) -> None:
+    (trial,) = grid(["plain.toml"], (0,), [])
+    path = begun_elsewhere(trial)
+    path.write_text(left.replace("HERE", os.uname().nodename))
+    assert not runner.is_owned(trial, "unfinished")
+    assert statuses(make_runner(folder, Pretrain([trial])), [trial]) == ["finished"]
+
+
 def test_a_run_that_another_process_took_first_is_waited_for(folder: Path) -> None:
     (trial,) = grid(["plain.toml"], (0,), [])
     launch = Pretrain([trial], {"plain-seed0": RunLockedError.exit_code})
