@@ -112,7 +112,8 @@ def select_runs(names: Sequence[str]) -> list[Path]:
 
 def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
     """Return how many runs of the chosen runs' recipes were not chosen, by recipe; recipes with none left out."""
-    names = {path.name for path in chosen if path.parent == runs_root()}
+    root = runs_root().resolve()
+    names = {path.name for path in chosen if path.resolve().parent == root}
     found = {}
     for recipe, runs in runs_by_recipe(run_names()).items():
         others = [run for run in runs if run not in names]

@@ -304,9 +304,12 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
         )
 
 
-def test_what_was_chosen_after_the_runs_stands_in_one_line(two: Path) -> None:
+@pytest.mark.parametrize("as_paths", [False, True])
+def test_what_was_chosen_after_the_runs_stands_in_one_line(two: Path, as_paths: bool) -> None:
     write_run(two, "small", 7)
     seeds = [f"{name}-seed{seed}" for name in ("small", "small-slw") for seed in range(2)]
+    if as_paths:
+        seeds = [str(two / ".." / two.name / seed) for seed in seeds]
     out = run(*seeds, "--margin", "0.01", "--target-loss", "3.5").stdout
     (line,) = [line for line in out.splitlines() if line.startswith("Exploratory: ")]
     assert line == (
