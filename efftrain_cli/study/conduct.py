@@ -193,7 +193,10 @@ def _without_registration(
             names += [run.name for run in side.values() if run.origin.get("study") != registered]
     if not names:
         return []
-    text = f"{len(names)} of its runs do not carry its registration, such as {names[0]}: it did not start them"
+    text = (
+        f"{len(names)} of its runs do not carry its registration, such as {names[0]}: it did not start them, or did so with an "
+        "efftrain that did not record this"
+    )
     return [Why("warning", text)]
 
 

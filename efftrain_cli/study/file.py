@@ -173,8 +173,12 @@ class StudyFile:
 
     @property
     def comparisons(self) -> int:
-        """Number of verdicts: every primary of every arm but the baseline."""
-        return len(self.study.primary) * (len(self.study.arms) - 1)
+        """Number of claims that p is corrected for: each arm's primaries, costs to one loss counted as one."""
+        members = {
+            ("cost", primary.target) if primary.measure in COSTS else (primary.measure, place)
+            for place, primary in enumerate(self.study.primary)
+        }
+        return len(members) * (len(self.study.arms) - 1)
 
     def grid_of(self, arm: Arm) -> dict[str, tuple[Any, ...]]:
         """Recipe key -> values that the arm is tuned over; empty where it is not tuned."""

@@ -24,7 +24,7 @@ from efftrain_cli import __version__
 from efftrain_cli.compare.groups import differing_keys
 from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.foundation.console import human_count
-from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import Part, Record, digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
@@ -137,7 +137,13 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
     """
     values, found = file.values(), []
     for path in sorted(runs_root().glob("*-study/plan.json")):
-        plan = read_record(path, Plan)
+        try:
+            plan = read_record(path, Plan)
+        except DataError as error:
+            found.append(
+                f"which seeds an earlier study saw is unknown: {str(error).splitlines()[0]}"
+            )
+            continue
         if plan.study == file.name:
             continue
         theirs = _arms_in(plan.values)
@@ -169,7 +175,7 @@ def _seen_by_runs(file: StudyFile) -> list[str]:
             continue
         try:
             there = flat_values(load_recipe(str(path)))
-        except RecipeError:
+        except (RecipeError, DataError):
             continue
         for arm, recipe in arms:
             tuned = ("seed", *file.grid_of(arm))

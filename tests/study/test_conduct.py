@@ -18,7 +18,7 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.file import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
-from efftrain_cli.run.directory import run_path
+from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study.conduct import choices, conduct
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.main import judged
@@ -29,6 +29,7 @@ from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.screen import plan_lines, verdict_lines
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
+from tests.fake_runs import write_run
 from tests.study.conftest import STUDY
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
@@ -268,6 +269,27 @@ def test_a_new_name_does_not_hide_seen_seeds(folder: Path, file: StudyFile) -> N
         STUDY.replace('"10..14"', '"20..24"').replace("final_loss", "tokens_to_target")
     )
     assert register(read_study(fresh), allow=False).exploratory == ()
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": 1}', '{"schema_version": 99}'])
+def test_other_damaged_files_do_not_stop_a_registration(file: StudyFile, text: str) -> None:
+    """What nobody can read any more may have seen the seeds: a plan says so, a run is left out."""
+    (runs_root() / "other-study").mkdir(parents=True)
+    (runs_root() / "other-study" / "plan.json").write_text(text)
+    (write_run(runs_root(), "other", 10) / "recipe.toml").write_bytes(b"\xff\xfe\x00")
+    (reason,) = register(file, allow=False).exploratory
+    assert reason.startswith("which seeds an earlier study saw is unknown: ")
+    assert "other-study/plan.json" in reason and "\n" not in reason
+
+
+def test_costs_to_one_loss_are_one_comparison(folder: Path) -> None:
+    """As Holm's correction counts them: the final loss, two costs to 3.0 and one to 2.5 are three."""
+    path = folder / "study.toml"
+    primaries = ('tokens_to_target"\ntarget = 3.0', 'flops_to_target"\ntarget = 3.0')
+    for primary in (*primaries, 'tokens_to_target"\ntarget = 2.5'):
+        more = f'[[primary]]\nmeasure = "{primary}\ndirection = "better"\n\n[tuning]'
+        path.write_text(path.read_text().replace("[tuning]", more))
+    assert read_study(path).comparisons == 3
 
 
 def test_runs_that_the_registration_did_not_start_are_labelled(file: StudyFile) -> None:
