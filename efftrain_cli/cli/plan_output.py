@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from shutil import which
 from typing import Any
@@ -126,11 +127,12 @@ def memory_of(device: str) -> tuple[str, int]:
     tool = None if device == "cpu" else which("nvidia-smi")
     if tool is not None:
         query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-        sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-        if sizes:
-            return "the GPU", min(sizes) * 2**20
-    if device == "cuda":
+        with suppress(OSError, subprocess.TimeoutExpired):  # a driver that hangs
+            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
+            sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
+            if sizes:
+                return "the GPU", min(sizes) * 2**20
+    if device.startswith("cuda"):
         return "the GPU", 0
     return "this machine", machine_memory() or 0
 

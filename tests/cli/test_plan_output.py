@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -173,3 +174,15 @@ def test_a_plan_says_what_is_missing_too_large_and_left_out(
     assert "\n           does not fit: this machine has 1.0 MB in all" in done.stdout
     # 24 lengths from 9 to 32 follow the first; 12 changes are shown.
     assert "\n... 12 more changes; every step: --format csv" in done.stdout
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_driver_that_hangs_says_nothing_of_the_gpu(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hang(query: list[str], timeout: float, **options: object) -> None:
+        raise subprocess.TimeoutExpired(query, timeout)
+
+    monkeypatch.setattr(plan_output, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(plan_output.subprocess, "run", hang)
+    assert plan_output.memory_of(device) == ("the GPU", 0)
