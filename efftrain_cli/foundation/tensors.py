@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -35,7 +36,8 @@ def write_tensors(
         code = int(number[1])
         raise OSError(code, os.strerror(code), str(path)) from None
     # The library gives it the mode of a temporary file: let those read it who can list its folder.
-    path.chmod(path.parent.stat().st_mode & 0o666)
+    with contextlib.suppress(PermissionError):  # a disk without modes, or of another owner
+        path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

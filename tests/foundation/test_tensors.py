@@ -39,6 +39,17 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path, names: list[str])
     assert path.stat().st_mode == other.stat().st_mode
 
 
+def test_a_disk_that_knows_no_modes_holds_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
+    assert torch.equal(read_tensors(tmp_path / "x.safetensors")["a"], torch.ones(2))
+
+
 def test_a_refusing_disk_is_an_os_error(tmp_path: Path) -> None:
     """No file of this process may be longer than a kilobyte."""
     code = """
