@@ -179,6 +179,9 @@ class Optim:
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
         schedule = SCHEDULES[self.schedule]
+        if schedule.needs_warmup and not warmup_tokens:
+            # A resumed run was given its warmup after the fact, so no tokens of it were counted.
+            tokens, warmup_tokens = step, self.warmup_steps
         if self.decay_steps is not None and schedule.has_end:
             done, start, end = step, float(self.warmup_steps), self.decay_steps
         else:

@@ -75,6 +75,8 @@ def test_the_inverse_square_root_depends_on_no_budget() -> None:
     assert any("inverse_sqrt" in line and "no effect" in line for line in warnings_of(recipe))
     # Growth may set the tokens back behind the end of the warmup.
     assert recipe.optim.lr_at(11, 4_000, 5_120, 51_200) == 1e-3
+    # A run without a warmup that is resumed with one has counted no tokens of it: then by steps.
+    assert recipe.optim.lr_at(40, 20_480, 0, 51_200) == pytest.approx(5.5e-4)
 
 
 def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
