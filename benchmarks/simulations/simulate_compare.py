@@ -560,20 +560,22 @@ def tuned(repetitions: int, random: Random) -> list[Row]:
 def learning_rates(repetitions: int, random: Random) -> list[Row]:
     """Recipes of equal curves over the learning rate, whose optima lie at other rates or whose noise differs.
 
-    A rate costs 0.03 nats times its squared distance in grid steps from the optimum. The old rule is the mean over one
-    grid less each seed's lowest loss, over four rates and over seven.
+    A rate costs 0.03 nats times its squared distance in grid steps from the optimum, above it `steep` times as much.
+    The old rule is the mean over one grid less each seed's lowest loss, over four rates and over seven.
     """
     rows = []
-    for apart, noise in ((0.0, 0.05), (0.0, 0.1), (0.5, 0.01), (1.0, 0.01)):
+    cases = [(0.0, 0.05, 1), (0.0, 0.1, 1), (0.5, 0.01, 1), (1.0, 0.01, 1), (0.5, 0.01, 2)]
+    for apart, noise, steep in cases:
         for n in (3, 5, 10):
             counts = {"4 rates": 0, "7 rates": 0, "now": 0, "judged": 0}
             for _ in range(repetitions):
                 centre = random.uniform(-0.5, 0.5)
                 noises = zip((centre, centre + apart), (0.01, noise), strict=True)
-                sides = [
-                    0.03 * (np.arange(7) - 3 - best) ** 2 + random.normal(0, sd, (n, 7))
-                    for best, sd in noises
-                ]
+                sides = []
+                for best, sd in noises:
+                    away = np.arange(7) - 3 - best
+                    worth = 0.03 * np.where(away > 0, steep, 1) * away**2
+                    sides.append(worth + random.normal(0, sd, (n, 7)))
                 for name, kept in (("4 rates", slice(2, 6)), ("7 rates", slice(0, 7))):
                     values = [_sensitivities(side[:, kept]) for side in sides]
                     counts[name] += significant(values[1] - values[0])
@@ -588,7 +590,7 @@ def learning_rates(repetitions: int, random: Random) -> list[Row]:
             now = _percent(counts["now"] / max(1, counts["judged"]))
             rows.append(
                 (
-                    f"equal curves, optima {apart:g} steps apart, noise 1:{noise / 0.01:g}",
+                    f"equal curves, {steep}x as steep above the optimum, optima {apart:g} steps apart, noise 1:{noise / 0.01:g}",
                     f"lr_sensitivity, n = {n}",
                     f"{now}, in {shares['judged']} judged; over one grid of 4 rates {shares['4 rates']}, of 7 {shares['7 rates']}",
                 )

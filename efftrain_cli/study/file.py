@@ -29,8 +29,12 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.trials.trial import parse_seeds
 
-COSTS = ("tokens_to_target", "flops_to_target", "seconds_to_target")
-"""Measures of cost: compared as ratios, so a margin is a share."""
+COSTS = {
+    "tokens_to_target": "tokens",
+    "flops_to_target": "flops",
+    "seconds_to_target": "seconds",
+}
+"""Measures of cost with their axes: compared as ratios, so a margin is a share."""
 LONGEST_NAME = 40
 """Of study and arm together, so that the names of their runs stay readable and allowed."""
 

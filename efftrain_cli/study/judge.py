@@ -157,7 +157,7 @@ def _judge_look(
 def question_of(primary: Primary) -> Question:
     """The question that a primary asks."""
     if primary.measure in COSTS:
-        question = cost_question(primary.measure.removesuffix("_to_target"), primary.target)
+        question = cost_question(COSTS[primary.measure], primary.target)
     elif primary.measure == "lr_sensitivity":
         title = "learning-rate sensitivity"
         question = Question(
@@ -206,8 +206,9 @@ def _beside_sensitivity(base: Curve, arm: Curve) -> str:
     window = windows((base, arm))[1]
     failed = sum(row.count(None) for row in arm.losses)
     note = (
-        f"mean over each arm's best rate and {(window.stop - window.start) // 2} on either side: other steps or widths "
-        f"give other values; best losses: {' and '.join(places)}"
+        f"mean over each arm's best rate and {(window.stop - window.start) // 2} on either side; other steps or widths give "
+        "other values; optima half a step apart alone differ in up to 97 % of simulated studies if the loss is twice as "
+        f"steep on one side; best losses: {' and '.join(places)}"
     )
     runs = len(arm.rates) * len(arm.seeds)
     return note + (f"; {failed} of its {runs} runs diverged" if failed else "")
