@@ -36,6 +36,8 @@ class FakeRun:
             "step": np.array([0, 100]),
             "tokens": np.array([0, 1000]),
             "schedule_tokens": np.array([0, 1000]),
+            "flops": np.array([0, 6e8]),
+            "seconds": np.array([0, 5]),
             "val_loss": np.array([7.0, self.loss]),
         }
 
