@@ -52,6 +52,8 @@ from efftrain_cli.foundation.why import Why
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
 CROSSING = 0.25
 """Share of its interval by which a cost to match may change with denser evaluations."""
+LARGEST_EFFECT = 20.0
+"""Logarithm of a ratio of costs from which it is called infinite."""
 NOTHING = Why("nothing", "none")
 """There was no failure or jump to ask about."""
 
@@ -131,7 +133,8 @@ class Verdict:
         factors = sd_interval(1.0, df + 1)
         if not self.estimate.log:
             return size * factors[0], size * factors[1]
-        return math.expm1(math.log1p(size) * factors[0]), math.expm1(math.log1p(size) * factors[1])
+        low, high = (math.log1p(size) * factor for factor in factors)
+        return math.expm1(low), math.expm1(high) if high < LARGEST_EFFECT else math.inf
 
     @property
     def test(self) -> Estimate | ExactTest:

@@ -256,7 +256,7 @@ def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
         ends = [
             float(run.evaluated[axis][-1])
             for run in group.runs
-            if run.status == "finished" and len(run.evaluated[axis])
+            if run.status == "finished" and len(run.evaluated.get(axis, ()))
         ]
         if not ends:
             return 1.0

@@ -120,6 +120,13 @@ def test_sd_interval_covers() -> None:
     assert 0.935 <= covered / 4000 <= 0.965
 
 
+def test_what_two_scattered_ratios_could_show_has_no_end() -> None:
+    """Ratios of 1 and 20: with one degree of freedom the spread may be 32 times as large."""
+    (found,) = decide([ratio_of_means({0: 1.0, 1: 20.0}, {0: 1.0, 1: 1.0})])
+    low, high = found.min_detectable_range
+    assert 1 < low < found.min_detectable_effect and high == np.inf
+
+
 def test_mcnemar_matches_the_binomial_test() -> None:
     assert inference.mcnemar(5, 15) == pytest.approx(stats.binomtest(5, 20).pvalue)
     assert inference.mcnemar(0, 0) == 1.0
