@@ -153,7 +153,7 @@ def bench(
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe, vocab_size, Path(folder))
-        with building_errors(recipe, vocab_size, device):
+        with building_errors(recipe, vocab_size, device, trains_on=device):
             state = started_state(recipe, vocab_size, device)
         devices = choose_strategy(recipe, state, ranks, device)
         stepping = train(state, recipe, windows, windows.validation(1), devices=devices)

@@ -262,7 +262,7 @@ def _state_of(
     checkpoint: Path, session: Session, progress: Progress, weights_only: bool
 ) -> TrainState:
     """Read the source's state, in its own size, under the new recipe."""
-    state = fresh_state(session)
+    state = fresh_state(session, trains=False)
     if progress.stage:
         set_stage(state, session.recipe, progress.stage)
     if weights_only:

@@ -108,13 +108,21 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
 
 @contextmanager
 def building_errors(
-    recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
+    recipe: Recipe,
+    vocab_size: int,
+    device: torch.device,
+    stage: int = 0,
+    trains_on: torch.device | None = None,
 ) -> Iterator[None]:
     """Refuse, by an OutOfMemoryError, a model that cannot fit before it is built, and one if memory runs out meanwhile.
 
     Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured
     first, against the whole memory of the machine: weights, gradients and two moments in fp32, 16 bytes a parameter,
-    then with the activations of a full micro-batch.
+    then, if it is trained there, with the activations of a full micro-batch.
+
+    Args:
+        device: where the model is built.
+        trains_on: where it is trained; None: nowhere, as for growing.
     """
     model = recipe.model_at(stage)
     parameters = model_parameters(recipe, padded_vocab_size(recipe, vocab_size), stage)
@@ -131,7 +139,8 @@ def building_errors(
     if device.type == "cpu" and memory is not None:
         if needed > memory:
             raise OutOfMemoryError(refusal(f"and this machine has {human_bytes(memory)} in all"))
-        _check_activations(recipe, model_config(recipe, vocab_size, stage=stage), memory)
+        if trains_on == device:
+            _check_activations(recipe, model_config(recipe, vocab_size, stage=stage), memory)
     with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
         yield
 

@@ -133,14 +133,18 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
     )
 
 
-def fresh_state(session: Session, stage: int = 0) -> TrainState:
+def fresh_state(session: Session, stage: int = 0, trains: bool = True) -> TrainState:
     """Build the state before step 1, in the size of stage `stage` if the recipe has stages.
+
+    Args:
+        trains: it will be trained, and not only grown.
 
     Raises:
         OutOfMemoryError: the model alone does not fit the device or the host.
     """
     device = loading_device(session.recipe, session.ranks, session.device)
-    with building_errors(session.recipe, session.corpus.vocab_size, device, stage):
+    trains_on = session.device if trains else None
+    with building_errors(session.recipe, session.corpus.vocab_size, device, stage, trains_on):
         return build_state(session.recipe, session.corpus.vocab_size, device, stage)
 
 

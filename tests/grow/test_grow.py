@@ -16,7 +16,12 @@ from typer.testing import CliRunner
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.compare.reading import read_numbers
-from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
+from efftrain_cli.foundation.errors import (
+    CheckpointError,
+    OutOfMemoryError,
+    RecipeError,
+    UsageError,
+)
 from efftrain_cli.grow import grow as grow_module
 from efftrain_cli.grow.grow import GrowOptions, grow_run, grown_recipe
 from efftrain_cli.grow.scaling_law import KAPLAN
@@ -27,6 +32,7 @@ from efftrain_cli.run.lines import read_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from efftrain_cli.run.stability import COLUMNS, measure
 from efftrain_cli.run_list import read_runs
+from efftrain_cli.training import memory
 from efftrain_cli.training import state as state_module
 from efftrain_cli.training.state import read_checkpoint
 from tests.fake_runs import write_rows, write_run
@@ -209,6 +215,15 @@ def test_interrupted_growth_writes_nothing(
         grow_run("small", ["width"], "never", MORE, CPU)
     assert digest(source) == before
     assert set((home / "runs").iterdir()) == runs
+
+
+def test_growing_needs_no_memory_for_training(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 bytes a parameter fit; the activations of 64 tokens beside them do not."""
+    monkeypatch.setattr(memory, "machine_memory", lambda: 300_000)
+    grown = grow_run("small", ["depth"], "on-a-login-node", MORE, CPU)
+    assert 16 * grown.record.parameters_after < 300_000
+    with pytest.raises(OutOfMemoryError, match="micro-batches of 4 x 16 tokens"):
+        resume(grown.run.name)
 
 
 def test_without_optimizer_state_the_weights_alone_are_offered(home: Path) -> None:

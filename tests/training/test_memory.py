@@ -25,7 +25,7 @@ from efftrain_cli.training.memory import (
 GPT_2 = GPTConfig(
     n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
 )
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
@@ -108,10 +108,7 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
     for wanted in (True, False):
         said = replace(recipe, train=replace(recipe.train, activation_checkpointing=wanted))
         assert checkpoints_activations(said, GPT_2, CUDA, dtype="bf16", compiled=True) is wanted
-    assert (
-        checkpoints_activations(recipe, GPT_2, torch.device("cpu"), dtype="bf16", compiled=False)
-        is False
-    )
+    assert checkpoints_activations(recipe, GPT_2, CPU, dtype="bf16", compiled=False) is False
 
 
 @pytest.mark.parametrize("text", [
@@ -176,12 +173,16 @@ def test_activations_that_no_memory_holds_are_refused_before_building(
     recipe = load_recipe("gpt2-117m", words)
     with (
         pytest.raises(OutOfMemoryError) as caught,
-        building_errors(recipe, 50257, torch.device("cpu")),
+        building_errors(recipe, 50257, CPU, trains_on=CPU),
     ):
         pass
     assert "has 2.1 GB in all" in str(caught.value) and fix in str(caught.value)
+    # Shards are built on the host and trained on GPUs; growing trains nothing.
+    for elsewhere in (torch.device("cuda", 0), None):
+        with building_errors(recipe, 50257, CPU, trains_on=elsewhere):
+            pass
     monkeypatch.setattr(memory, "machine_memory", lambda: 10**12)
-    with building_errors(recipe, 50257, torch.device("cpu")):
+    with building_errors(recipe, 50257, CPU, trains_on=CPU):
         pass
 
 
