@@ -315,6 +315,8 @@ def _check_budgets(
         cost = "tokens" if by_tokens else "flops"
     words = AXIS_WORDS[cost]
     reason = why_cost_not_judged(cost, [*baseline.runs, *method.runs])
+    if not reason and cost == "seconds":
+        reason = _why_other_speed(baseline, method)
     if not reason and math.isnan(ratios[cost]):
         reason = f"the {words} of a run are unknown"
     if not reason and not is_same_budget(ratios[cost]):
