@@ -31,6 +31,7 @@ from efftrain_cli.compare.measures import (
     Question,
     Value,
     equal_points,
+    has_unequal_steps,
     measures,
 )
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
@@ -156,7 +157,16 @@ def compare(
     groups = [base, *(group for group in groups if group is not base)]
     points = equal_points([run for group in groups for run in group.runs])
     questions = [
-        *measures(costs, _has_bytes(groups), points, target_loss, len(groups) > 1, margin, equal),
+        *measures(
+            costs,
+            _has_bytes(groups),
+            points,
+            target_loss,
+            len(groups) > 1,
+            margin,
+            equal,
+            has_unequal_steps([run for group in groups for run in group.runs]),
+        ),
         *score_questions(groups, allow),
     ]
     # Of a setting that was asked for by its own name, the recipe's other settings do not matter.

@@ -224,7 +224,7 @@ def count_members(verdicts: Sequence[Verdict]) -> int:
 def _member(each: Verdict, place: int) -> tuple[object, ...]:
     """What a verdict counts as in its family: tokens, FLOPs and seconds to one loss are near-copies of each other."""
     question = each.question
-    if question.tested in ("match", "ratio"):
+    if question.tested in ("match", "ratio") and question.near_copy:
         return each.arm, question.tested, question.target
     return (place,)
 

@@ -67,6 +67,8 @@ class Question:
     """Share of the tokens: a run that ends above the baseline's median loss there is stuck."""
     allow: bool = False
     """Whether scores after different tokens are judged, labelled."""
+    near_copy: bool = True
+    """Whether a cost counts with the arm's other costs as one claim in Holm's correction."""
 
     def values(self, group: Group) -> dict[int, Value]:
         """Numbers by seed."""
@@ -350,6 +352,7 @@ def measures(
     several: bool = True,
     margin: float | None = None,
     equal: Cost | None = None,
+    unequal_steps: bool = False,
 ) -> list[Question]:
     """The measures of a comparison, in the order of its table.
 
@@ -357,6 +360,7 @@ def measures(
         several: there is a baseline to compare with; without one, costs to match it are left out.
         margin: nats per token within which final losses count as equal.
         equal: what final losses are judged at.
+        unequal_steps: updates are no copy of tokens.
     """
     loss, cost, nats = "Validation loss", "Cost", "nats/token"
     found = [
@@ -380,7 +384,7 @@ def measures(
     if target is not None or several:
         found += [cost_question(axis, target) for axis in AXES]
     if target is None:
-        return [*found, *_STEADY]
+        return [*found, *([_UPDATES] if several and unequal_steps else []), *_STEADY]
     paid = []
     if costs.price_per_hour is not None:
         title = f"price at {costs.price_per_hour:g} per hour"
@@ -402,6 +406,28 @@ def cost_question(axis: str, target: float | None) -> Question:
     read = partial(cost_to_reach, axis=axis, target=target)
     title = f"{AXIS_WORDS[axis]} to target"
     return Question(f"{axis}_to_target", title, "", "Cost", read, "ratio", axis, target=target)
+
+
+_UPDATES = Question(
+    "updates_to_match",
+    "updates to match",
+    "",
+    "Cost",
+    final_loss,
+    "match",
+    "step",
+    near_copy=False,
+)
+
+
+def has_unequal_steps(runs: Sequence[RunNumbers]) -> bool:
+    """Return whether steps of the finished runs, on average up to any evaluation, differ in tokens by more than 2 %."""
+    means = []
+    for run in runs:
+        steps, tokens = run.evaluated["step"], run.evaluated["schedule_tokens"]
+        if run.status == "finished":
+            means += [*(tokens[steps > 0] / steps[steps > 0])]
+    return bool(means) and max(means) > (1 + SAME_SCHEDULE) * min(means)
 
 
 def _perplexity(run: RunNumbers) -> Value:

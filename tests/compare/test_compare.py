@@ -15,6 +15,7 @@ from scipy import stats
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.engine import count_members
 from efftrain_cli.compare.frames import as_json
 from efftrain_cli.compare.measures import (
     NOT_REACHED,
@@ -147,6 +148,28 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
     assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(
         1 / 1.2
     )
+
+
+def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root: Path) -> None:
+    """By hand: the method, with two updates for each of the baseline's, falls to 3.0 in 500, 500 and 480 updates."""
+    for seed, slope in enumerate((0.12, 0.12, 0.125)):
+        curve(root, [6 - 0.1 * i for i in range(31)], "base", seed)
+        losses = [6 - slope * i for i in range(31)]
+        curve(root, losses, "alike", seed, more=SLW)
+        path = curve(root, losses, "method", seed, more=PLD)
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").open()]
+        write_rows(path, [row | {"step": 2 * row["step"]} for row in rows])
+    assert of("base", "alike").verdict("updates_to_match", "alike") is None
+    assert of("base", "method", target_loss=3.0).verdict("updates_to_match", "method") is None
+    comparison = of("base", "method")
+    found = comparison.verdict("updates_to_match", "method")
+    assert found.estimate.mean == pytest.approx((0.6 * 0.6 * 0.625) ** (1 / 3))
+    assert found.outcome == "worse"
+    assert comparison.verdict("tokens_to_match", "method").outcome == "better"
+    costs = [v for v in comparison.verdicts if v.question.section == "Cost" and v.p is not None]
+    # Tokens, FLOPs and seconds are near-copies of each other; updates are not.
+    assert len(costs) > 2 and count_members(costs) == 2
+    assert "updates to match" in {row[0] for row in answers(comparison).rows}
 
 
 def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
