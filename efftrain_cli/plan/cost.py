@@ -21,6 +21,8 @@ PROCESS = 450 * 10**6
 """Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
 ROW = 700
 """Bytes of a row of metrics.jsonl, about."""
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where a container finds the limits of its own control group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,8 +203,8 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that this process could still take: the machine's, or what its control group leaves; None where
-    no system says so."""
+    """Bytes of memory that this process could still take: the machine's, or what its control group leaves, whose
+    cache of files gives way; None where no system says so."""
     found = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -212,10 +214,13 @@ def free_memory() -> int | None:
     except (OSError, StopIteration, ValueError):
         pass
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+        limit = (CONTROL_GROUP / "memory.max").read_text(encoding="ascii").strip()
+        used = int((CONTROL_GROUP / "memory.current").read_text(encoding="ascii"))
+        lines = (CONTROL_GROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        of_files = ("active_file ", "inactive_file ")
+        cached = [int(line.split()[1]) for line in lines if line.startswith(of_files)]
         if limit != "max":
-            found.append(max(0, int(limit) - used))
+            found.append(max(0, int(limit) - used + sum(cached)))
     except (OSError, ValueError):
         pass
     return min(found, default=None)

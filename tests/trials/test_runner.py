@@ -409,6 +409,19 @@ def test_more_runs_than_memory_holds_are_refused(
     assert launch.calls == []
 
 
+def test_a_container_s_cache_of_files_counts_as_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 bytes allowed, 950 used, 300 + 400 of them by the cache: 750 can be taken."""
+    monkeypatch.setattr(cost, "CONTROL_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("950\n")
+    (tmp_path / "memory.stat").write_text(
+        "anon 250\nfile 700\ninactive_file 300\nactive_file 400\n"
+    )
+    assert cost.free_memory() == 750
+
+
 def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
     recipe = load_recipe("plain.toml", ["checkpoint.keep=2"])
     # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes each
