@@ -1,5 +1,5 @@
 """The map of docs/architecture.md: each addition is made to a copy of the package, in the files that its row names, and
-each line that names the newest optimizer, schedule or column is needed."""
+each line that names the newest optimizer, schedule, column or question is needed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,11 @@ records = list(train(state, recipe, data, torch.stack([data.window(9)]), 2))
 row = read_records(state, recipe, records)[-1]
 """
 """Trains two steps with OVERRIDES."""
+ASKED = """
+from efftrain_cli.compare.measures import Costs, measures
+keys = {question.key for question in measures(Costs(), False, {}, None, unequal_steps=True)}
+"""
+"""Asks two recipes' questions."""
 PLANNED = """
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import load_recipe
@@ -100,6 +105,16 @@ ADDITIONS = {
         + "from efftrain_cli.compare.reading import READ\n"
         "assert row['logit_scale'] > 0 and 'logit_scale' in READ\n"
         "assert series_of('logit_scale') == 'internals/logit_scale'",
+    ),
+    "a question": (
+        [
+            Edit(
+                "compare/measures.py",
+                "_STEADY = (\n",
+                '_STEADY = (\n    _plain("last_step", "updates", "", "Throughput", lambda run: run.step, axis="step"),\n',
+            )
+        ],
+        ASKED + "assert 'last_step' in keys",
     ),
     "a command": (
         [
@@ -168,6 +183,10 @@ NEWEST = {
         "OVERRIDES = ['eval.internals=2']"
         + TRAINED
         + "assert row['entropy'] > 1 and series_of('entropy') == 'internals/entropy'",
+    ),
+    "updates_to_match": (
+        [Edit("compare/measures.py", "*([_UPDATES] if several and unequal_steps else []), ", "")],
+        ASKED + "assert 'updates_to_match' in keys",
     ),
 }
 """Name -> each line outside of its own file that names it, taken out, and code that fails without one of them."""
