@@ -172,7 +172,8 @@ def _check_no_splits(path: Path) -> None:
     if (path / "train").is_dir() and held_out:
         raise DataError(
             f"the folder has {', '.join(folder.name for folder in held_out)} beside train, and would be read as one text\n"
-            f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}", or give a glob to read all of it'
+            f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}"; or, to read all of it as before, '
+            f'data.train = "{path}/**/*"'
         )
 
 
