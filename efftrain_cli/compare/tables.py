@@ -297,7 +297,8 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
             if (each.question.key == PRIMARY) == (verdict.question.key == PRIMARY)
             and each.question.tested != "score"
         ]
-        alpha = ALPHA / count_members(family)
+        # Of questions that are withheld today none has a p.
+        alpha = ALPHA / max(1, count_members(family))
         for size in differences:
             n = seeds_needed(math.log1p(size) if estimate.log else size, sd, paired, alpha)
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))

@@ -494,6 +494,17 @@ def test_seconds_add_up(root: Path) -> None:
     )
 
 
+def test_what_is_not_judged_today_is_planned(root: Path) -> None:
+    """Two settings of one recipe, none of them named as the baseline: the spread of their differences is known."""
+    for seed in range(3):
+        write_run(root, "small", seed)
+        write_run(root, "small", seed, name=f"high-seed{seed}", speed=1.3, lr=2e-3)
+    compared = of("small")
+    assert compared.verdicts[0].why.kind == "settings"
+    final = plan_table(compared, [0.1]).rows[0]
+    assert final[0] == "final loss" and final[-2:] == ("2", "pairs: 3 so far")
+
+
 def test_plan_gives_seeds_for_wanted_differences(root: Path) -> None:
     pair(root)
     table = plan_table(of("small", "small-slw"), [0.001, 0.1])
