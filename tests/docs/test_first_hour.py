@@ -1,0 +1,41 @@
+"""docs/first-hour.md: every command of it runs, in order, at toy length."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.study.rehearse import toy_recipe
+from tests.conftest import REPOSITORY, Efftrain
+from tests.launch import made_text
+
+PAGE = (REPOSITORY / "docs" / "first-hour.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_every_command_works_in_order_at_toy_length(
+    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my", "text", "valid"):
+        (tmp_path / f"{name}.txt").write_text(made_text())
+    (study,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    study = study.replace("300_000", "1_536").replace("steps=30", "steps=6").replace("=32", "=8")
+    (tmp_path / "study.toml").write_text(study)
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    commands = [line for block in blocks for line in block.splitlines()]
+    assert len(commands) == 8
+    for line in commands:
+        words = shlex.split(line.replace("300_000", "1_536"), comments=True)[1:]
+        done = efftrain(*words, timeout=500)
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        if words[:2] == ["recipes", "new"]:
+            written = Path("recipes/mine.toml")
+            toy = toy_recipe(load_recipe(str(written)), tmp_path)
+            written.write_text(dump_recipe(replace(toy, data=replace(toy.data, train="my.txt"))))
+    assert "slw: " in done.stdout and "final loss" in done.stdout
