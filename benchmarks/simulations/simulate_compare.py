@@ -231,7 +231,8 @@ def bias(repetitions: int, random: Random) -> list[Row]:
                     0, noise, EVALUATIONS + 1
                 )
                 # The crossing lies inside the run; what is not reached by its end is read at the end.
-                found.append(read(run_of("a", 0, losses)) or TOKENS)
+                cost = read(run_of("a", 0, losses))
+                found.append(cost if isinstance(cost, float) else TOKENS)
             rows.append(
                 (
                     "bias of a single run's cost",

@@ -80,7 +80,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             DoesNotFitError: a continuation alone is longer than the context length.
         """
         try:
-            return super().loglikelihood(requests, disable_tqdm)
+            return super().loglikelihood(requests, disable_tqdm=True)
         except DoesNotFitError as error:
             raise DoesNotFitError({int(requests[i].doc_id) for i in error.items}) from None
         finally:

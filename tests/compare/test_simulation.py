@@ -50,8 +50,8 @@ def test_unequal_evaluation_noise_decides_nothing(simulate: ModuleType) -> None:
 def test_costs_are_read_without_bias(simulate: ModuleType) -> None:
     """Under 0.5 % at noise 0.01, in 800 runs."""
     found = shares(simulate.bias(800, np.random.default_rng(1)))
-    assert abs(found["falling curve, evaluation noise 0.003"]) < 0.5
-    assert abs(found["falling curve, evaluation noise 0.01"]) < 0.5
+    assert abs(found["isotonic fit, evaluation noise 0.003"]) < 0.5
+    assert abs(found["isotonic fit, evaluation noise 0.01"]) < 0.5
     assert found["first crossing (deleted), evaluation noise 0.02"] < -2
 
 
