@@ -22,6 +22,7 @@ import efftrain_cli.training.state as state_module
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.recipe.sections import Optim
 from efftrain_cli.training.state import TrainState, read_checkpoint, write_checkpoint
 
@@ -53,11 +54,8 @@ def main() -> None:
     )
     model = GPT(config)
     model.init_weights(1)
-    optimizer = AdamW(
-        dict(model.named_parameters()),
-        model.parameter_kinds(),
-        Optim(lr=1.0),
-    )
+    parameters = ParameterSet(named=dict(model.named_parameters()), kinds=model.parameter_kinds())
+    optimizer = AdamW(parameters, Optim(lr=1.0))
     state = TrainState(model=model, optimizer=optimizer)
 
     kinds = ("save", "save, CPU", "without hashes", "without hashes, CPU", "read and verify")

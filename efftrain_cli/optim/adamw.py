@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.groups import GroupScale, decays
-from efftrain_cli.optim.optimizer import Settings, WithoutCompiler
+from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
 
 
 class _FusedAdamW(WithoutCompiler, torch.optim.AdamW):
@@ -34,19 +33,13 @@ class AdamW:
     gradient_powers: Mapping[str, int] = {"exp_avg": 1, "exp_avg_sq": 2, "step": 0}
     largest_measures = frozenset({"adam_sqrt_v_max"})
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
-        settings: Settings,
-        qkv_rows: Sequence[int] = (),
-        scales: Mapping[str, GroupScale] | None = None,
-    ) -> None:
+    def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
         groups: dict[tuple[bool, GroupScale], list[nn.Parameter]] = {}
-        for name, parameter in parameters.items():
-            scale = (scales or {}).get(name, GroupScale())
-            groups.setdefault((decays(kinds[name]), scale), []).append(parameter)
+        for name, parameter in parameters.named.items():
+            scale = parameters.scales.get(name, GroupScale())
+            decayed = decays(parameters.kinds[name])
+            groups.setdefault((decayed, scale), []).append(parameter)
         self._adamw = _FusedAdamW(
             [
                 {
@@ -61,15 +54,14 @@ class AdamW:
             betas=settings.betas,
             fused=True,
         )
-        first = next(iter(parameters.values()))
-        shares = [
-            -(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in parameters.values()
-        ]
+        named = parameters.named
+        first = next(iter(named.values()))
+        shares = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in named.values()]
         # fp32 (elements,): all of `exp_avg_sq`, each parameter's share padded with zeros to whole cache lines.
         self._second_moments = torch.zeros(sum(shares), dtype=first.dtype, device=first.device)
         self._state = {}
         for (name, parameter), share in zip(
-            parameters.items(), self._second_moments.split(shares), strict=True
+            named.items(), self._second_moments.split(shares), strict=True
         ):
             self._state[name] = self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),

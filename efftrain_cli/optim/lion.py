@@ -9,14 +9,13 @@ smaller and a weight decay as many times larger (section 5), and betas of 0.9 an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from efftrain_cli.model.parameter_kinds import ParameterKind
-from efftrain_cli.optim.groups import GroupScale, decays
-from efftrain_cli.optim.optimizer import Settings
+from efftrain_cli.optim.groups import decays
+from efftrain_cli.optim.optimizer import ParameterSet, Settings
 
 
 class Lion:
@@ -25,18 +24,17 @@ class Lion:
     gradient_powers: Mapping[str, int] = {"exp_avg": 1}
     largest_measures: frozenset[str] = frozenset()
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
-        settings: Settings,
-        qkv_rows: Sequence[int] = (),
-        scales: Mapping[str, GroupScale] | None = None,
-    ) -> None:
+    def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        self._parameters, self._betas = dict(parameters), settings.betas
-        self._decay = {name: settings.weight_decay * decays(kinds[name]) for name in parameters}
-        self._momentum = {name: torch.zeros_like(tensor) for name, tensor in parameters.items()}
+        self._parameters = dict(parameters.named)
+        self._betas = settings.betas
+        self._decay = {
+            name: settings.weight_decay * decays(parameters.kinds[name])
+            for name in self._parameters
+        }
+        self._momentum = {
+            name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()
+        }
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor) -> None:

@@ -8,15 +8,13 @@ recommends, q, k and v are orthogonalized one by one, not as the one matrix that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.groups import GroupScale
-from efftrain_cli.optim.optimizer import Settings, WithoutCompiler
+from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
 
 MOMENTUM = 0.95
 """Decay rate of the momentum, Nesterov's; torch's default and the paper's."""
@@ -32,27 +30,19 @@ class Muon:
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
     largest_measures: frozenset[str] = frozenset()
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
-        settings: Settings,
-        qkv_rows: Sequence[int] = (),
-        scales: Mapping[str, GroupScale] | None = None,
-    ) -> None:
+    def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
         assert settings.muon_lr is not None  # a rule of the recipe
-        matrices = {
-            name: parameter
-            for name, parameter in parameters.items()
-            if kinds[name].endswith("matrix")
-        }
+        kinds = parameters.kinds
+        matrices = {}
+        others = {}
+        for name, parameter in parameters.named.items():
+            if kinds[name].endswith("matrix"):
+                matrices[name] = parameter
+            else:
+                others[name] = parameter
         self._lr_ratio = settings.muon_lr / settings.lr
-        self._adamw = AdamW(
-            {name: parameter for name, parameter in parameters.items() if name not in matrices},
-            kinds,
-            settings,
-        )
+        self._adamw = AdamW(ParameterSet(named=others, kinds=kinds), settings)
         self._momentum = {name: torch.zeros_like(parameter) for name, parameter in matrices.items()}
         self._parts: list[tuple[nn.Parameter, list[int], list[nn.Parameter]]] = []
         """(matrix, rows of its parts, the parts as parameters that share its memory): three of a fused matrix, else
@@ -60,7 +50,7 @@ class Muon:
         for name, matrix in matrices.items():
             rows = [len(matrix)]
             if kinds[name] == "fused_matrix":
-                rows = list(qkv_rows)
+                rows = list(parameters.qkv_rows)
             parts = [nn.Parameter(part) for part in matrix.detach().split(rows)]
             self._parts.append((matrix, rows, parts))
         self._muon = _TorchMuon(

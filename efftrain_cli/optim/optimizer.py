@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,19 @@ class Settings(Protocol):
     def weight_decay(self) -> float: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParameterSet:
+    """The parameters that an optimizer updates, by name, and what it has to know of them."""
+
+    named: Mapping[str, nn.Parameter]
+    kinds: Mapping[str, ParameterKind]
+    """At least of these parameters; weight decay and Muon go by them."""
+    qkv_rows: Sequence[int] = ()
+    """Rows of q, k and v in a fused matrix."""
+    scales: Mapping[str, GroupScale] = field(default_factory=dict)
+    """Departures from the recipe's settings; only for an optimizer that supports them."""
+
+
 class Optimizer(Protocol):
     """Updates named parameters by their gradients. `training/build.py` alone chooses among them by name."""
 
@@ -38,21 +52,8 @@ class Optimizer(Protocol):
     largest_measures: frozenset[str]
     """Measures of which the largest over all shares of a model is that of the whole; the others add up."""
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        kinds: Mapping[str, ParameterKind],
-        settings: Settings,
-        qkv_rows: Sequence[int] = (),
-        scales: Mapping[str, GroupScale] | None = None,
-    ) -> None:
-        """Begin without any step.
-
-        Args:
-            kinds: of the parameters; weight decay and Muon go by them.
-            qkv_rows: rows of q, k and v in a fused matrix.
-            scales: by parameter; only if the optimizer supports them.
-        """
+    def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
+        """Begin before the first step."""
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """One update of every parameter that has a gradient, at the step's learning rate.

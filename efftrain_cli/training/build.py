@@ -11,9 +11,10 @@ from torch import nn
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.groups import GroupScale
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.muon import Muon
-from efftrain_cli.optim.optimizer import Optimizer, check_cover
+from efftrain_cli.optim.optimizer import Optimizer, ParameterSet, check_cover
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import TrainState
@@ -69,10 +70,9 @@ def build_optimizer(
 
     `parameters` replace the model's, under the same names, if this rank holds a share of them.
     """
-    optim = recipe.optim
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     kinds = model.parameter_kinds()
-    scales = None
+    scales: dict[str, GroupScale] = {}
     if (
         recipe.stages
         and recipe.staged_growth is not None
@@ -81,8 +81,10 @@ def build_optimizer(
         factor = model.config.n_embd // recipe.model_at(0).n_embd
         tied = model.config.tied
         scales = {name: small_model_scales(kind, factor, tied) for name, kind in kinds.items()}
-    rows = model.config.qkv_rows
-    optimizer = OPTIMIZER_CLASSES[optim.name](parameters, kinds, optim, rows, scales)
+    updated = ParameterSet(
+        named=parameters, kinds=kinds, qkv_rows=model.config.qkv_rows, scales=scales
+    )
+    optimizer = OPTIMIZER_CLASSES[recipe.optim.name](updated, recipe.optim)
     check_cover(optimizer, parameters)
     return optimizer
 

@@ -15,6 +15,7 @@ from efftrain_cli.methods.growth_operators import (
 )
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.recipe.sections import Optim
 from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, state_of, tokens_of
 
@@ -24,13 +25,15 @@ def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | Non
     scales = (
         {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()}
         if factor
-        else None
+        else {}
     )
     optimizer = AdamW(
-        dict(model.named_parameters()),
-        model.parameter_kinds(),
+        ParameterSet(
+            named=dict(model.named_parameters()),
+            kinds=model.parameter_kinds(),
+            scales=scales,
+        ),
         Optim(lr=1.0, betas=(0.9, 0.98), eps=1e-6, weight_decay=weight_decay),
-        scales=scales,
     )
     for full_name, tensor in optimizer.tensors().items():
         key, name = full_name.split(".", 1)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from efftrain_cli.optim.adamw import AdamW
+from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.recipe.sections import Optim
 from tests.conftest import python
 
@@ -26,10 +27,15 @@ def model_and_gradients() -> tuple[nn.Module, list[list[torch.Tensor]]]:
     return model, [[torch.randn_like(p) for p in model.parameters()] for _ in range(5)]
 
 
+def made(model: nn.Module) -> AdamW:
+    parameters = ParameterSet(named=dict(model.named_parameters()), kinds=KINDS)
+    return AdamW(parameters, Optim(lr=3e-3, weight_decay=0.1))
+
+
 def test_steps_are_those_of_pytorch() -> None:
     ours_model, gradients = model_and_gradients()
     theirs_model, _ = model_and_gradients()
-    ours = AdamW(dict(ours_model.named_parameters()), KINDS, Optim(lr=3e-3, weight_decay=0.1))
+    ours = made(ours_model)
     decayed = [theirs_model[0].weight]
     others = [p for p in theirs_model.parameters() if p is not decayed[0]]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -53,7 +59,7 @@ def test_steps_are_those_of_pytorch() -> None:
 
 def test_found_inf_leaves_everything_as_it_is() -> None:
     model, gradients = model_and_gradients()
-    optimizer = AdamW(dict(model.named_parameters()), KINDS, Optim(lr=3e-3, weight_decay=0.1))
+    optimizer = made(model)
     for gradient, found_inf in (
         (gradients[0], torch.zeros(())),
         ([g * float("nan") for g in gradients[1]], torch.ones(())),
@@ -69,7 +75,7 @@ def test_found_inf_leaves_everything_as_it_is() -> None:
 
 def test_measures_are_of_every_second_moment() -> None:
     model, gradients = model_and_gradients()
-    optimizer = AdamW(dict(model.named_parameters()), KINDS, Optim(lr=3e-3, weight_decay=0.1))
+    optimizer = made(model)
     for p, gradient in zip(model.parameters(), gradients[0], strict=True):
         p.grad = gradient
     optimizer.step(1e-2, torch.zeros(()))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from efftrain_cli.optim.lion import Lion
+from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Optim
 from efftrain_cli.training.state import TrainState
@@ -24,7 +25,8 @@ def made() -> tuple[Lion, dict[str, torch.nn.Parameter]]:
         "h.0.mlp.c_fc.bias": torch.nn.Parameter(torch.tensor([0.5])),
     }
     kinds = {"h.0.mlp.c_fc.weight": "matrix", "h.0.mlp.c_fc.bias": "vector"}
-    return Lion(parameters, kinds, Optim(lr=1.0, betas=(0.75, 0.5), weight_decay=0.5)), parameters  # type: ignore[arg-type]
+    settings = Optim(lr=1.0, betas=(0.75, 0.5), weight_decay=0.5)
+    return Lion(ParameterSet(named=parameters, kinds=kinds), settings), parameters  # type: ignore[arg-type]
 
 
 def test_two_steps_by_hand() -> None:
