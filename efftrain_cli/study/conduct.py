@@ -3,7 +3,6 @@ used."""
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,12 @@ from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, StudyFile
 from efftrain_cli.study.judge import StudyState, judge
 from efftrain_cli.study.phases import Tuned, all_trials, confirmation, over_rates, tuning
-from efftrain_cli.study.registration import registered_hash, study_folder
+from efftrain_cli.study.registration import (
+    LOOKS,
+    read_looks,
+    registered_hash,
+    study_folder,
+)
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial, state_of
 
@@ -212,8 +216,19 @@ def _groups(
     return found
 
 
-RECEIPTS = "phase,arm,settings,seed,run,status,final_loss,tokens,train_seconds,marks"
-LOOKS = "look,seeds,measure,direction,margin,arm,estimate,low,high,p,p_holm,outcome"
+RECEIPTS = (
+    "phase",
+    "arm",
+    "settings",
+    "seed",
+    "run",
+    "status",
+    "final_loss",
+    "tokens",
+    "train_seconds",
+    "marks",
+)
+"""Columns of receipts.csv."""
 
 
 def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -237,12 +252,11 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
 
 def write_looks(file: StudyFile, judgement: StudyState) -> None:
     """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
-    path = study_folder(file.name) / "looks.csv"
-    before = (
-        list(csv.reader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-    )
+    folder = study_folder(file.name)
     rows: list[list[object]] = [
-        list(row) for row in before[1:] if row and int(row[0]) < judgement.look
+        [row[column] for column in LOOKS]
+        for row in read_looks(folder)
+        if int(row["look"]) < judgement.look
     ]
     for verdict in judgement.verdicts:
         estimate, question = verdict.estimate, verdict.question
@@ -257,12 +271,12 @@ def write_looks(file: StudyFile, judgement: StudyState) -> None:
             verdict.arm,
         ]
         rows.append([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
-    _write(path, LOOKS, rows)
+    _write(folder / "looks.csv", LOOKS, rows)
 
 
-def _write(path: Path, columns: str, rows: list[list[object]]) -> None:
+def _write(path: Path, columns: Sequence[str], rows: list[list[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, csv_text(columns.split(","), rows))
+    write_whole(path, csv_text(columns, rows))
 
 
 def _number(value: float | None) -> str:

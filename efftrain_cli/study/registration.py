@@ -26,11 +26,35 @@ from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
-from efftrain_cli.foundation.records import Part, Record, digest_of, read_record, write_record
+from efftrain_cli.foundation.records import (
+    Part,
+    Record,
+    damaged,
+    digest_of,
+    read_record,
+    read_small_text,
+    write_record,
+)
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.run.directory import run_names, run_path, runs_root
 from efftrain_cli.study.file import StudyFile, seeds_of
 from efftrain_cli.study.phases import all_trials
+
+LOOKS = (
+    "look",
+    "seeds",
+    "measure",
+    "direction",
+    "margin",
+    "arm",
+    "estimate",
+    "low",
+    "high",
+    "p",
+    "p_holm",
+    "outcome",
+)
+"""Columns of looks.csv."""
 
 
 class Change(Part):
@@ -156,7 +180,7 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
             values
         ) == _primaries_in(plan.values):
             found.append(
-                f"study {plan.study!r}, registered {plan.registered}, asked the same of the same arms: {_last_look(path)}"
+                f"study {plan.study!r}, registered {plan.registered}, asked the same of the same arms: {_last_look(path.parent)}"
             )
     return found
 
@@ -207,17 +231,36 @@ def _primaries_in(values: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _last_look(plan: Path) -> str:
-    """The verdicts of a study's last look."""
-    path = plan.with_name("looks.csv")
-    rows = (
-        list(csv.DictReader(path.read_text(encoding="utf-8").splitlines())) if path.exists() else []
-    )
+def _last_look(folder: Path) -> str:
+    """Return the verdicts of a study's last look in words."""
+    try:
+        rows = read_looks(folder)
+    except DataError as error:
+        return f"its verdicts are unknown: {str(error).splitlines()[0]}"
+    if not rows:
+        return "no look yet"
     last = [row for row in rows if row["look"] == rows[-1]["look"]]
-    return (
-        "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in last)
-        or "no look yet"
-    )
+    return "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in last)
+
+
+def read_looks(folder: Path) -> list[dict[str, str]]:
+    """Return the rows of a study's looks.csv; empty if there is none.
+
+    Raises:
+        DataError: it is not a table of looks.
+    """
+    path = folder / "looks.csv"
+    restore = "delete it: efftrain study writes the last look again"
+    try:
+        rows = list(csv.DictReader(read_small_text(path, restore).splitlines()))
+    except FileNotFoundError:
+        return []
+    except csv.Error as error:
+        raise damaged(path, str(error), restore) from None
+    for row in rows:
+        if not row.keys() >= set(LOOKS) or not (row["look"] or "").isdecimal():
+            raise damaged(path, "it is not a table of looks", restore)
+    return rows
 
 
 def _require_budgets(file: StudyFile) -> None:

@@ -271,6 +271,34 @@ def test_a_new_name_does_not_hide_seen_seeds(folder: Path, file: StudyFile) -> N
     assert register(read_study(fresh), allow=False).exploratory == ()
 
 
+@pytest.mark.parametrize(
+    ("looks", "verdicts"),
+    [
+        (b"run,seed,final_loss\nk1,10,3.5\n", "looks.csv is damaged: it is not a table of looks"),
+        (b"look,arm,outcome,measure\n1,warm\n", "looks.csv is damaged: it is not a table of looks"),
+        (b"\xff\xfe", "looks.csv is damaged: it is not UTF-8 text (byte 0)"),
+        (b"", "no look yet"),
+    ],
+)
+def test_a_foreign_looks_csv_does_not_stop_a_registration(
+    folder: Path, file: StudyFile, looks: bytes, verdicts: str
+) -> None:
+    register(file, allow=False)
+    (study_folder("study") / "looks.csv").write_bytes(looks)
+    (folder / "again.toml").write_text(STUDY)
+    reason = register(read_study(folder / "again.toml"), allow=False).exploratory[-1]
+    assert "asked the same of the same arms: " in reason and reason.endswith(verdicts)
+
+
+def test_a_study_with_a_foreign_looks_csv_says_how_to_mend_it(file: StudyFile) -> None:
+    register(file, allow=False)
+    (study_folder("study") / "looks.csv").write_text("look,seeds\none,3\n")
+    with pytest.raises(DataError, match=r"not a table of looks\n  delete it"):
+        conduct(file, make_runner(file, launcher(file)))
+    (study_folder("study") / "looks.csv").unlink()
+    assert conduct(file, make_runner(file, launcher(file))).look == 1
+
+
 @pytest.mark.parametrize("text", ["{", '{"a": 1}', '{"schema_version": 99}'])
 def test_other_damaged_files_do_not_stop_a_registration(file: StudyFile, text: str) -> None:
     """What nobody can read any more may have seen the seeds: a plan says so, a run is left out."""
