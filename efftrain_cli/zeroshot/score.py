@@ -76,7 +76,9 @@ class Evaluator:
         return self.model.device
 
     def autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self.bf16 else nullcontext()
+        if self.bf16:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -163,24 +165,19 @@ class Evaluator:
     def _score_alone(
         self, requests: Sequence[Request], indices: Sequence[int]
     ) -> list[tuple[int, Score]]:
-        inputs = [
-            (requests[i].context + requests[i].continuation)[-(self.context_length + 1) : -1]
-            for i in indices
-        ]
+        inputs = []
+        first_columns = []
+        continuations = []
+        for i in indices:
+            context, continuation = requests[i]
+            tokens = (context + continuation)[-(self.context_length + 1) : -1]
+            inputs.append(tokens)
+            first_columns.append(len(tokens) - len(continuation))
+            continuations.append(continuation)
+
         hidden = self._run(self._pad(inputs))
-        lengths = [len(requests[i].continuation) for i in indices]
-        rows = [row for row, length in enumerate(lengths) for _ in range(length)]
-        columns = [
-            column
-            for tokens, length in zip(inputs, lengths, strict=True)
-            for column in range(len(tokens) - length, len(tokens))
-        ]
-        targets = [token for i in indices for token in requests[i].continuation]
-        of_tokens = iter(self._read(hidden[rows, columns], targets))
-        return [
-            (i, _add_up(islice(of_tokens, length)))
-            for i, length in zip(indices, lengths, strict=True)
-        ]
+        by_request = self._read_rows(hidden, first_columns, continuations)
+        return [(i, _add_up(scores)) for i, scores in zip(indices, by_request, strict=True)]
 
     # Several continuations of one context: the context once, its keys and values repeated for each continuation.
 
@@ -192,7 +189,8 @@ class Evaluator:
         widest = rows = 0
         for context, asked in sorted(shared.items(), key=lambda item: len(item[0]), reverse=True):
             longest = max(len(requests[i].continuation) for i in asked)
-            rows, widest = rows + len(asked), max(widest, longest)
+            rows += len(asked)
+            widest = max(widest, longest)
             if batch and (
                 len(context) != len(batch[0][0])
                 or (len(batch) + 1) * len(context) > self.batch_tokens
@@ -201,7 +199,9 @@ class Evaluator:
                 or rows * (len(context) + widest) > 4 * self.batch_tokens
             ):
                 yield batch
-                batch, rows, widest = [], len(asked), longest
+                batch = []
+                rows = len(asked)
+                widest = longest
             batch.append((context, asked))
         if batch:
             yield batch
@@ -209,33 +209,40 @@ class Evaluator:
     def _score_shared(
         self, requests: Sequence[Request], batch: Sequence[tuple[tuple[int, ...], list[int]]]
     ) -> list[tuple[int, Score]]:
-        indices = [i for _, asked in batch for i in asked]
-        owner = [row for row, (_, asked) in enumerate(batch) for _ in asked]
+        indices: list[int] = []
+        context_rows: list[int] = []
+        for row, (_, asked) in enumerate(batch):
+            indices += asked
+            context_rows += [row] * len(asked)
         continuations = [requests[i].continuation for i in indices]
-        past = len(batch[0][0])
+
         caches = self.model.new_caches()
-        hidden = self._run(self._pad([context for context, _ in batch]), caches=caches)
+        hidden = self._run(self._pad([context for context, _ in batch]), caches)
         # The first token of every continuation is predicted by its context's last position.
-        first = self._read(hidden[owner, past - 1], [tokens[0] for tokens in continuations])
-        rest: Iterator[Score] = iter(())
+        last = len(batch[0][0]) - 1
+        firsts = self._read(hidden[context_rows, last], [tokens[0] for tokens in continuations])
+        by_request = [[score] for score in firsts]
+
         longer = [n for n, tokens in enumerate(continuations) if len(tokens) > 1]
         if longer:
-            rows_of_context = torch.tensor([owner[n] for n in longer], device=self.device)
-            repeated = []
-            for cache in caches:
-                assert cache.keys is not None and cache.values is not None
-                copy = KeyValueCache()
-                copy.extend(cache.keys[rows_of_context], cache.values[rows_of_context])
-                repeated.append(copy)
+            repeated = self._repeat(caches, [context_rows[n] for n in longer])
             hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), repeated)
-            rows = [row for row, n in enumerate(longer) for _ in continuations[n][1:]]
-            columns = [column for n in longer for column in range(len(continuations[n]) - 1)]
-            targets = [token for n in longer for token in continuations[n][1:]]
-            rest = iter(self._read(hidden[rows, columns], targets))
-        return [
-            (i, _add_up([score, *islice(rest, len(tokens) - 1)]))
-            for i, score, tokens in zip(indices, first, continuations, strict=True)
-        ]
+            rests = [continuations[n][1:] for n in longer]
+            read = self._read_rows(hidden, [0] * len(longer), rests)
+            for n, scores in zip(longer, read, strict=True):
+                by_request[n] += scores
+        return [(i, _add_up(scores)) for i, scores in zip(indices, by_request, strict=True)]
+
+    def _repeat(self, caches: Sequence[KeyValueCache], rows: list[int]) -> list[KeyValueCache]:
+        """Copy each cache with the given rows, of which a row may come several times."""
+        chosen = torch.tensor(rows, device=self.device)
+        repeated = []
+        for cache in caches:
+            assert cache.keys is not None and cache.values is not None
+            copy = KeyValueCache()
+            copy.extend(cache.keys[chosen], cache.values[chosen])
+            repeated.append(copy)
+        return repeated
 
     # The model.
 
@@ -253,21 +260,40 @@ class Evaluator:
                 return self.compiled_hidden(tokens)
             return self.model.hidden(tokens, caches)
 
+    def _read_rows(
+        self, hidden: Tensor, first_columns: Sequence[int], targets: Sequence[Sequence[int]]
+    ) -> list[list[Score]]:
+        """Score each row's targets, each by itself; those of row i stand from `first_columns[i]` on.
+
+        Args:
+            hidden: (rows, tokens, n_embd).
+        """
+        rows = []
+        columns = []
+        flat = []
+        for row, (column, tokens) in enumerate(zip(first_columns, targets, strict=True)):
+            for offset, token in enumerate(tokens):
+                rows.append(row)
+                columns.append(column + offset)
+                flat.append(token)
+        scores = iter(self._read(hidden[rows, columns], flat))
+        return [list(islice(scores, len(tokens))) for tokens in targets]
+
     def _read(self, hidden: Tensor, targets: list[int]) -> list[Score]:
         """Score each target token by itself; hidden is (targets, n_embd)."""
         scores: list[Score] = []
-        wanted = torch.tensor(targets, device=self.device)
+        target_ids = torch.tensor(targets, device=self.device)
         for start in range(0, len(targets), HEAD_POSITIONS):
             logits = self.model.head(hidden[start : start + HEAD_POSITIONS].float())
-            part = wanted[start : start + HEAD_POSITIONS]
+            part = target_ids[start : start + HEAD_POSITIONS]
             logprobs = logits.gather(1, part[:, None])[:, 0] - logits.logsumexp(1)
             scores += map(Score, logprobs.tolist(), (logits.argmax(1) == part).tolist())
         return scores
 
 
-def _add_up(of_tokens: Iterable[Score]) -> Score:
+def _add_up(scores: Iterable[Score]) -> Score:
     """Add up the scores of a continuation's tokens."""
-    logprobs, greedy = zip(*of_tokens, strict=True)
+    logprobs, greedy = zip(*scores, strict=True)
     return Score(sum(logprobs), all(greedy))
 
 
@@ -290,7 +316,8 @@ def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None)
     requests = []
     done = 1  # stream[:done] is predicted, or context
     while done < len(stream):
-        end = min(done + (length if done == 1 else stride), len(stream))
+        predicted = length if done == 1 else stride
+        end = min(done + predicted, len(stream))
         start = max(0, end - 1 - length)
         requests.append(Request(stream[start:done], stream[done:end]))
         done = end
