@@ -257,10 +257,14 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
     if path.stat().st_size == 0:
         bad.found(str(path), "the file is empty")
         return
-    row, total, most = 0, 0, _most_unpacked(path)
+    row = 0
+    total = 0
+    most = _most_unpacked(path)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             _require_column(path, text_field, file.schema_arrow.names)
+            # A page is unpacked whole, and may hold a row group's text: refuse it unread.
+            _check_unpacked(path, _declared_bytes(file.metadata, text_field), most)
             # Few rows at a time: a row may be as long as a line, and a page of repeated rows is short.
             for batch in file.iter_batches(batch_size=8, columns=[text_field]):
                 for value in batch.column(0):
@@ -281,6 +285,21 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
         raise DataError(
             f"{path}: after row {row}: damaged, cut short or not a Parquet file: {error}"
         ) from error
+
+
+def _declared_bytes(metadata: Any, column_name: str) -> int:
+    """Return the bytes of a column's pages, unpacked, as a Parquet file's footer declares them.
+
+    A text that many rows repeat may be counted once.
+    """
+    total = 0
+    for group in range(metadata.num_row_groups):
+        row_group = metadata.row_group(group)
+        for number in range(row_group.num_columns):
+            column = row_group.column(number)
+            if column.path_in_schema == column_name:
+                total += column.total_uncompressed_size
+    return total
 
 
 def _require_column(path: Path, name: str, columns: list[str]) -> None:

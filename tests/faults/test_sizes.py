@@ -96,10 +96,23 @@ def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
     texts = pyarrow.DictionaryArray.from_arrays(indices, pyarrow.array(["x" * 1_000_000]))
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=4000)
     read = 0
-    with pytest.raises(DataError, match="unpack to more than 1,073,741,824"):
+    with pytest.raises(DataError, match="unpack to more than 268,435,456"):
         for _ in reading.read_documents(TextFile(path, "parquet"), "text", BadDocuments("error")):
             read += 1
-    assert read == 1073
+    assert read == 268
+
+
+def test_a_parquet_page_that_unpacks_too_far_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F97: its pages hold 3 MB in a few hundred bytes, and its footer says so."""
+    monkeypatch.setattr(reading, "UNPACKED_BYTES", 1 << 20)
+    path = tmp_path / "text.parquet"
+    table = pyarrow.table({"id": [0] * 30, "text": ["a" * 100_000] * 30})
+    pyarrow.parquet.write_table(table, path, use_dictionary=False, compression="zstd")
+    source = TextFile(path, "parquet")
+    with pytest.raises(DataError, match=r"unpack to more than 1,048,576"):
+        next(reading.read_documents(source, "text", BadDocuments("error")))
 
 
 def test_compressed_text_that_unpacks_to_more_than_text_does(
