@@ -17,8 +17,8 @@ from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
 from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
-from efftrain_cli.run.lines import split_lines
-from efftrain_cli.run.metrics import valid_rows
+from efftrain_cli.run.lines import read_file
+from efftrain_cli.run.metrics import check_rows
 from efftrain_cli.run.origin import Origin
 
 if TYPE_CHECKING:
@@ -134,12 +134,11 @@ def verify_run(path: Path) -> str:
     for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
         file = path / name
         try:
-            lines = split_lines(file.read_bytes() if file.exists() else b"")
+            lines = check_rows(path) if noun == "row" else read_file(file)
         except OSError as error:
             problems.append(f"{file} cannot be read: {error.strerror}")
             continue
-        corrupt = valid_rows(lines)[1] if noun == "row" else lines.corrupt
-        problems += [f"{file}, line {number}: {wrong}" for number, wrong in corrupt]
+        problems += [f"{file}, line {number}: {wrong}" for number, wrong in lines.corrupt]
         if lines.torn:
             problems.append(
                 f"{file} ends inside a line, which is left out: the run was killed, or is writing now"

@@ -11,11 +11,10 @@ import contextlib
 import json
 import math
 import os
-import select
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ _TAIL = len(_SEAL % 0)
 
 
 def sealed(value: Mapping[str, object]) -> str:
-    """One line for `value`, with its check, without a newline. NaN and infinity, which JSON lacks, become null."""
+    """Return the line for `value`, with its check, without a newline; NaN and infinity become null."""
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -40,7 +39,7 @@ def sealed(value: Mapping[str, object]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The value as JSON can hold it: None for what is not finite, tuples as lists."""
+    """Return the value as JSON can hold it: None for a number that is not finite, tuples as lists."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -65,7 +64,7 @@ class Lines:
 
 
 def split_lines(content: bytes) -> Lines:
-    """The lines of a file, each compared with its check.
+    """Split a file into lines and compare each with its check.
 
     A line that a killed writer tore, with the next one glued to it, is damaged; the whole line at its end counts.
     """
@@ -98,24 +97,22 @@ def split_lines(content: bytes) -> Lines:
 
 
 def _check(line: bytes) -> bool | None:
-    """Whether a line matches its check; None where it has none."""
+    """Return whether a line matches its check; None if it has none."""
     if line[-_TAIL:-10] != _MARK:
         return None
     return line[-_TAIL:] == _SEAL % zlib.crc32(b"}", zlib.crc32(line[:-_TAIL]))
 
 
 def parse(line: bytes) -> dict[str, Any] | None:
-    """The object that a line holds, without its check; None where it holds none. NaN is not JSON."""
+    """Return the object that a line holds, without its check; None if it holds no object. NaN is not JSON."""
 
     def refuse(text: str) -> None:
         raise ValueError(f"{text} is not JSON")
 
     try:
         value = json.loads(line, parse_constant=refuse)
-    except (
-        ValueError,
-        RecursionError,
-    ):  # UnicodeDecodeError and numbers of thousands of digits are ValueErrors
+    # UnicodeDecodeError and numbers of thousands of digits are ValueErrors.
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict):
         return None
@@ -123,57 +120,34 @@ def parse(line: bytes) -> dict[str, Any] | None:
     return value
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines, without their checks; lines that are none or damaged are passed over.
+def read_file(path: Path) -> Lines:
+    """Read the lines of a file; one that does not exist has none.
 
     Raises:
         OSError: the file is there and cannot be read.
     """
     try:
-        content = path.read_bytes()
+        return split_lines(path.read_bytes())
     except FileNotFoundError:
-        return []
-    return [value for line in split_lines(content).texts if (value := parse(line)) is not None]
+        return split_lines(b"")
 
 
-def follow_lines(
-    paths: Sequence[Path], poll_seconds: float
-) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each object that another process writes to these files, with its file, until standard input closes.
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file, without their checks; leave out lines that are damaged or hold no object.
 
-    Objects of one file come in its order; none is left out.
+    Raises:
+        OSError: the file is there and cannot be read.
     """
-    position = dict.fromkeys(paths, 0)
-    closed = False
-    while True:
-        for path in paths:
-            lines: list[bytes] = []
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
-                file.seek(position[path])
-                *lines, _ = file.read().split(b"\n")
-            for line in lines:
-                position[path] += len(line) + 1
-                if (record := parse(line)) is not None:
-                    yield path, record
-        if closed:
-            return
-        closed = _is_input_closed(poll_seconds)
-
-
-def _is_input_closed(seconds: float) -> bool:
-    """Wait for at most `seconds`; return True as soon as standard input has ended."""
-    try:
-        ready, _, _ = select.select([sys.stdin], [], [], seconds)
-        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
-    except (OSError, ValueError):
-        time.sleep(seconds)
-        return True
+    values = map(parse, read_file(path).texts)
+    return [value for value in values if value is not None]
 
 
 class JsonLines:
-    """A file of JSON lines to append to. A torn last line (a killed writer's) is cut off first. What the disk refuses
-    waits in memory, so that training goes on and no line is ever torn by us."""
+    """A file of JSON lines to append to.
+
+    A torn last line, which a killed writer left, is cut off first. What the disk refuses waits in memory, so that
+    training goes on and no line is ever torn by us.
+    """
 
     WARN_EVERY = 60.0
     """Seconds between two warnings."""
@@ -203,11 +177,11 @@ class JsonLines:
 
     @property
     def _beside(self) -> Path:
-        """Where lines are kept that could not be written until the end."""
+        """Path of the lines that could not be written until the end."""
         return self.path.with_name(f"{self.path.name}.unwritten")
 
     def _take_up(self) -> None:
-        """Appends what an earlier process had to leave beside the file."""
+        """Append what an earlier process had to leave beside the file."""
         if self._beside.is_file() and not self._beside.is_symlink():
             self._waiting = self._beside.read_bytes().splitlines(keepends=True)
             if self._flush():
@@ -217,13 +191,13 @@ class JsonLines:
                 self._waiting, self._written = [], 0
 
     def write(self, values: Sequence[Mapping[str, object]]) -> None:
-        """Appends a line for each of `values`, now or as soon as there is room."""
+        """Append a line for each of `values`, now or as soon as there is room."""
         self._waiting += [f"{sealed(value)}\n".encode() for value in values]
         if not self._flush():
             self.delayed += len(values)
 
     def sync(self) -> None:
-        """Writes what waits and makes the file survive a power failure, as far as the disk lets it."""
+        """Write what waits and make the file survive a power failure, as far as the disk lets it."""
         if self._flush():
             self.delayed = 0
             try:
@@ -232,7 +206,7 @@ class JsonLines:
                 self._warn(error)
 
     def close(self) -> None:
-        """Closes the file.
+        """Close the file.
 
         Raises:
             DiskError: lines could not be written; the message says how many, and where they are.
@@ -256,7 +230,7 @@ class JsonLines:
             os.close(self._file)
 
     def _flush(self) -> bool:
-        """Writes what waits, as far as the disk takes it; True where nothing waits any more."""
+        """Write what waits, as far as the disk takes it; return whether nothing waits any more."""
         try:
             while self._waiting:
                 content = b"".join(self._waiting)[self._written :]

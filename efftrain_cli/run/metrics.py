@@ -1,4 +1,4 @@
-"""The one reader of metrics.jsonl: which rows count, as dictionaries or as a frame, and what is damaged.
+"""The one module that reads metrics.jsonl: which rows count, as dictionaries or as a frame, and what is damaged.
 
 Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with replaces all older
 rows from its step on, however far they went. Nothing here writes, locks or imports torch: a run can be read while it
@@ -7,16 +7,20 @@ trains, on another machine, or half copied.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.lines import CHECK, Lines, parse, split_lines
+from efftrain_cli.run.lines import CHECK, Lines, parse, read_file, split_lines
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
@@ -130,6 +134,56 @@ def last_row(path: Path) -> dict[str, Any]:
         return {}
     rows = (row for line in reversed(lines) if (row := parse(line)) is not None and "step" in row)
     return next(rows, {})
+
+
+def check_rows(run: Path) -> Lines:
+    """Read all lines of a run's rows; those that are not the rows that were written are `corrupt`.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+    """
+    lines = read_file(run / "metrics.jsonl")
+    return replace(lines, corrupt=valid_rows(lines)[1])
+
+
+def follow_run(
+    run: Path, poll_seconds: float
+) -> Iterator[tuple[Literal["row", "event"], dict[str, Any]]]:
+    """Yield each row and each event that another process writes to a run, until standard input closes.
+
+    Rows come in their order, events in theirs; none is left out.
+    """
+    files: dict[Literal["row", "event"], Path] = {
+        "row": run / "metrics.jsonl",
+        "event": run / "events.jsonl",
+    }
+    position = dict.fromkeys(files, 0)
+    closed = False
+    while True:
+        for kind, path in files.items():
+            lines: list[bytes] = []
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
+                file.seek(position[kind])
+                *lines, _ = file.read().split(b"\n")
+            for line in lines:
+                position[kind] += len(line) + 1
+                value = parse(line)
+                if value is not None and (kind == "event" or isinstance(value.get("step"), int)):
+                    yield kind, value
+        if closed:
+            return
+        closed = _is_input_closed(poll_seconds)
+
+
+def _is_input_closed(seconds: float) -> bool:
+    """Wait for at most `seconds`; return True as soon as standard input has ended."""
+    try:
+        ready, _, _ = select.select([sys.stdin], [], [], seconds)
+        return bool(ready) and not os.read(sys.stdin.fileno(), 4096)
+    except (OSError, ValueError):
+        time.sleep(seconds)
+        return True
 
 
 def columns_of(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -26,8 +26,7 @@ from efftrain_cli.foundation.files import make_folder, open_to_write, write_whol
 from efftrain_cli.foundation.records import read_json
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import AXES, COLUMNS, grouped
-from efftrain_cli.run.lines import follow_lines
-from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.metrics import follow_run, latest_rows
 from efftrain_cli.run.small_files import SmallFiles, read_run
 
 if TYPE_CHECKING:
@@ -125,15 +124,12 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     with contextlib.suppress(DataError, OSError, ValueError, KeyError, TypeError):
         sent = int(read_json(state)["last_step"])
     count = replaced = 0
-    metrics, events = run / "metrics.jsonl", run / "events.jsonl"
     old_events = len(directory.events)
-    for file, record in follow_lines([metrics, events], poll_seconds):
-        if file == events:
+    for kind, record in follow_run(run, poll_seconds):
+        if kind == "event":
             old_events -= 1
             if old_events < 0:  # those of an earlier start have been sent
                 _alert(session, record)
-            continue
-        if not isinstance(record.get("step"), int):
             continue
         step = record["step"]
         if step <= sent:
