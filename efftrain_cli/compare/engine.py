@@ -240,7 +240,11 @@ def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict
     for places, of_member in zip(members.values(), adjusted, strict=True):
         smallest = min(places.values())
         for i, p in places.items():
-            found[i] = min(1.0, of_member * p / smallest) if smallest else of_member
+            if smallest:
+                found[i] = min(1.0, of_member * p / smallest)
+            else:
+                # A p-value of 0 leaves no factor to apply to the member's other costs: Bonferroni's.
+                found[i] = min(1.0, len(members) * p)
     return found
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
 from efftrain_cli.compare import inference, planning
+from efftrain_cli.compare.engine import Verdict, correct
 from efftrain_cli.compare.inference import (
     Direction,
     Estimate,
@@ -17,6 +20,7 @@ from efftrain_cli.compare.inference import (
     ratio_of_means,
     welch_t,
 )
+from efftrain_cli.compare.measures import cost_question
 from tests.compare.known_runs import decide
 
 
@@ -267,6 +271,33 @@ def test_holm_counts_only_what_was_tested() -> None:
         pytest.approx(2 * clear.p),
         None,
         pytest.approx(faint.p),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flops", "other", "corrected"),
+    [
+        # The smallest of a member's p takes Holm's factor; the member's other cost takes the same.
+        (0.01, 0.02, 0.04, [0.02, 0.04, 0.04]),
+        # A p of exactly 0 says nothing about the member's other cost: twice its own p, for two members.
+        (0.0, 0.03, 0.04, [0.0, 0.06, 0.04]),
+        (0.0, 0.6, 0.04, [0.0, 1.0, 0.04]),
+        (0.0, 0.0, 0.0, [0.0, 0.0, 0.0]),
+    ],
+)
+def test_a_p_of_0_does_not_pass_to_the_arm_s_other_costs(
+    tokens: float, flops: float, other: float, corrected: list[float]
+) -> None:
+    asked = [cost_question("tokens", None), cost_question("flops", None)]
+    made = [
+        Verdict(question, "arm", (0, 1), Estimate(1.1, log=True), p=p, outcome="better")
+        for question, p in zip(asked, (tokens, flops), strict=True)
+    ]
+    made.append(replace(made[0], arm="other", p=other))
+    found = correct(made)
+    assert [each.p_holm for each in found] == pytest.approx(corrected)
+    assert [each.outcome for each in found] == [
+        "better" if p < 0.05 else "undecided" for p in corrected
     ]
 
 
