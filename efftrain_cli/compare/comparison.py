@@ -24,7 +24,6 @@ from efftrain_cli.compare.groups import (
     rank_of,
 )
 from efftrain_cli.compare.measures import (
-    PRIMARY,
     Cost,
     Costs,
     EqualPoint,
@@ -250,17 +249,21 @@ def _judge(
     of_losses = withheld
     if any(label.kind == "allowed" for label in labels):
         of_losses = INCOMPARABLE
-    families: dict[str, list[Verdict]] = {PRIMARY: [], "": [], "score": []}
+    primary: list[Verdict] = []
+    others: list[Verdict] = []
+    scores: list[Verdict] = []
     finished = [run for group in groups for run in group.runs if run.status == "finished"]
     for question in questions:
         if not question.tested or _is_final_loss(question, finished):
             continue
-        scores = question.tested == "score"
-        family = families["score" if scores else question.key if question.key == PRIMARY else ""]
+        family, why = others, of_losses
+        if question.tested == "score":
+            family, why = scores, withheld
+        elif question.is_primary:
+            family = primary
         for group in groups[1:]:
-            why = withheld if scores else of_losses
             family.append(verdict(question, groups[0], group, withheld=why))
-    return [each for family in families.values() for each in correct(family)]
+    return [*correct(primary), *correct(others), *correct(scores)]
 
 
 def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:

@@ -218,15 +218,11 @@ def sides_of(direction: Direction) -> int:
 
 def count_members(verdicts: Sequence[Verdict]) -> int:
     """Return over how many claims Holm's correction of a family goes: an arm's tested costs are one."""
-    return len({_member(each, i) for i, each in enumerate(verdicts) if each.p is not None})
-
-
-def _member(each: Verdict, place: int) -> tuple[object, ...]:
-    """What a verdict counts as in its family: tokens, FLOPs and seconds to one loss are near-copies of each other."""
-    question = each.question
-    if question.tested in ("match", "ratio") and question.near_copy:
-        return each.arm, question.tested, question.target
-    return (place,)
+    members = set()
+    for i, each in enumerate(verdicts):
+        if each.p is not None:
+            members.add((each.arm, each.question.member(i)))
+    return len(members)
 
 
 def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict[int, float]:
@@ -234,7 +230,7 @@ def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict
     members: dict[tuple[object, ...], dict[int, float]] = {}
     for i, (each, p) in enumerate(zip(verdicts, p_values, strict=True)):
         if p is not None:
-            members.setdefault(_member(each, i), {})[i] = p
+            members.setdefault((each.arm, each.question.member(i)), {})[i] = p
     adjusted = inference.holm([min(places.values()) for places in members.values()])
     found = {}
     for places, of_member in zip(members.values(), adjusted, strict=True):

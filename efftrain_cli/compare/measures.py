@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -69,6 +69,23 @@ class Question:
     """Whether scores after different tokens are judged, labelled."""
     near_copy: bool = True
     """Whether a cost counts with the arm's other costs as one claim in Holm's correction."""
+    over_rates: bool = False
+    """Whether `read` takes a seed's runs at every learning rate, in the place of one run."""
+
+    @property
+    def is_primary(self) -> bool:
+        """Return whether it is the measure that decides in `compare`."""
+        return self.key == PRIMARY
+
+    def member(self, place: int) -> tuple[object, ...]:
+        """Identify the claim that it is in Holm's family: tokens, FLOPs and seconds to one loss are near-copies.
+
+        Args:
+            place: number of the question, distinct from all others.
+        """
+        if self.tested in ("match", "ratio") and self.near_copy:
+            return "cost", self.target
+        return (place,)
 
     def values(self, group: Group) -> dict[int, Value]:
         """Numbers by seed."""
@@ -129,6 +146,11 @@ def final_loss(run: RunNumbers) -> Value:
     if run.final_loss is not None:
         return run.final_loss
     return NO_EVALUATION if run.status == "finished" else Why(run.status, run.status)
+
+
+FINAL_LOSS = Question(
+    PRIMARY, "final loss", "nats/token", "Validation loss", final_loss, "difference"
+)
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
@@ -364,9 +386,7 @@ def measures(
     """
     loss, cost, nats = "Validation loss", "Cost", "nats/token"
     found = [
-        Question(
-            PRIMARY, "final loss", nats, loss, final_loss, "difference", margin=margin, equal=equal
-        ),
+        replace(FINAL_LOSS, margin=margin, equal=equal),
         Question("final_perplexity", "final perplexity", "", loss, _perplexity),
     ]
     if with_bits:

@@ -16,6 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from efftrain_cli.compare.measures import Question
+from efftrain_cli.compare.reading import RunNumbers
+
 BESIDE = 2
 """Learning rates on either side of the best one without which nothing is judged."""
 
@@ -87,6 +90,28 @@ def sensitivity(
     ]
     mean = sum(width * loss for width, loss in zip(widths, capped, strict=True)) / sum(widths)
     return mean - (min(capped) if best is None else capped[best])
+
+
+def read_sensitivity(*runs: RunNumbers) -> float:
+    """Read one seed's runs around the best rate, which is in the middle.
+
+    A diverged run counts with its loss before training, so every seed has a number.
+    """
+    rates = [run.recipe["optim.lr"] for run in runs]
+    losses = [run.final_loss for run in runs]
+    initial = float(runs[0].evaluated["val_loss"][0])
+    return sensitivity(rates, losses, initial, len(runs) // 2)
+
+
+LR_SENSITIVITY = Question(
+    "lr_sensitivity",
+    "learning-rate sensitivity",
+    "nats/token",
+    "",
+    read_sensitivity,
+    "difference",
+    over_rates=True,
+)
 
 
 def edge_warning(curve: Curve) -> str | None:

@@ -17,7 +17,6 @@ from efftrain_cli.compare.formats import (
 )
 from efftrain_cli.compare.frames import Row, rows_of
 from efftrain_cli.compare.inference import ALPHA
-from efftrain_cli.compare.measures import PRIMARY
 from efftrain_cli.compare.planning import MOST_SEEDS, assured_sd, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.console import counted
@@ -294,7 +293,7 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         family = [
             each
             for each in comparison.verdicts
-            if (each.question.key == PRIMARY) == (verdict.question.key == PRIMARY)
+            if each.question.is_primary == verdict.question.is_primary
             and each.question.tested != "score"
         ]
         # Of questions that are withheld today none has a p.

@@ -9,7 +9,7 @@ from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.formats import format_p
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import PRIMARY
+from efftrain_cli.compare.measures import PRIMARY, cost_question
 
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
@@ -70,16 +70,16 @@ def _gap(estimate: Estimate) -> str:
 
 def _cost(comparison: Comparison, group: Group) -> str:
     """The tokens that go with a verdict on the loss, where they were judged too."""
-    for key, words in (
-        ("tokens_to_target", "the target loss"),
-        ("tokens_to_match", "the other's final loss, on its own curve"),
-    ):
-        found = comparison.verdict(key, group.label)
-        if found and found.exact is None and found.outcome in ("better", "worse"):
-            ratio = found.estimate.mean
-            share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
-            return f" Tokens to {words}: {share}."
-    return ""
+    words = "the target loss"
+    if comparison.target_loss is None:
+        words = "the other's final loss, on its own curve"
+    asked = cost_question("tokens", comparison.target_loss)
+    found = comparison.verdict(asked.key, group.label)
+    if not found or found.exact is not None or found.outcome not in ("better", "worse"):
+        return ""
+    ratio = found.estimate.mean
+    share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
+    return f" Tokens to {words}: {share}."
 
 
 def p_words(p: float | None) -> str:

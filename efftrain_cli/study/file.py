@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from efftrain_cli.compare.measures import FINAL_LOSS, Question, cost_question
+from efftrain_cli.compare.sensitivity import LR_SENSITIVITY
 from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import digest_of
@@ -29,12 +31,14 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.trials.trial import parse_seeds
 
-COSTS = {
-    "tokens_to_target": "tokens",
-    "flops_to_target": "flops",
-    "seconds_to_target": "seconds",
+MEASURES = {
+    "final_loss": FINAL_LOSS,
+    "lr_sensitivity": LR_SENSITIVITY,
+    "tokens_to_target": cost_question("tokens", None),
+    "flops_to_target": cost_question("flops", None),
+    "seconds_to_target": cost_question("seconds", None),
 }
-"""Measures of cost with their axes: compared as ratios, so a margin is a share."""
+"""The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin is a share."""
 LONGEST_NAME = 40
 """Of study and arm together, so that the names of their runs stay readable and allowed."""
 
@@ -86,6 +90,14 @@ class Primary:
     """For a cost: the loss to reach, nats per token; without it, of each pair of runs, the worse run's final loss."""
     rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
     """For lr_sensitivity: the learning rates, rising, that every arm is trained with by every seed."""
+
+    @property
+    def question(self) -> Question:
+        """The question that it asks."""
+        question = MEASURES[self.measure]
+        if self.target is not None and question.axis:
+            question = cost_question(question.axis, self.target)
+        return replace(question, key=self.measure, direction=self.direction, margin=self.margin)
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -160,15 +172,11 @@ class StudyFile:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Learning rates of the primary lr_sensitivity; empty without one."""
-        return next(
-            (
-                primary.rates or ()
-                for primary in self.study.primary
-                if primary.measure == "lr_sensitivity"
-            ),
-            (),
-        )
+        """Learning rates of the primary that is judged over them; empty without one."""
+        for primary in self.study.primary:
+            if primary.question.over_rates:
+                return primary.rates or ()
+        return ()
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -178,10 +186,8 @@ class StudyFile:
     @property
     def comparisons(self) -> int:
         """Number of claims that p is corrected for: each arm's primaries, costs to one loss counted as one."""
-        members = {
-            ("cost", primary.target) if primary.measure in COSTS else (primary.measure, place)
-            for place, primary in enumerate(self.study.primary)
-        }
+        primaries = enumerate(self.study.primary)
+        members = {primary.question.member(place) for place, primary in primaries}
         return len(members) * (len(self.study.arms) - 1)
 
     def grid_of(self, arm: Arm) -> dict[str, tuple[Any, ...]]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.measures import Question, cost_question, final_loss
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.compare.sensitivity import Curve, sensitivity, why_not_judged, windows
+from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
-from efftrain_cli.study.file import COSTS, Primary, StudyFile
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import Tuned
 from efftrain_cli.trials.trial import ENDED
 
@@ -67,13 +66,13 @@ def judge(
     Args:
         runs: arm -> seed -> run, of those runs that exist.
         withheld: why nothing may be judged at all; None where it may.
-        rated: learning rate -> the same of the runs that lr_sensitivity is judged by.
+        rated: learning rate -> the same of the runs that a primary over learning rates is judged by.
     """
     runs, notes = _evaluated_alike(runs)
     rated = rated or {}
-    # No confirmation runs exist where the only primary is lr_sensitivity.
+    # No confirmation runs exist if every primary is over learning rates.
     kinds = list(rated.values())
-    if any(primary.measure != "lr_sensitivity" for primary in file.study.primary):
+    if any(not primary.question.over_rates for primary in file.study.primary):
         kinds.append(runs)
     ended = {}
     for arm in file.study.arms:
@@ -128,17 +127,16 @@ def _judge_look(
     base, found = file.study.baseline, []
     seeds = file.seeds[: looks.plan[looks.taken - 1]]
     for primary in file.study.primary:
-        question = replace(question_of(primary), equal=file.study.equal)
+        question = replace(primary.question, equal=file.study.equal)
         if file.study.stuck_at is not None:
             question = replace(question, stuck_at=file.study.stuck_at)
-        over_rates = primary.measure == "lr_sensitivity"
-        kinds = list(rated.values()) if over_rates else [runs]
+        kinds = list(rated.values()) if question.over_rates else [runs]
         for arm in file.study.arms:
             if arm.name == base:
                 continue
             names = (base, arm.name)
             before, after = (_group(name, kinds, seeds) for name in names)
-            if not over_rates:
+            if not question.over_rates:
                 found.append(verdict(question, before, after, looks, withheld))
                 continue
             curves = [_curve(group, tuple(rated)) for group in (before, after)]
@@ -152,35 +150,6 @@ def _judge_look(
                 judged = replace(judged, note=_beside_sensitivity(*curves))
             found.append(judged)
     return correct(found, looks)
-
-
-def question_of(primary: Primary) -> Question:
-    """The question that a primary asks."""
-    if primary.measure in COSTS:
-        question = cost_question(COSTS[primary.measure], primary.target)
-    elif primary.measure == "lr_sensitivity":
-        title = "learning-rate sensitivity"
-        question = Question(
-            primary.measure, title, "nats/token", "", _read_sensitivity, "difference"
-        )
-    else:
-        question = Question(
-            primary.measure, "final loss", "nats/token", "", final_loss, "difference"
-        )
-    return replace(
-        question, key=primary.measure, direction=primary.direction, margin=primary.margin
-    )
-
-
-def _read_sensitivity(*runs: RunNumbers) -> float:
-    """Read one seed's runs around the best rate, which is in the middle.
-
-    A diverged run counts with its loss before training, so every seed has a number.
-    """
-    rates = [run.recipe["optim.lr"] for run in runs]
-    losses = [run.final_loss for run in runs]
-    initial = float(runs[0].evaluated["val_loss"][0])
-    return sensitivity(rates, losses, initial, len(runs) // 2)
 
 
 def _group(name: str, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]) -> Group:

@@ -80,13 +80,13 @@ def tuning(file: StudyFile) -> list[NamedTrial]:
 def confirmation(
     file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None
 ) -> list[NamedTrial]:
-    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. None where the only
-    primary is lr_sensitivity, which is judged by `over_rates`.
+    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. No runs if every
+    primary is judged over learning rates, by `over_rates`.
 
     Args:
         seeds: those of one look; default: all.
     """
-    only_rates = all(primary.measure == "lr_sensitivity" for primary in file.study.primary)
+    only_rates = all(primary.question.over_rates for primary in file.study.primary)
     return [] if only_rates else _judged(file, chosen, seeds, ((),))
 
 
@@ -96,7 +96,7 @@ def over_rates(
     seeds: Sequence[int] | None = None,
     rates: Sequence[float] | None = None,
 ) -> list[NamedTrial]:
-    """The runs that the primary lr_sensitivity is judged by, each arm at each of its rates; seeds outermost, rates
+    """The runs of the primary that is judged over learning rates, each arm at each of them; seeds outermost, rates
     innermost.
 
     Args:

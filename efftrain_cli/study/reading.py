@@ -21,8 +21,8 @@ from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.study.file import (
-    COSTS,
     LONGEST_NAME,
+    MEASURES,
     Study,
     StudyFile,
 )
@@ -80,15 +80,16 @@ def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
             check.add(
                 f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin
             )
-        if primary.target is not None and primary.measure not in COSTS:
+        question = MEASURES[primary.measure]
+        if primary.target is not None and not question.axis:
             check.add(
                 f"primary.{i}.target", "is for a cost, such as tokens_to_target", primary.target
             )
-        if primary.rates and primary.measure != "lr_sensitivity":
+        if primary.rates and not question.over_rates:
             check.add(f"primary.{i}.rates", "is for lr_sensitivity", list(primary.rates))
         rates = primary.rates or ()
         rising = all(later > rate for rate, later in itertools.pairwise(rates))
-        if primary.measure == "lr_sensitivity" and (len(rates) < 2 or not rising):
+        if question.over_rates and (len(rates) < 2 or not rising):
             check.add(
                 f"primary.{i}.rates",
                 "needs two or more learning rates, in rising order",

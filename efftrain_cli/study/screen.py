@@ -21,7 +21,7 @@ from efftrain_cli.foundation.console import (
     table_lines,
 )
 from efftrain_cli.study.file import Primary, StudyFile
-from efftrain_cli.study.judge import StudyState, question_of
+from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import Phase, Tuned, left_of
 from efftrain_cli.study.registration import Registration
 from efftrain_cli.trials.screen import settings_table
@@ -93,7 +93,7 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
 
 def primary_text(primary: Primary, baseline: str) -> str:
     """What must be shown."""
-    question = question_of(primary)
+    question = primary.question
     words, margin = _title(question), _margin(question)
     if primary.target is not None:
         words += f" {primary.target:g}"
@@ -331,7 +331,7 @@ def as_json(
                 "direction": verdict.question.direction,
                 "margin": verdict.question.margin,
                 "target": verdict.question.target,
-                "rates": list(file.rates) if verdict.question.key == "lr_sensitivity" else None,
+                "rates": list(file.rates) if verdict.question.over_rates else None,
                 "arm": verdict.arm,
                 "seeds": list(verdict.seeds),
                 "estimate": verdict.estimate.mean if math.isfinite(verdict.estimate.mean) else None,

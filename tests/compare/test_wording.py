@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
+import efftrain_cli
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.frames import frame_of
+from efftrain_cli.compare.measures import AXES, Costs, measures
 from efftrain_cli.compare.verdicts import short_verdict
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.study.file import MEASURES, Primary
 from efftrain_cli.study.judge import judge
 from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.compare.test_zero_shot import zero_shot
@@ -161,3 +166,38 @@ def test_a_study_does_not_depend_on_words(reword: Callable[[], None]) -> None:
     assert {found[2] for found in before} == {"better", "undecided"}
     reword()
     assert judged() == before
+
+
+def test_every_measure_of_a_study_is_a_question() -> None:
+    assert tuple(MEASURES) == get_args(get_type_hints(Primary)["measure"])
+    assert {name for name, asked in MEASURES.items() if asked.over_rates} == {"lr_sensitivity"}
+    assert [asked.axis for asked in MEASURES.values()] == ["", "", *AXES]
+
+
+def test_nothing_asks_for_a_question_by_the_spelling_of_its_key() -> None:
+    """In `compare` and `study` no `==`, `in`, startswith or endswith has a question's key beside it."""
+    asked = [*measures(Costs(1.0, 1.0), True, {}, 3.0), *measures(Costs(), False, {}, None)]
+    keys = {*MEASURES, "updates_to_match"} | {question.key for question in asked}
+    root = Path(efftrain_cli.__file__).parent
+    found = []
+    for path in (*root.glob("compare/*.py"), *root.glob("study/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare):
+                words = [
+                    each for operand in (node.left, *node.comparators) for each in texts(operand)
+                ]
+                found += [(path.name, node.lineno, word) for word in words if word in keys]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if node.func.attr in ("startswith", "endswith"):
+                    words = [
+                        word for operand in node.args for word in texts(operand) if "_" in word
+                    ]
+                    parts = [word for word in words if any(word in key for key in keys)]
+                    found += [(path.name, node.lineno, word) for word in parts]
+    # The status of a run has the name of the question that counts it.
+    assert [each for each in found if each[2] != "diverged"] == []
+
+
+def texts(expression: ast.expr) -> list[str]:
+    found = [each.value for each in ast.walk(expression) if isinstance(each, ast.Constant)]
+    return [value for value in found if isinstance(value, str)]
