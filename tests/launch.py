@@ -150,6 +150,16 @@ class Process:
             raise AssertionError(f"still running after {timeout} s:\n{self.said()}")
         return self.code
 
+    @property
+    def errors(self) -> str:
+        """Standard error so far."""
+        return self.err.read_text()
+
+    @property
+    def output(self) -> str:
+        """Standard output so far."""
+        return self.out.read_text()
+
     def said(self) -> str:
         """Both outputs, where they are files: a pipe or a device cannot be read back."""
         return "\n".join(path.read_text() for path in (self.out, self.err) if path.is_file())
@@ -240,11 +250,33 @@ class Laboratory:
         out, err = (self.folder / f"{self.started}.{kind}" for kind in ("out", "err"))
         return self.zygote.start(*args, cwd=self.folder, out=out, err=err, inject=inject, **env)
 
-    def call(self, *args: str, inject: str = "", timeout: float = 60, **env: str) -> Process:
-        """`start` and wait for the end."""
+    def call(
+        self,
+        *args: str,
+        code: int | None = 0,
+        inject: str = "",
+        timeout: float = 60,
+        **env: str,
+    ) -> Process:
+        """Run `efftrain ARGS` to its end, without a traceback; `code` is its exit code, None: any."""
         process = self.start(*args, inject=inject, **env)
         process.wait(timeout)
+        assert code in (None, process.code), process.said()
+        assert "Traceback" not in process.errors, process.errors
         return process
+
+    def words(self, name: str = "r", recipe: str = "") -> tuple[str, ...]:
+        """Return the command that trains a new run, of BASELINE without `recipe`."""
+        recipe = recipe or self.recipe()
+        return ("pretrain", "--recipe", recipe, "--name", name, "--no-probe")
+
+    def train(self, name: str = "r", *args: str, recipe: str = "", **options: Any) -> Process:
+        """Train a new run of `recipe` (default BASELINE), with the arguments of `call`."""
+        return self.call(*self.words(name, recipe), *args, **options)
+
+    def resume(self, name: str = "r", *args: str, **options: Any) -> Process:
+        """Continue a run, with the arguments of `call`."""
+        return self.call("pretrain", "--resume", name, "--no-probe", *args, **options)
 
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name

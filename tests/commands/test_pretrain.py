@@ -12,7 +12,7 @@ from tests.launch import Laboratory
 @pytest.fixture
 def trained(lab: Laboratory) -> Laboratory:
     """Run `r` of BASELINE: 20 steps of 128 tokens, cosine from 3e-3 to 3e-4."""
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe").code == 0
+    lab.train()
     return lab
 
 
@@ -26,66 +26,44 @@ def fingerprints(lab: Laboratory) -> dict[str, str]:
 
 def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Laboratory) -> None:
     before = fingerprints(trained)
-    done = trained.call("pretrain", "--resume", "r", "--no-probe")
-    assert done.code == 0
-    said = done.out.read_text()
+    done = trained.resume()
+    said = done.output
     assert "used its budget of 2,560 tokens, after step 20" in said
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
-    behind = trained.call(
-        "pretrain", "--resume", "r", "--set", "train.tokens=5120", "--steps", "20", "--no-probe"
-    )
-    assert behind.code == 0
-    assert "after step 20 already, and --steps 20 ends there" in behind.out.read_text()
+    behind = trained.resume("r", "--set", "train.tokens=5120", "--steps", "20")
+    assert "after step 20 already, and --steps 20 ends there" in behind.output
     # A budget that the text does not have is refused once its data is prepared, and an accepted rate with it.
     for words in (["--set", "train.tokens=50M"], ["--set", "optim.lr=1e-3", "--override-resume"]):
-        refused = trained.call(
-            "pretrain", "--resume", "r", "--set", "train.tokens=50M", *words, "--no-probe"
-        )
-        assert refused.code == 2, refused.err.read_text()
-        assert "data.repeat" in refused.err.read_text()
+        refused = trained.resume("r", "--set", "train.tokens=50M", *words, code=2)
+        assert "data.repeat" in refused.errors
     assert fingerprints(trained) == before
     assert trained.events("r", "override") == []
 
 
 def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) -> None:
-    done = trained.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--no-probe")
-    assert done.code == 0, done.err.read_text()
+    done = trained.resume("r", "--set", "train.tokens=5120")
     rates = {row["step"]: row["lr"] for row in trained.rows("r") if row["step"]}
     assert sorted(rates) == list(range(1, 41))
     assert rates[20] == pytest.approx(3e-4), "the cosine ends with the old budget's last step"
     assert {rates[step] for step in range(21, 41)} == {3e-4}
-    assert "lr         goes on at 0.0003 with step 21" in done.out.read_text()
+    assert "lr         goes on at 0.0003 with step 21" in done.output
     assert trained.events("r", "override")[0]["differences"] == [
         ["train.tokens", 2560, 5120],
         ["optim.decay_tokens", None, 2560],
     ]
     # The new recipe is the run's own from now on: continuing needs nothing more.
-    again = trained.call("pretrain", "--resume", "r", "--set", "train.tokens=5248", "--no-probe")
-    assert again.code == 0, again.err.read_text()
+    trained.resume("r", "--set", "train.tokens=5248")
     assert trained.last_step("r") == 41
 
 
 def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
-    words = (
-        *[
-            "pretrain",
-            "--resume",
-            "r",
-            "--set",
-            "train.tokens=5120",
-            "--set",
-            "optim.decay_tokens=5120",
-            "--no-probe",
-        ],
-    )
-    refused = trained.call(*words)
-    assert refused.code == 2
-    assert "--override-resume" in refused.err.read_text()
-    done = trained.call(*words, "--override-resume")
-    assert done.code == 0
+    words = ("r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120")
+    refused = trained.resume(*words, code=2)
+    assert "--override-resume" in refused.errors
+    done = trained.resume(*words, "--override-resume")
     # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) / (5120 - 640).
-    assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.out.read_text()
-    said = done.out.read_text()
+    assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.output
+    said = done.output
     assert said.index("jumps from") < said.index("40 steps,")
     assert trained.rows("r")[21]["lr"] == pytest.approx(0.00183, rel=5e-3)
 
@@ -93,67 +71,40 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Lab
 @pytest.mark.parametrize("end", ["5", "5\ndecay_tokens = 2560"], ids=["by default", "said"])
 def test_training_longer_at_a_rate_of_zero_is_refused(lab: Laboratory, end: str) -> None:
     recipe = lab.recipe(min_lr="0.0", warmup_steps=end)
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe").code == 0
-    done = lab.call("pretrain", "--resume", "r", "--set", "train.tokens=5120", "--no-probe")
-    assert done.code == 2
-    assert "reaches optim.min_lr = 0 at 2,560 tokens" in done.err.read_text()
-    assert "--set optim.decay_tokens=5_120 --override-resume" in done.err.read_text()
+    lab.train(recipe=recipe)
+    done = lab.resume("r", "--set", "train.tokens=5120", code=2)
+    assert "reaches optim.min_lr = 0 at 2,560 tokens" in done.errors
+    assert "--set optim.decay_tokens=5_120 --override-resume" in done.errors
 
 
 def test_a_form_without_a_plan_is_refused(lab: Laboratory) -> None:
-    done = lab.call("pretrain", "--recipe", lab.recipe(), "--format", "csv")
-    assert done.code == 2
-    assert "add --plan" in done.err.read_text()
+    done = lab.call("pretrain", "--recipe", lab.recipe(), "--format", "csv", code=2)
+    assert "add --plan" in done.errors
     assert not (lab.folder / "runs").exists()
 
 
 def test_no_step_at_all_is_said(lab: Laboratory) -> None:
-    done = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "0", "--no-probe"
-    )
-    assert done.code == 0
-    assert "untrained: --steps 0" in done.out.read_text()
-    assert "tokens/s" not in done.out.read_text()
+    done = lab.train("r", "--steps", "0")
+    assert "untrained: --steps 0" in done.output
+    assert "tokens/s" not in done.output
 
 
 def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) -> None:
     recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "silent", "--no-probe").code == 0
-    done = lab.call(
-        "pretrain",
-        "--recipe",
-        recipe,
-        "--name",
-        "shown",
-        "--no-probe",
-        "--set",
-        'eval.sample="the ea"',
-    )
-    assert done.code == 0, done.err.read_text()
+    lab.train("silent", recipe=recipe)
+    done = lab.train("shown", "--set", 'eval.sample="the ea"', recipe=recipe)
     samples = lab.events("shown", "sample")
     assert [event["step"] for event in samples] == [0, 5, 10, 15, 20]
     assert len({event["text"] for event in samples}) == 5, "the model has learned in between"
-    assert all(f"--- after step {step}: the ea" in done.out.read_text() for step in (0, 5, 20))
+    assert all(f"--- after step {step}: the ea" in done.output for step in (0, 5, 20))
     lab.assert_equal_runs("shown", "silent", 20)
     # What is shown may change when a run is continued: nothing that is computed depends on it.
-    more = lab.call(
-        "pretrain",
-        "--resume",
-        "shown",
-        "--set",
-        "eval.sample=x",
-        "--set",
-        "train.tokens=2688",
-        "--no-probe",
-    )
-    assert more.code == 0, more.err.read_text()
+    lab.resume("shown", "--set", "eval.sample=x", "--set", "train.tokens=2688")
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
 
 
 def test_one_step_is_one_line(lab: Laboratory) -> None:
-    done = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "1", "--no-probe"
-    )
-    said = done.out.read_text()
+    done = lab.train("r", "--steps", "1")
+    said = done.output
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said

@@ -134,8 +134,6 @@ Windows.batch = stalled_batch
 def stalled(lab: Laboratory, recipe: str, inject: str, *, name: str = "cut") -> Process:
     """A run that has reached the injected stall."""
     (lab.folder / "stalled").unlink(missing_ok=True)
-    process = lab.start(
-        "pretrain", "--recipe", recipe, "--name", name, "--no-probe", inject=STALL + inject
-    )
+    process = lab.start(*lab.words(name, recipe), inject=STALL + inject)
     process.wait_for((lab.folder / "stalled").exists)
     return process

@@ -83,9 +83,7 @@ def on_small_disk(
         .replace("FULL_FROM", str(full_from or -1))
         .replace("ROOM_FROM", str(room_from or -2))
     )
-    process = lab.call(
-        "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject + more
-    )
+    process = lab.train(recipe=recipe, inject=inject + more, code=None)
     if process.code == 99:
         pytest.skip("no user namespaces with mounts here")
     return process
@@ -106,7 +104,7 @@ def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
     recipe = lab.recipe(keep="1")
     warn_often = "\nimport efftrain_cli.run.lines as lines\nlines.JsonLines.WARN_EVERY = 3600.0\n"
     process = on_small_disk(lab, recipe, full_from=7, room_from=13, more=warn_often)
-    errors = process.err.read_text()
+    errors = process.errors
     assert process.code == 0, errors
     assert rows(lab) == list(range(21))
     assert errors.count("metrics.jsonl: No space left on device (0 bytes free)") == 1, (
@@ -121,7 +119,7 @@ def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
     folder = lab.folder / "after" / "r" / "checkpoints"
     assert [path.name for path in folder.iterdir()] == ["step-00000020"]
     # And the run is the same as one with room.
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    lab.train("whole", recipe=recipe)
     shutil.copytree(lab.folder / "after" / "r", lab.run("r"))
     lab.assert_equal_runs("r", "whole", 20)
 
@@ -131,7 +129,7 @@ def test_the_disk_is_full_at_the_end(lab: Laboratory) -> None:
     """F15: exit code 6 with bytes needed and free; the previous checkpoint is intact and can be continued elsewhere."""
     recipe = lab.recipe()
     process = on_small_disk(lab, recipe, full_from=7)
-    errors = process.err.read_text()
+    errors = process.errors
     assert process.code == 6, errors
     assert "Traceback" not in errors
     assert (
@@ -142,8 +140,8 @@ def test_the_disk_is_full_at_the_end(lab: Laboratory) -> None:
         "step-00000005"
     ]
     shutil.copytree(lab.folder / "after" / "r", lab.run("r"))
-    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    lab.resume()
+    lab.train("whole", recipe=recipe)
     lab.assert_equal_runs("r", "whole", 20)
 
 
@@ -151,22 +149,16 @@ def test_too_little_disk_at_the_start(lab: Laboratory) -> None:
     """F16: nothing is begun, nothing is left."""
     process = on_small_disk(lab, lab.recipe(), size=3 << 20)
     assert process.code == 6
-    assert "bytes needed, 3,145,728 bytes free" in process.err.read_text()
+    assert "bytes needed, 3,145,728 bytes free" in process.errors
     assert list((lab.folder / "after").iterdir()) == []
 
 
 def test_a_gap_in_the_rows_is_flagged(lab: Laboratory) -> None:
     """F17: rows that a killed process could not write any more are missed at the resume."""
-    assert (
-        lab.call(
-            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe"
-        ).code
-        == 0
-    )
+    lab.train("r", "--steps", "10")
     path: Path = lab.run("r") / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:8] + lines[10:]))
-    process = lab.call("pretrain", "--resume", "r", "--steps", "11", "--no-probe")
-    assert process.code == 0
-    assert "rows of steps 8 to 9 are missing" in process.err.read_text()
+    process = lab.resume("r", "--steps", "11")
+    assert "rows of steps 8 to 9 are missing" in process.errors
     assert [(event["first"], event["last"]) for event in lab.events("r", "gap")] == [(8, 9)]

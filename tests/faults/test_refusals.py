@@ -39,12 +39,8 @@ state.write_tensors = refusing
 def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
     """F64: a warning that names the fault; training goes on and saves later."""
     inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
-    process = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
-    )
-    errors = process.err.read_text()
-    assert process.code == 0, errors
-    assert "Traceback" not in errors
+    process = lab.train(inject=inject)
+    errors = process.errors
     assert "not saved, training goes on." in errors
     assert os.strerror(getattr(errno, kind)) in errors
     assert [event["step"] for event in lab.events("r", "save_failed")] == [10]
@@ -54,24 +50,12 @@ def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
 def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
     """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
     inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
-    process = lab.call(
-        "pretrain",
-        "--recipe",
-        lab.recipe(),
-        "--name",
-        "r",
-        "--no-probe",
-        "--steps",
-        "10",
-        inject=inject,
-    )
-    errors = process.err.read_text()
-    assert process.code == 6, errors
-    assert "Traceback" not in errors
+    process = lab.train("r", "--steps", "10", inject=inject, code=6)
+    errors = process.errors
     assert "Read-only file system (EROFS). Earlier checkpoints are untouched" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.events("r", "end")[-1]["status"] == "disk"
-    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
+    lab.resume()
 
 
 def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
@@ -233,15 +217,12 @@ class Broken:
 
 lines.os = Broken()
 """
-    args = ("pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "10")
-    process = lab.call(*args, inject=inject)
-    errors = process.err.read_text()
-    assert process.code == 6, errors
+    process = lab.train("r", "--steps", "10", inject=inject, code=6)
+    errors = process.errors
     assert "the last 10 lines could not be written; they are in metrics.jsonl.unwritten" in errors
-    assert "Traceback" not in errors
     assert lab.last_step("r") == 0
-    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "whole", "--no-probe").code == 0
+    lab.resume()
+    lab.train("whole")
     lab.assert_equal_runs("r", "whole", 20)
 
 
@@ -322,19 +303,15 @@ def test_a_run_directory_that_goes_away_while_it_trains(
 ) -> None:
     """F73: exit 6 at the next save, after step 10, and nothing is made anew; what was saved is sound."""
     inject = GO_AWAY.replace("WHAT", what)
-    process = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
-    )
-    errors = process.err.read_text()
-    assert process.code == 6, errors
+    process = lab.train(inject=inject, code=6)
+    errors = process.errors
     assert re.search(
         rf"runs/r was renamed or deleted while .*; it is now .*{re.escape(now)}\n", errors
     )
-    assert "Traceback" not in errors
     assert not lab.run("r").exists()
     if "rename" in what:
         assert lab.checkpoints("other")[-1] == "step-00000005"
-        assert lab.call("pretrain", "--resume", "other", "--no-probe").code == 0
+        lab.resume("other")
         assert len(latest_rows(lab.run("other"))) == 21
 
 

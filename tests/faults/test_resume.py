@@ -40,16 +40,16 @@ def start_or_resume(lab: Laboratory, recipe: str, name: str, **env: str):
     """What a scheduler does with a run that was cut off."""
     if (lab.run(name) / "recipe.toml").exists():
         return lab.start("pretrain", "--resume", name, "--no-probe", **env)
-    return lab.start("pretrain", "--recipe", recipe, "--name", name, "--no-probe", **env)
+    return lab.start(*lab.words(name, recipe), **env)
 
 
 def test_a_stop_and_a_resume_move_no_bit(lab: Laboratory) -> None:
     recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole").code == 0
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "3").code == 0
-    assert lab.call("pretrain", "--resume", "cut", "--steps", "10").code == 0
-    assert lab.call("pretrain", "--resume", "cut", "--steps", "17").code == 0
-    assert lab.call("pretrain", "--resume", "cut").code == 0
+    lab.train("whole", recipe=recipe)
+    lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "3")  # with its probe
+    lab.resume("cut", "--steps", "10")
+    lab.resume("cut", "--steps", "17")
+    lab.resume("cut")
     rows = lab.rows("cut")
     for row in rows:  # --steps evaluates the step it ends with
         if row["step"] in (3, 17):
@@ -64,7 +64,7 @@ def test_a_stop_and_a_resume_move_no_bit(lab: Laboratory) -> None:
 def test_fifty_kills(lab: Laboratory) -> None:
     """F1: SIGKILL at random instants; every restart succeeds by itself, and nothing differs in the end."""
     recipe = lab.recipe(tokens="6400")  # 50 steps
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    lab.train("whole", recipe=recipe)
     generator = random.Random(1)
     kills, runs = 0, 0
     while kills < 50:
@@ -77,7 +77,7 @@ def test_fifty_kills(lab: Laboratory) -> None:
             while time.monotonic() < end and not process.ended():
                 time.sleep(0.002)
             if process.ended():
-                assert process.code == 0, process.err.read_text()
+                assert process.code == 0, process.errors
                 break
             process.kill(signal.SIGKILL)
             process.wait()
@@ -210,9 +210,8 @@ def recorded(self, plan, *rest):
 
 Windows.batch = recorded
 """
-    args = ("pretrain", "--recipe", recipe, "--name", "two", "--no-probe", "--steps", "13")
-    assert lab.call(*args, inject=record).code == 0
-    assert lab.call("pretrain", "--resume", "two", inject=record).code == 0
+    lab.train("two", "--steps", "13", recipe=recipe, inject=record)
+    lab.resume("two", inject=record)
     lines = [
         list(map(int, line.split())) for line in (lab.folder / "seen").read_text().splitlines()
     ]
@@ -226,7 +225,7 @@ Windows.batch = recorded
 
 
 def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
-    assert lab.call("pretrain", "--recipe", lab.recipe(), "--name", "a", "--no-probe").code == 0
+    lab.train("a")
     shutil.copytree(lab.run("a"), lab.run("b"))
     assert compare_runs(lab.run("a"), lab.run("b"), 20) == (21, 4 * 28)
     path = lab.checkpoint("b", 20) / "optimizer.safetensors"
@@ -274,12 +273,11 @@ def test_verify_resume(lab: Laboratory) -> None:
     process = lab.call(
         "verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200
     )
-    assert process.code == 0, process.err.read_text()
     assert (
         "identical: 112 tensors (weights and the optimizer's state) and 5 rows, bit for bit"
-        in process.out.read_text()
+        in process.output
     )
-    assert "two micro-batches a step" in process.out.read_text()
+    assert "two micro-batches a step" in process.output
     assert not list((lab.folder / "runs").iterdir())
 
 
@@ -289,13 +287,13 @@ def test_verify_resume_goes_on_after_a_huge_loss(lab: Laboratory) -> None:
 import torch, efftrain_cli.training.trainer as trainer
 trainer.evaluate = lambda *args: torch.tensor(720.0)
 """
-    process = lab.call("verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=huge)
+    process = lab.call(
+        "verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=huge, code=3
+    )
     # The continued half is a process of its own, whose losses are ordinary: found, not a traceback.
-    assert process.code == 3, process.err.read_text()
-    assert "val_loss is 720.0 undisturbed" in process.err.read_text()
-    process = lab.call("pretrain", "--recipe", lab.recipe(), "--name", "r", inject=huge)
-    assert process.code == 0, process.err.read_text()
-    assert "perplexity above 1e308" in process.out.read_text()
+    assert "val_loss is 720.0 undisturbed" in process.errors
+    process = lab.train(inject=huge)
+    assert "perplexity above 1e308" in process.output
 
 
 @pytest.mark.parametrize("signal_", [9, 15])
@@ -308,10 +306,11 @@ def killed(command, **options):
     return run([sys.executable, "-c", "import os; os.kill(os.getpid(), {signal_})"], **options)
 subprocess.run = killed
 """
-    process = lab.call("verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=dying)
-    assert process.code == 128 + signal_, process.err.read_text()
+    process = lab.call(
+        "verify-resume", "--recipe", lab.recipe(), "--steps", "2", inject=dying, code=128 + signal_
+    )
     name = {9: "SIGKILL", 15: "SIGTERM"}[signal_]
-    assert f"could not be continued: its process was ended by {name}" in process.err.read_text()
+    assert f"could not be continued: its process was ended by {name}" in process.errors
 
 
 OTHER_PLACE = """
@@ -325,21 +324,14 @@ session.__version__ = "9.9.9"
 def test_another_place_is_recorded_and_said(lab: Laboratory) -> None:
     """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say
     so."""
-    assert (
-        lab.call(
-            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", "--steps", "5"
-        ).code
-        == 0
-    )
-    resume = ("pretrain", "--resume", "r", "--no-probe", "--steps")
-    process = lab.call(*resume, "8")
-    assert "continued with" not in process.err.read_text()
-    process = lab.call(*resume, "12", inject=OTHER_PLACE)
-    assert process.code == 0
-    assert process.err.read_text().count("note: continued with") == 1
+    lab.train("r", "--steps", "5")
+    process = lab.resume("r", "--steps", "8")
+    assert "continued with" not in process.errors
+    process = lab.resume("r", "--steps", "12", inject=OTHER_PLACE)
+    assert process.errors.count("note: continued with") == 1
     assert (
         "efftrain 0.1.0 -> 9.9.9, threads 1 -> 2: the last bits of the results may differ"
-        in process.err.read_text()
+        in process.errors
     )
     first, second = lab.events("r", "resume")
     assert "changed" not in first
@@ -388,10 +380,9 @@ Windows.batch = ending
         .replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7")
     )
     Path(recipe).write_text(text)
-    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", inject=inject)
-    assert process.code == (75 if end == "stop" else -9)
+    lab.train(recipe=recipe, inject=inject, code=75 if end == "stop" else -9)
     assert lab.checkpoints("r")[-1] == "step-00000007"
     assert lab.last_step("r") == 7
-    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "whole", "--no-probe").code == 0
+    lab.resume()
+    lab.train("whole", recipe=recipe)
     lab.assert_equal_runs("r", "whole", 20)

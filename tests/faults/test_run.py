@@ -41,20 +41,11 @@ Windows.batch = slow
 
 def test_one_owner(lab: Laboratory) -> None:
     """F31: a second process is refused within a second, PyTorch's import and all; a dead owner's lock is taken over."""
-    first = lab.start(
-        "pretrain",
-        "--recipe",
-        lab.recipe(),
-        "--name",
-        "r",
-        "--no-probe",
-        inject=SLOW_STEPS.replace("SECONDS", "0.5"),
-    )
+    first = lab.start(*lab.words(), inject=SLOW_STEPS.replace("SECONDS", "0.5"))
     first.wait_for(lambda: lab.last_step("r") >= 1)
     before = (lab.run("r") / "events.jsonl").read_text()
-    second = lab.call("pretrain", "--resume", "r")
-    assert second.code == 7
-    assert f"process {first.pid} on " in second.err.read_text()
+    second = lab.resume(code=7)
+    assert f"process {first.pid} on " in second.errors
     assert (lab.run("r") / "events.jsonl").read_text() == before
 
     # In a process that has imported nothing yet: what counts is how much it does before it looks, so CPU time is
@@ -72,7 +63,7 @@ def test_one_owner(lab: Laboratory) -> None:
 
     first.kill(signal.SIGKILL)
     first.wait()
-    assert lab.call("pretrain", "--resume", "r", "--steps", "5", "--no-probe").code == 0
+    lab.resume("r", "--steps", "5")
 
 
 BAD_NAMES = [
@@ -120,15 +111,11 @@ def test_a_run_that_is_a_symbolic_link(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_taken_name_is_never_overwritten(lab: Laboratory) -> None:
     """F33."""
     recipe = lab.recipe()
-    assert (
-        lab.call("pretrain", "--recipe", recipe, "--name", "r", "--steps", "1", "--no-probe").code
-        == 0
-    )
+    lab.train("r", "--steps", "1", recipe=recipe)
     before = {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()}
-    process = lab.call("pretrain", "--recipe", recipe, "--name", "r")
-    assert process.code == 2
-    assert "--resume r" in process.err.read_text()
-    assert "r-2" in process.err.read_text()
+    process = lab.train(recipe=recipe, code=2)
+    assert "--resume r" in process.errors
+    assert "r-2" in process.errors
     assert {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()} == before
 
 
@@ -157,16 +144,11 @@ def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_a_torn_last_line(lab: Laboratory) -> None:
     """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is touched."""
-    assert (
-        lab.call(
-            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "6", "--no-probe"
-        ).code
-        == 0
-    )
+    lab.train("r", "--steps", "6")
     for name in ("metrics.jsonl", "events.jsonl"):
         with open(lab.run("r") / name, "a") as file:
             file.write('{"step": 7, "segm')
-    assert lab.call("pretrain", "--resume", "r", "--no-probe").code == 0
+    lab.resume()
     for name in ("metrics.jsonl", "events.jsonl"):
         for line in (lab.run("r") / name).read_text().splitlines():
             json.loads(line)
@@ -177,21 +159,9 @@ def test_a_torn_last_line(lab: Laboratory) -> None:
 def test_secrets_stay_out(lab: Laboratory) -> None:
     """F53: in no file of the run, and in no output; wandb's own files included."""
     secrets = {"WANDB_API_KEY": "5ec2e7" + "a1" * 17, "HF_TOKEN": "hf_5ec2e7TokenTokenTokenToken"}
-    process = lab.call(
-        "pretrain",
-        "--recipe",
-        lab.recipe(),
-        "--name",
-        "r",
-        "--steps",
-        "3",
-        "--wandb",
-        "offline",
-        **secrets,
-    )
-    assert process.code == 0, process.err.read_text()
-    failing = lab.call(
-        "pretrain", "--recipe", lab.recipe("bad", train='"owner/dataset"'), "--name", "s", **secrets
+    lab.train("r", "--steps", "3", "--wandb", "offline", **secrets)
+    failing = lab.train(
+        "s", recipe=lab.recipe("bad", train='"owner/dataset"'), **secrets, code=None
     )
     assert failing.code in (2, 3)
     read = 0
@@ -230,12 +200,7 @@ def slow_fsync(path):
 trainer.evaluate, files.fsync = slow_evaluate, slow_fsync
 time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
 """
-    assert (
-        lab.call(
-            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
-        ).code
-        == 0
-    )
+    lab.train(inject=inject)
     rows = [json.loads(line) for line in (lab.run("r") / "metrics.jsonl").read_text().splitlines()]
     parts = ("seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "other_seconds")
     total = sum(row.get(part, 0.0) for row in rows for part in parts)
@@ -263,19 +228,9 @@ def process_text(lab: Laboratory) -> str:
 def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
     """F54."""
     inject = "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda *args: save(*args) + 1000"
-    slow = lab.call(
-        "pretrain",
-        "--recipe",
-        lab.recipe(),
-        "--name",
-        "slow",
-        "--no-probe",
-        "--steps",
-        "10",
-        inject=inject,
-    )
-    assert slow.out.read_text().count("warning: saving took 1000.") == 1
-    assert "raise checkpoint.every (now 5)" in slow.out.read_text()
+    slow = lab.train("slow", "--steps", "10", inject=inject)
+    assert slow.output.count("warning: saving took 1000.") == 1
+    assert "raise checkpoint.every (now 5)" in slow.output
 
 
 @pytest.mark.parametrize(
@@ -310,18 +265,7 @@ def counted_block(self, x, *rest):
 
 GPT.head_loss_sum, Block.forward = counted, counted_block
 """
-    assert (
-        lab.call(
-            "pretrain",
-            "--recipe",
-            lab.recipe(extra=method),
-            "--name",
-            "r",
-            "--no-probe",
-            inject=inject,
-        ).code
-        == 0
-    )
+    lab.train(recipe=lab.recipe(extra=method), inject=inject)
     targets = flops = 0
     n, rows = 64, 320
     for line in (lab.folder / "counted").read_text().splitlines():

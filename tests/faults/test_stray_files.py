@@ -59,12 +59,7 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(
 @pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
 def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
     """F63: what is in the way is renamed, not written through and not removed."""
-    assert (
-        lab.call(
-            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "5", "--no-probe"
-        ).code
-        == 0
-    )
+    lab.train("r", "--steps", "5")
     outside = lab.folder / "outside"
     outside.mkdir()
     place = lab.checkpoint("r", 10)
@@ -72,8 +67,7 @@ def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
         place.write_text("mine")
     else:
         place.symlink_to(outside if kind == "a link" else lab.folder / "nowhere")
-    process = lab.call("pretrain", "--resume", "r", "--no-probe", "--steps", "11")
-    assert process.code == 0, process.err.read_text()
+    lab.resume("r", "--steps", "11")
     assert lab.checkpoints("r") == ["step-00000010", "step-00000010.left", "step-00000011"]
     assert os.path.lexists(lab.checkpoint("r", 10).with_name("step-00000010.left"))
     assert list(outside.iterdir()) == []

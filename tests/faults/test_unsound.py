@@ -39,7 +39,7 @@ MOMENT = (
 
 def command_in(process: Process) -> list[str]:
     """The command that the message prints as the way on."""
-    (found,) = re.findall(r"efftrain (pretrain --resume .*)", process.err.read_text())
+    (found,) = re.findall(r"efftrain (pretrain --resume .*)", process.errors)
     return shlex.split(found)
 
 
@@ -64,28 +64,17 @@ def test_a_state_that_is_not_finite_is_never_saved(
 ) -> None:
     """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed command gets past."""
     recipe = lab.recipe(keep="1")
-    process = lab.call(
-        "pretrain",
-        "--recipe",
-        recipe,
-        "--name",
-        "r",
-        "--no-probe",
-        inject=BREAK.replace("BROKEN", broken),
-    )
-    errors = process.err.read_text()
-    assert process.code == 4, errors
-    assert "Traceback" not in errors
+    process = lab.train(recipe=recipe, inject=BREAK.replace("BROKEN", broken), code=4)
+    errors = process.errors
     assert word in errors
     assert "the last sound checkpoint is step-00000005" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
-    assert lab.call("checkpoint", "verify", "r").code == 0
+    lab.call("checkpoint", "verify", "r")
     assert nonfinite_tensors(lab.tensors("r", 5)) == []
     assert lab.events("r", "diverged")[-1]["step"] <= step
     assert lab.events("r", "end")[-1]["status"] == "diverged"
 
-    way_on = lab.call(*command_in(process))
-    assert way_on.code == 0, way_on.err.read_text()
+    lab.call(*command_in(process))
     assert [row["step"] for row in lab.rows("r")] == list(range(21))
     assert lab.checkpoints("r") == ["step-00000020"]
 
@@ -95,14 +84,8 @@ def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab: Laboratory) ->
     inject = BREAK.replace("calls == 8", "calls == 10").replace(
         "BROKEN", MOMENT.replace("VALUE", "nan")
     )
-    process = lab.call(
-        "pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject
-    )
-    assert process.code == 4, process.err.read_text()
-    assert (
-        "after step 10: tensor exp_avg_sq.h.0.attn.c_proj.weight is not finite"
-        in process.err.read_text()
-    )
+    process = lab.train(recipe=lab.recipe(keep="1"), inject=inject, code=4)
+    assert "after step 10: tensor exp_avg_sq.h.0.attn.c_proj.weight is not finite" in process.errors
     assert lab.checkpoints("r") == ["step-00000005"]
 
 
@@ -119,14 +102,11 @@ def broken(*args):
 
 trainer.evaluate = broken
 """
-    process = lab.call(
-        "pretrain", "--recipe", lab.recipe(keep="1"), "--name", "r", "--no-probe", inject=inject
-    )
-    errors = process.err.read_text()
-    assert process.code == 4, errors
+    process = lab.train(recipe=lab.recipe(keep="1"), inject=inject, code=4)
+    errors = process.errors
     assert "step 10: the validation loss is not finite" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
-    assert lab.call(*command_in(process)).code == 0
+    lab.call(*command_in(process))
 
 
 def test_a_run_whose_last_validation_loss_is_not_finite_diverged(lab: Laboratory) -> None:
@@ -142,9 +122,8 @@ def broken(*args):
 
 trainer.evaluate = broken
 """
-    words = ("--recipe", lab.recipe(), "--name", "r", "--no-probe")
-    assert lab.call("pretrain", *words, inject=inject).code == 4
-    (run,) = json.loads(lab.call("runs", "list", "--format", "json").out.read_text())
+    lab.train(inject=inject, code=4)
+    (run,) = json.loads(lab.call("runs", "list", "--format", "json").output)
     assert lab.last_step("r") == 20 and run["status"] == "diverged"
 
 
@@ -154,10 +133,7 @@ def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
         WEIGHT.replace("VALUE", "nan")
         + "; import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     )
-    process = lab.call(
-        "pretrain", "--recipe", lab.recipe(), "--name", "r", "--no-probe", inject=inject
-    )
-    assert process.code == 4, process.err.read_text()
+    lab.train(inject=inject, code=4)
     assert lab.checkpoints("r") == ["step-00000005"]
 
 
@@ -165,37 +141,20 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> Non
     """Written by a version that did not look, with a manifest that vouches for it."""
     from safetensors.torch import load_file, save_file
 
-    assert (
-        lab.call(
-            "pretrain", "--recipe", lab.recipe(), "--name", "r", "--steps", "10", "--no-probe"
-        ).code
-        == 0
-    )
+    lab.train("r", "--steps", "10")
     path = lab.checkpoint("r", 10) / "model.safetensors"
     tensors = load_file(path)
     tensors["wte.weight"][0, 0] = float("nan")
     save_file(tensors, path)
     seal(lab.checkpoint("r", 10))
-    process = lab.call("pretrain", "--resume", "r", "--no-probe")
-    assert process.code == 0, process.err.read_text()
-    assert "tensor wte.weight is not finite; trying the one before" in process.err.read_text()
+    process = lab.resume()
+    assert "tensor wte.weight is not finite; trying the one before" in process.errors
     assert "step-00000010.corrupt" in lab.checkpoints("r")
 
 
 def test_rewinding_goes_back_to_before_it(lab: Laboratory) -> None:
     inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan"))
-    args = (
-        "pretrain",
-        "--recipe",
-        lab.recipe(),
-        "--name",
-        "r",
-        "--no-probe",
-        "--on-divergence",
-        "rewind",
-    )
-    process = lab.call(*args, inject=inject)
-    assert process.code == 0, process.err.read_text()
+    lab.train("r", "--on-divergence", "rewind", inject=inject)
     (event,) = lab.events("r", "rewind")
     assert (event["from_step"], event["to_step"]) == (8, 5)
     assert lab.last_step("r") == 20

@@ -46,7 +46,7 @@ def fake_wandb(folder: Path, source: str) -> str:
 def recipe_and_run_without(lab: Laboratory) -> str:
     """A recipe, trained as run "without": what every run beside wandb must equal."""
     recipe = lab.recipe()
-    assert lab.call("pretrain", "--recipe", recipe, "--name", "without", "--no-probe").code == 0
+    lab.train("without", recipe=recipe)
     return recipe
 
 
@@ -54,10 +54,10 @@ def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
     """Run "r" ends within 15 s of its last step, with the losses of "without"; returns what it printed to stderr."""
     process.wait_for(lambda: lab.last_step("r") == 20)
     ended = time.monotonic()
-    assert process.wait(60) == 0, process.err.read_text()
+    assert process.wait(60) == 0, process.errors
     assert time.monotonic() - ended < 15
     lab.assert_equal_runs("r", "without", 20)
-    said = process.err.read_text()
+    said = process.errors
     assert "Traceback" not in said
     return said
 
@@ -67,8 +67,8 @@ def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
 def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
     recipe = recipe_and_run_without(lab)
     path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
-    words = ("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online")
-    process = lab.start(*words, PYTHONPATH=path, WANDB_API_KEY="x" * 40)
+    online = ("--wandb", "online")
+    process = lab.start(*lab.words("r", recipe), *online, PYTHONPATH=path, WANDB_API_KEY="x" * 40)
     said_by_undisturbed(process, lab)
     log = (lab.run("r") / "wandb" / "follow.log").read_text()
     assert SAID[fault] in log, log
@@ -128,9 +128,11 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
                 server(ERROR_500 if network == "server error 500" else None)
             )
         process = lab.start(
-            "pretrain", "--recipe", recipe, "--name", "r", "--no-probe", "--wandb", "online",
-            WANDB_BASE_URL=address, WANDB_API_KEY="x" * 40,
-        )  # fmt: skip
+            *lab.words("r", recipe),
+            *("--wandb", "online"),
+            WANDB_BASE_URL=address,
+            WANDB_API_KEY="x" * 40,
+        )
         said = said_by_undisturbed(process, lab)
         assert said.count("warning: ") == 1
         assert "wandb is still busy" in said or "metrics are kept offline" in said
@@ -168,17 +170,7 @@ def _command(process: psutil.Process) -> list[str]:
 def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
     recipe = recipe_and_run_without(lab)
     slow = SLOW_STEPS.replace("SECONDS", "0.3")
-    process = lab.start(
-        "pretrain",
-        "--recipe",
-        recipe,
-        "--name",
-        "r",
-        "--no-probe",
-        "--wandb",
-        "offline",
-        inject=slow,
-    )
+    process = lab.start(*lab.words("r", recipe), "--wandb", "offline", inject=slow)
     process.wait_for(lambda: wandb_cores(lab.run("r")) and lab.last_step("r") >= 3)
     for pid in wandb_cores(lab.run("r")):
         os.kill(pid, signal.SIGKILL)

@@ -42,9 +42,8 @@ def test_an_unusable_variable_is_two_lines(lab: Laboratory, environment: dict[st
     """F98: exit 2, the variable and its range."""
     name, value = list(environment.items())[-1]
     recipe = lab.recipe()
-    process = lab.call("pretrain", "--recipe", recipe, "--name", "r", "--no-probe", **environment)
-    lines = process.err.read_text().splitlines()
-    assert process.code == 2, lines
+    process = lab.train(recipe=recipe, **environment, code=2)
+    lines = process.errors.splitlines()
     assert len(lines) == 2 and lines[0].startswith("error: ")
     assert name in "".join(lines) and value[:40] in lines[0]
     assert not (lab.folder / "runs").exists()
@@ -57,8 +56,8 @@ def test_a_path_of_an_unknown_user_is_two_lines(lab: Laboratory) -> None:
         ("--recipe", lab.recipe(), "--set", "data.train=~nosuchuser/a.txt"),
         ("--recipe", lab.recipe(), "--set", "data.tokenizer=~nosuchuser/a.json"),
     ):
-        process = lab.call("pretrain", *args)
-        lines = process.err.read_text().splitlines()
+        process = lab.call("pretrain", *args, code=None)
+        lines = process.errors.splitlines()
         assert process.code == 2 and len(lines) == 2, lines
         assert "no home directory of that user is known" in lines[0]
 
