@@ -271,7 +271,7 @@ def grow_depth(
     """
     import torch
 
-    if mode == "identity" and state.config.mlp != "gelu":
+    if mode == "identity" and not state.config.mlp_facts.has_slope_at_zero:
         raise ValueError(
             f'identity with mlp = "{state.config.mlp}": new layers would have no gradient'
         )

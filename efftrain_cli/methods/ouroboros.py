@@ -169,7 +169,7 @@ class Ouroboros(Method):
             vectors = sum(stale) - stale[0] + self.modules - 1
             return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * vectors
         sizes = [blocks * block_parameters(shape) for blocks in self.blocks(shape)[:-1]]
-        positions = shape.seq_len if shape.positions == "learned" else 0
+        positions = shape.seq_len if shape.position_facts.has_table else 0
         sizes[0] += (shape.padded_vocab_size + positions) * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
 

@@ -275,8 +275,12 @@ class StagedGrowth(Method):
         kinds = {
             kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)
         }
-        if kinds & {"width", "pad"} and (not model.norm_facts.vectors or model.init == "unit"):
-            key = 'init = "unit"' if model.norm_facts.vectors else f'norm = "{model.norm}"'
+        if kinds & {"width", "pad"} and (
+            not model.norm_facts.vectors or model.init_facts.std is None
+        ):
+            key = f'norm = "{model.norm}"'
+            if model.norm_facts.vectors:
+                key = f'init = "{model.init}"'
             rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
         if "depth" in kinds and not model.norm_facts.vectors and self.depth == "identity":
@@ -285,7 +289,7 @@ class StagedGrowth(Method):
         if "pad" in kinds and model.norm_facts.is_centered:
             rule = 'operator pad needs model.norm = "rmsnorm": zeros beside the channels move a layer norm\'s mean; take width'
             yield "stages", rule
-        if "depth" in kinds and model.mlp != "gelu" and self.depth == "identity":
+        if "depth" in kinds and self.depth == "identity" and not model.mlp_facts.has_slope_at_zero:
             rule = f'must not be "identity" with model.mlp = "{model.mlp}", whose new layers would never learn; take "zero_out_proj"'
             yield "staged_growth.depth", rule
         for index, stage in enumerate(recipe.stages):

@@ -108,12 +108,12 @@ class StandardizationLoss(Method):
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         model = recipe.model
-        gated = model.mlp == "swiglu"
+        gated = model.mlp_facts.is_gated
         if self.affine and (gated or not model.bias):
             rule = "must be false with a gated MLP or without biases: nothing could take the scale and shift later"
             yield "standardization_loss.affine", rule
         if self.sites == "all_linear" and gated:
-            rule = 'must be "preact" or "ln_input" with mlp = "swiglu": c_up is no site'
+            rule = f'must be "preact" or "ln_input" with mlp = "{model.mlp}": c_up is no site'
             yield "standardization_loss.sites", rule
         if self.affine and model.norm_facts.vectors and self.sites == "ln_input":
             yield (

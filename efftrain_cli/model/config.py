@@ -14,6 +14,58 @@ Init = Literal["gpt2", "unit", "hf"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class MlpFacts:
+    """Properties of one kind of MLP."""
+
+    kept_arrays: int
+    """Arrays of hidden units kept for the backward pass."""
+    is_gated: bool = False
+    """Whether `c_up` multiplies the activation of `c_fc`."""
+    has_slope_at_zero: bool = False
+    """Whether a gradient passes where its input is 0."""
+
+
+MLPS: dict[str, MlpFacts] = {
+    "gelu": MlpFacts(kept_arrays=2, has_slope_at_zero=True),
+    "swiglu": MlpFacts(kept_arrays=4, is_gated=True),
+    "relu2": MlpFacts(kept_arrays=3),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionFacts:
+    """Properties of one way to tell positions apart."""
+
+    has_table: bool = False
+    """Whether a learned vector per position is added to the embedding."""
+    rotates: bool = False
+    """Whether queries and keys are rotated by `Rope`, in pairs of channels."""
+
+
+POSITIONS: dict[str, PositionFacts] = {
+    "learned": PositionFacts(has_table=True),
+    "rope": PositionFacts(rotates=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitFacts:
+    """Properties of one initialization; biases are 0, norms and scales 1."""
+
+    std: float | None = 0.02
+    """Standard deviation of matrices and tables. None: activations and logits of variance 1 without norms."""
+    shrinks_projections: bool = True
+    """Whether projections into the residual stream are divided by sqrt(2 n_layer)."""
+
+
+INITS: dict[str, InitFacts] = {
+    "gpt2": InitFacts(),
+    "unit": InitFacts(std=None),
+    "hf": InitFacts(shrinks_projections=False),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
 class NormFacts:
     """Properties of one kind of norm."""
 
@@ -53,11 +105,27 @@ class Dimensions:
     positions: Positions
     norm: Norm
     norm_eps: float
+    init: Init
 
     @property
     def norm_facts(self) -> NormFacts:
-        """What the norm is."""
+        """Properties of the norms."""
         return NORMS[self.norm]
+
+    @property
+    def mlp_facts(self) -> MlpFacts:
+        """Properties of the MLPs."""
+        return MLPS[self.mlp]
+
+    @property
+    def position_facts(self) -> PositionFacts:
+        """Properties of the positions."""
+        return POSITIONS[self.positions]
+
+    @property
+    def init_facts(self) -> InitFacts:
+        """Properties of the initialization."""
+        return INITS[self.init]
 
     def misfits(self) -> Iterator[tuple[str, str]]:
         """(field, rule) of each size that does not fit the others."""
@@ -68,8 +136,8 @@ class Dimensions:
         if heads % self.kv_heads:
             rule = f"must divide model.n_head = {heads}: each head of keys and values serves as many query heads"
             yield "n_kv_head", rule
-        if self.positions == "rope" and self.head_size % 2:
-            rule = f'must be even with model.positions = "rope", which turns channels in pairs, not {self.head_size}'
+        if self.position_facts.rotates and self.head_size % 2:
+            rule = f'must be even with model.positions = "{self.positions}", which turns channels in pairs, not {self.head_size}'
             yield "head_dim", f"{rule}; set it, or change model.n_head"
 
     @property
@@ -98,7 +166,9 @@ class Dimensions:
         """Hidden units of the MLP; default: 4 n_embd, or 8/3 n_embd rounded up to a multiple of 32 with a gate."""
         if self.d_ff is not None:
             return self.d_ff
-        return -(-(8 * self.n_embd // 3) // 32) * 32 if self.mlp == "swiglu" else 4 * self.n_embd
+        if self.mlp_facts.is_gated:
+            return -(-(8 * self.n_embd // 3) // 32) * 32
+        return 4 * self.n_embd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,4 +204,4 @@ class GPTConfig(Dimensions):
     @property
     def logit_scale(self) -> float:
         """Factor on the product with the vocabulary."""
-        return 1 / math.sqrt(self.n_embd) if self.init == "unit" else 1.0
+        return 1 / math.sqrt(self.n_embd) if self.init_facts.std is None else 1.0

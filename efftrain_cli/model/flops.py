@@ -48,7 +48,9 @@ def norm_parameters(config: GPTConfig) -> int:
 def block_matrices(config: Dimensions) -> list[tuple[int, int]]:
     """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three matrices."""
     width, units = config.n_embd, config.ff_size
-    into = [*config.qkv_rows, *([units, units] if config.mlp == "swiglu" else [units])]
+    into = [*config.qkv_rows, units]
+    if config.mlp_facts.is_gated:
+        into.append(units)
     return [*((rows, width) for rows in into), (width, config.attention_size), (width, units)]
 
 
@@ -92,7 +94,7 @@ def inner_parameters(config: GPTConfig) -> int:
 def parameter_count(config: GPTConfig) -> int:
     """Parameters of a GPT: table of tokens, table of positions if learned, blocks, final norm, head if untied."""
     rows = config.padded_vocab_size * (1 if config.tied else 2)
-    if config.positions == "learned":
+    if config.position_facts.has_table:
         rows += config.seq_len
     return rows * config.n_embd + inner_parameters(config)
 

@@ -138,7 +138,7 @@ class CausalSelfAttention(nn.Module):
         self.c_attn_affine = _affine(config, "attn.c_attn")
         self.q_norm = RMSNorm(self.head_size, config.norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_size, config.norm_eps) if config.qk_norm else None
-        self.rope = (rope or Rope(config)) if config.positions == "rope" else None
+        self.rope = rope
         self.c_proj = nn.Linear(config.attention_size, config.n_embd, bias=config.bias)
         self.c_proj_affine = _affine(config, "attn.c_proj")
 
@@ -175,15 +175,29 @@ class CausalSelfAttention(nn.Module):
         return self.c_proj_affine(y)
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    """Return max(x, 0)^2, elementwise."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": gelu,
+    "swiglu": F.silu,
+    "relu2": relu_squared,
+}
+"""Function of the hidden units, of the gate where there is one, by `model.mlp`."""
+
+
 class MLP(nn.Module):
     """GELU, SwiGLU (Shazeer 2020, arXiv 2002.05202) or squared ReLU (So et al. 2021, arXiv 2109.08668)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.kind = config.mlp
+        self.activation = ACTIVATIONS[config.mlp]
         self.c_fc = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
         self.c_fc_affine = _affine(config, "mlp.c_fc")
-        if self.kind == "swiglu":
+        self.c_up: nn.Linear | None = None
+        if config.mlp_facts.is_gated:
             self.c_up = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
         self.c_proj = nn.Linear(config.ff_size, config.n_embd, bias=config.bias)
         self.c_proj_affine = _affine(config, "mlp.c_proj")
@@ -192,14 +206,9 @@ class MLP(nn.Module):
         hidden = self.c_fc(x)
         see("mlp.c_fc", hidden)
         hidden = self.c_fc_affine(hidden)
-        if self.kind == "gelu":
-            hidden = gelu(hidden)
-        elif self.kind == "swiglu":
-            hidden = F.silu(hidden) * self.c_up(x)
-        elif self.kind == "relu2":
-            hidden = F.relu(hidden).square()
-        else:
-            assert_never(self.kind)
+        hidden = self.activation(hidden)
+        if self.c_up is not None:
+            hidden = hidden * self.c_up(x)
         y = self.c_proj(hidden)
         see("mlp.c_proj", y)
         return self.c_proj_affine(y)
@@ -265,9 +274,10 @@ class GPT(nn.Module):
             raise ValueError("; ".join(rule for _, rule in misfits))
         self.config = config
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
-        rotates = config.positions == "rope"
-        self.wpe = None if rotates else nn.Embedding(config.seq_len, config.n_embd)
-        rope = Rope(config) if rotates else None
+        self.wpe: nn.Embedding | None = None
+        if config.position_facts.has_table:
+            self.wpe = nn.Embedding(config.seq_len, config.n_embd)
+        rope = Rope(config) if config.position_facts.rotates else None
         self.h = nn.ModuleList(Block(config, rope) for _ in range(config.n_layer))
         self.ln_f = _norm(config, "ln_f")
         self.lm_head = (
@@ -310,16 +320,16 @@ class GPT(nn.Module):
         return flops_per_token(config, seq_len, config.n_layer if blocks is None else blocks)
 
     def init_weights(self, seed: int) -> None:
-        """The configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.
+        """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.
 
-        "gpt2": matrices and tables N(0, 0.02), projections into the residual stream N(0, 0.02 / sqrt(2 n_layer)).
-        "hf": all of them N(0, 0.02), as transformers does. "unit", for models without norms: the sum of token and
-        position embedding has variance 1, matrices are N(0, 1 / sqrt(inputs)), projections into the residual stream
-        that over sqrt(2 n_layer). The standard deviation is given. Drawn on the CPU, so that every device starts from
-        the same weights. Padding rows are 0.
+        Matrices and tables are N(0, std) with `InitFacts.std`; without it, for models without norms, the sum of token
+        and position embedding has variance 1 and matrices are N(0, 1 / sqrt(inputs)). Padding rows are 0. Drawn on the
+        CPU, so that every device starts from the same weights.
         """
         config, generator = self.config, torch.Generator().manual_seed(seed)
+        facts = config.init_facts
         tables = ("wte.weight", "wpe.weight", "lm_head.weight")
+        table_std = math.sqrt(0.5) if config.position_facts.has_table else 1.0
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name.endswith("bias"):
@@ -327,11 +337,10 @@ class GPT(nn.Module):
                 elif parameter.dim() == 1:
                     parameter.fill_(1.0)
                 else:
-                    std = 0.02
-                    if config.init == "unit":
-                        in_table = math.sqrt(0.5) if config.positions == "learned" else 1.0
-                        std = in_table if name in tables else 1 / math.sqrt(parameter.shape[1])
-                    if config.init != "hf" and name.endswith("c_proj.weight"):
+                    std = facts.std
+                    if std is None:
+                        std = table_std if name in tables else 1 / math.sqrt(parameter.shape[1])
+                    if facts.shrinks_projections and name.endswith("c_proj.weight"):
                         std /= math.sqrt(2 * config.n_layer)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
             self.wte.weight[config.vocab_size :].zero_()

@@ -61,12 +61,22 @@ LLAMA_NAMES = {
 
 SAYS: dict[str, dict[str, Any]] = {
     "GPT-2": {
-        **{"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True},
-        **{"tied": True, "qk_norm": False, "softcap": None},
+        "norm": "layernorm",
+        "mlp": "gelu",
+        "positions": "learned",
+        "bias": True,
+        "tied": True,
+        "qk_norm": False,
+        "softcap": None,
+        "affine": (),
     },
     "Llama": {
-        **{"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False},
-        **{"softcap": None},
+        "norm": "rmsnorm",
+        "mlp": "swiglu",
+        "positions": "rope",
+        "bias": False,
+        "softcap": None,
+        "affine": (),
     },
 }
 """What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is Llama with norms of q
@@ -118,7 +128,7 @@ LLAMA_LARGEST = {
 
 def is_llama(config: GPTConfig) -> bool:
     """Return whether the model is stored as Llama or Qwen3; else as GPT-2."""
-    return config.positions == "rope"
+    return config.position_facts.rotates
 
 
 def refuse_unsayable(config: GPTConfig) -> None:
@@ -137,7 +147,7 @@ def refuse_unsayable(config: GPTConfig) -> None:
     elif config.n_embd % config.n_head and not config.qk_norm:
         wrong.append(f"model.n_head = {config.n_head} (must divide n_embd without qk_norm)")
     if wrong:
-        model = "a model with no layer norms" if config.norm == "none" else "this model"
+        model = "this model" if config.norm_facts.vectors else "a model with no layer norms"
         raise UsageError(
             f"the {name} of transformers cannot compute {model}: {'; '.join(wrong)}\n"
             "use the run itself: efftrain sample, efftrain eval-zeroshot"
@@ -406,14 +416,11 @@ def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPT
         seq_len=sizes["max_position_embeddings"],
         vocab_size=sizes["vocab_size"],
         padded_vocab_size=-(-sizes["vocab_size"] // vocab_multiple) * vocab_multiple,
-        norm="rmsnorm",
-        mlp="swiglu",
-        positions="rope",
-        bias=False,
         tied=bool(tied),
         norm_eps=eps,
         rope_theta=theta,
         qk_norm=qwen,
+        **SAYS["Llama"],
     )
     # What follows from other sizes is not given, as in the recipe that was exported.
     config = replace(

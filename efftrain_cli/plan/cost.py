@@ -133,9 +133,9 @@ def training_bytes(
     element = 2 if dtype == "bf16" else 4
     state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
     width, (q, k, v) = config.n_embd, config.qkv_rows
-    hidden = {"gelu": 2, "relu2": 3, "swiglu": 4}[config.mlp]
-    kept = 4 * width + q + k + v + config.attention_size + hidden * config.ff_size
-    kept += (q + k) * ((config.positions == "rope") + config.qk_norm)
+    hidden = config.mlp_facts.kept_arrays * config.ff_size
+    kept = 4 * width + q + k + v + config.attention_size + hidden
+    kept += (q + k) * (config.position_facts.rotates + config.qk_norm)
     kept += 2 * (q - k) if q > k else 0  # keys and values, repeated for every query head
     block = kept * element + 4 * config.n_head
     if config.norm_facts.keeps_fp32 and not compiled:

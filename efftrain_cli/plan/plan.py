@@ -25,7 +25,7 @@ from efftrain_cli.model.flops import (
     parameter_count,
 )
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Model, Optim
+from efftrain_cli.recipe.sections import LLAMA, Model, Optim
 
 _SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)
 
@@ -65,7 +65,8 @@ def config_of(
 
 def model_overrides(config: GPTConfig) -> list[str]:
     """Overrides that give any recipe's [model] this shape, the vocabulary apart."""
-    values = [f"model.arch={'llama' if config.positions == 'rope' else 'gpt2'}"]
+    is_llama = all(vars(config)[key] == value for key, value in LLAMA.items())
+    values = [f"model.arch={'llama' if is_llama else 'gpt2'}"]
     for name in Model.__dataclass_fields__:
         if name in _SHARED_FIELDS:
             value = vars(config)[name]

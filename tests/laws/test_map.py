@@ -50,6 +50,13 @@ from efftrain_cli.recipe.recipe import load_recipe
 rates = [plan.lr for plan, _ in plan_run(load_recipe("small", OVERRIDES))]
 """
 """Plans with OVERRIDES."""
+LAWS = """
+import sys
+import pytest
+file = "tests/laws/test_every_value.py"
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", file, "-k", f"{VALUE} and not two_ranks"]))
+"""
+"""Trains, resumes, grows, exports and compares VALUE, or finds it refused: as every value of every choice."""
 
 ADDITIONS = {
     "a schedule": (
@@ -84,6 +91,40 @@ ADDITIONS = {
         + "from efftrain_cli.plan.plan import model_parameters\n"
         "assert model_parameters(recipe, 64) == state.model.parameter_count\n"
         "assert not [name for name, _ in state.model.named_parameters() if 'ln_' in name]",
+    ),
+    "an MLP": (
+        [
+            Edit("model/config.py", '"relu2"]', '"relu2", "reglu"]'),
+            Edit(
+                "model/config.py",
+                '    "relu2": MlpFacts(',
+                '    "reglu": MlpFacts(kept_arrays=3, is_gated=True),\n    "relu2": MlpFacts(',
+            ),
+            Edit("model/gpt.py", '    "relu2": relu', '    "reglu": F.relu,\n    "relu2": relu'),
+        ],
+        "VALUE = 'reglu'" + LAWS,
+    ),
+    "a kind of positions": (
+        [
+            Edit("model/config.py", '"learned", "rope"]', '"learned", "rope", "nope"]'),
+            Edit(
+                "model/config.py",
+                '    "rope": PositionFacts(',
+                '    "nope": PositionFacts(),\n    "rope": PositionFacts(',
+            ),
+        ],
+        "VALUE = 'nope'" + LAWS,
+    ),
+    "an initialization": (
+        [
+            Edit("model/config.py", '"unit", "hf"]', '"unit", "hf", "wide"]'),
+            Edit(
+                "model/config.py",
+                '    "hf": InitFacts(',
+                '    "wide": InitFacts(std=0.1),\n    "hf": InitFacts(',
+            ),
+        ],
+        "VALUE = 'wide'" + LAWS,
     ),
     "a column": (
         [
@@ -258,5 +299,5 @@ def test_every_line_that_names_the_newest_is_needed(copy: Path, name: str) -> No
 
 def test_every_row_is_tried() -> None:
     section = PAGE.split("### Adding something else")[1].split("### Adding a method")[0]
-    rows = re.findall(r"^\| (an? [a-z ]+?) \|", section, re.M)
+    rows = re.findall(r"^\| (an? [a-zA-Z ]+?) \|", section, re.M)
     assert set(rows) == {*ADDITIONS, "an optimizer"}

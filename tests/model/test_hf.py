@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import islice
 from pathlib import Path
@@ -299,3 +300,37 @@ def test_weights_that_are_not_finite_are_not_imported(exported: Path, value: flo
         CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias: the weights hold NaN or infinity"
     ):
         read_hf(exported)
+
+
+OTHER_VALUES = {
+    "vocab_size": 102,
+    "init": "hf",
+    "n_kv_head": 2,
+    "head_dim": 6,
+    "d_ff": 40,
+    "norm": "none",
+    "mlp": "relu2",
+    "positions": "rope",
+    "bias": False,
+    "tied": False,
+    "qk_norm": True,
+    "softcap": 5.0,
+    "affine": ("attn.c_attn",),
+}
+"""Other values than `CONFIG`'s; twice its own for any other field."""
+
+
+@pytest.mark.parametrize("field", sorted(set(vars(CONFIG)) - {"padded_vocab_size", "rope_theta"}))
+def test_every_field_of_a_shape_is_in_the_export_or_refused(field: str) -> None:
+    """Also a field that a later version adds: none is left out of an export without a word."""
+    value = vars(CONFIG)[field]
+    other = OTHER_VALUES[field] if field in OTHER_VALUES else 2 * value
+    changed = dataclasses.replace(CONFIG, **{field: other})
+    try:
+        tensors, config = to_hf(GPT(changed)), to_hf_config(changed, eot_id=100)
+    except UsageError as error:
+        assert f"model.{field}" in str(error) or field == "positions"
+        return
+    # The weights hold what an initialization drew.
+    assert field == "init" or config != to_hf_config(CONFIG, eot_id=100)
+    assert set(tensors) - set(to_hf(GPT(CONFIG))) == set() or field == "n_layer"
