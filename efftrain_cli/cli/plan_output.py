@@ -113,7 +113,7 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
         )
     sequences, seq_len = cost.summary.largest_micro_batch
     yield (
-        f"memory     about {human_bytes(cost.memory_bytes)} in {cost.dtype}: weights, gradients, moments, and activations of a micro-batch of "
+        f"memory     about {human_bytes(cost.memory_bytes)} in {cost.dtype} for micro-batches of "
         f"{sequences:,} x {seq_len:,} tokens"
     )
     whose, there = memory_of(device)

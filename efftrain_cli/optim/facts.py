@@ -6,14 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from efftrain_cli.model.config import Dimensions
-from efftrain_cli.model.flops import newton_schulz_flops
+from efftrain_cli.model.config import Dimensions, GPTConfig
+from efftrain_cli.model.flops import block_matrices, newton_schulz_flops, parameter_count
 
 OptimizerName = Literal["adamw", "muon", "lion"]
 
 
 def _no_flops(model: Dimensions) -> float:
     return 0.0
+
+
+def _two_moments(model: GPTConfig) -> int:
+    return 2 * parameter_count(model)
+
+
+def _muon_moments(model: GPTConfig) -> int:
+    in_matrices = model.n_layer * sum(rows * columns for rows, columns in block_matrices(model))
+    return _two_moments(model) - in_matrices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +37,8 @@ class OptimizerFacts:
     """Whether it scales lr, eps and weight decay by parameter, for growth with dynamics = "small"."""
     step_flops: Callable[[Dimensions], float] = _no_flops
     """FLOPs of its matrix products in one step."""
+    state_size: Callable[[GPTConfig], int] = _two_moments
+    """Numbers of its state, fp32; counters of steps are left out."""
 
     @property
     def counts_flops(self) -> bool:
@@ -38,7 +49,10 @@ class OptimizerFacts:
 OPTIMIZERS: dict[str, OptimizerFacts] = {
     "adamw": OptimizerFacts(supports_small_dynamics=True),
     "muon": OptimizerFacts(
-        has_muon_lr=True, supports_sharding=False, step_flops=newton_schulz_flops
+        has_muon_lr=True,
+        supports_sharding=False,
+        step_flops=newton_schulz_flops,
+        state_size=_muon_moments,
     ),
-    "lion": OptimizerFacts(),
+    "lion": OptimizerFacts(state_size=parameter_count),
 }

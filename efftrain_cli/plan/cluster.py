@@ -19,7 +19,7 @@ from typing import NamedTuple
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.model.flops import block_parameters, inner_parameters, parameter_count
-from efftrain_cli.plan.cost import gradient_copies, likely_vocabulary, training_bytes
+from efftrain_cli.plan.cost import likely_vocabulary, training_bytes
 from efftrain_cli.plan.plan import (
     accumulation_steps,
     assumed_result,
@@ -116,19 +116,8 @@ def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int
     """Bytes of one device, by `training_bytes`: activations, and the state or its share and two gathered blocks."""
     dtype = "fp32" if recipe.train.dtype in ("fp32", "tf32") else "bf16"
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
-    copies = gradient_copies(recipe, devices)
-    recompute = recipe.train.activation_checkpointing is True
-
     state, whole = (
-        training_bytes(
-            config,
-            count,
-            seq_len,
-            dtype=dtype,
-            compiled=False,
-            recompute=recompute,
-            gradients=copies,
-        )
+        training_bytes(recipe, config, count, seq_len, dtype=dtype, ranks=devices)
         for count in (0, sequences)
     )
     if not _is_sharded(recipe):

@@ -11,7 +11,7 @@ from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
-from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -34,11 +34,11 @@ class PlanCost:
     parameters: int
     """Of [model], embeddings included."""
     memory_bytes: int
-    """Weights, gradients, moments and the activations of the largest micro-batch, by `training_bytes`."""
+    """Weights, gradients, optimizer's state and the activations of the largest micro-batch, by `training_bytes`."""
     dtype: str
     """What memory_bytes assumes: the recipe's, fp32 for "auto"."""
     checkpoint_bytes: int
-    """One checkpoint of [model]: weights and AdamW's two moments, fp32."""
+    """One checkpoint of [model]."""
 
 
 def vocabulary_of(tokenizer: str) -> int | None:
@@ -65,119 +65,116 @@ def likely_vocabulary(tokenizer: str) -> int:
 
 
 def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
-    """What training `recipe` costs, to step `until` or its end; None where only preparing shows the vocabulary."""
+    """Return what training `recipe` costs, to step `until` or its end; None if only preparing shows the vocabulary."""
     vocab_size = vocabulary_of(recipe.data.tokenizer)
     if vocab_size is None:
         return None
     config = model_config(recipe, vocab_size)
     summary = summarize_plan(recipe, None, vocab_size, until)
-    parameters = parameter_count(config)
     dtype = "bf16" if recipe.train.dtype == "bf16" else "fp32"
-    memory = training_bytes(
-        config,
-        *summary.largest_micro_batch,
-        dtype=dtype,
-        compiled=False,
-        recompute=recipe.train.activation_checkpointing is True,
-        gradients=gradient_copies(recipe),
-    )
-    in_flight = in_flight_bytes(recipe, config.padded_vocab_size)
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
-        parameters=parameters,
-        memory_bytes=memory + in_flight,
+        parameters=parameter_count(config),
+        memory_bytes=training_bytes(recipe, config, *summary.largest_micro_batch, dtype=dtype),
         dtype=dtype,
-        checkpoint_bytes=12 * parameters + in_flight,
+        checkpoint_bytes=checkpoint_bytes(recipe, config),
     )
 
 
-def in_flight_bytes(recipe: Recipe, padded_vocab_size: int) -> int:
-    """Bytes of delayed gradients between two full steps, which each checkpoint holds too."""
-    shape = model_config(recipe, padded_vocab_size, padded_vocab_size)
-    return sum(
-        method.in_flight_bytes(shape, recipe.train.batch_size) for method in recipe.methods.values()
-    )
+def in_flight_bytes(recipe: Recipe, config: GPTConfig) -> int:
+    """Return the bytes of delayed gradients between two full steps, which each checkpoint holds too."""
+    methods = recipe.methods.values()
+    return sum(method.in_flight_bytes(config, recipe.train.batch_size) for method in methods)
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
-    """Gradients of the whole model that one of so many ranks holds: methods' too, and lanes' that wait."""
+    """Return how many gradients of the whole model one of so many ranks holds: also methods', and lanes' that wait."""
     waiting = max(0, ((recipe.lanes or 0) // ranks).bit_length() - 1)
     return 1 + waiting + sum(method.gradients_held for method in recipe.methods.values())
 
 
+def checkpoint_bytes(recipe: Recipe, config: GPTConfig) -> int:
+    """Return the bytes of a checkpoint, about: weights, the optimizer's state and delayed gradients, in fp32."""
+    numbers = parameter_count(config) + recipe.optim.facts.state_size(config)
+    return 4 * numbers + in_flight_bytes(recipe, config)
+
+
+def state_bytes(recipe: Recipe, config: GPTConfig, ranks: int = 1) -> int:
+    """Return the bytes of weights, gradients and the optimizer's state, in fp32."""
+    copies = 1 + gradient_copies(recipe, ranks)
+    return 4 * (copies * parameter_count(config) + recipe.optim.facts.state_size(config))
+
+
+def full_micro_batch(recipe: Recipe) -> int:
+    """Return the sequences of a micro-batch of full length that train.micro_batch_tokens allows."""
+    train = recipe.train
+    return min(train.batch_size, max(1, train.micro_batch_tokens // recipe.model.seq_len))
+
+
 def training_bytes(
+    recipe: Recipe,
     config: GPTConfig,
     sequences: int,
     seq_len: int,
     *,
     dtype: str,
-    compiled: bool,
-    recompute: bool,
-    gradients: int = 1,
+    compiled: bool = False,
+    recompute: bool | None = None,
+    ranks: int = 1,
 ) -> int:
-    """Bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at its peak, by
-    estimate.
+    """Estimate the bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at most.
 
-    Weights, gradients and AdamW's two moments in fp32 (Muon's state is smaller), with autocast's copy of the weights.
-    Per token and block, in elements of the compute type: the residual stream twice, both norms' outputs, q, k, v,
-    attention's output, the MLP's hidden units, and what norms, rotation and shared heads keep beside them: 16 n_embd in
-    GPT-2; and one fp32 log-sum-exp a head. The logits and their gradient once each.
+    The state in fp32, with autocast's copy of the weights. Per token and block, in elements of the compute type: the
+    residual stream twice, both norms' outputs, q, k, v, attention's output, the MLP's hidden units, and what norms,
+    rotation and shared heads keep beside them: 16 n_embd in GPT-2; and one fp32 log-sum-exp a head. The logits and
+    their gradient once each.
 
     Args:
+        config: shape of a model of the recipe.
         dtype: "bf16" or "fp32".
-        recompute: of each block only its input is kept; one block's activations exist at a time.
-        gradients: copies of the gradient that exist at once, by `gradient_copies`.
+        recompute: of each block only its input is kept; one block's activations exist at a time. None: as the recipe
+            says, not for "auto".
+        ranks: devices that share the gradient's lanes.
     """
-    parameters = parameter_count(config)
+    if recompute is None:
+        recompute = recipe.train.activation_checkpointing is True
     element = 2 if dtype == "bf16" else 4
-    state = parameters * (4 * (3 + gradients) + (element if dtype == "bf16" else 0))
+    state = state_bytes(recipe, config, ranks) + in_flight_bytes(recipe, config)
+    if dtype == "bf16":
+        state += element * parameter_count(config)
+
     width, (q, k, v) = config.n_embd, config.qkv_rows
     hidden = config.mlp_facts.kept_arrays * config.ff_size
     kept = 4 * width + q + k + v + config.attention_size + hidden
     kept += (q + k) * (config.position_facts.rotates + config.qk_norm)
-    kept += 2 * (q - k) if q > k else 0  # keys and values, repeated for every query head
+    if q > k:
+        kept += 2 * (q - k)  # keys and values, repeated for every query head
     block = kept * element + 4 * config.n_head
     if config.norm_facts.keeps_fp32 and not compiled:
         block += 2 * 4 * width  # before the gain, in fp32
     elif dtype == "bf16" and not compiled:
         block += 4 * width  # uncompiled layer norms keep their inputs in fp32
-    blocks = config.n_layer * width * element + block if recompute else config.n_layer * block
+
+    blocks = config.n_layer * block
+    if recompute:
+        blocks = config.n_layer * width * element + block
     logits = 2 * config.padded_vocab_size * element
     return state + sequences * seq_len * (blocks + logits)
 
 
-def _sizes(recipe: Recipe) -> tuple[int, int]:
-    """Parameters of the recipe's (last) model, and bytes of its late gradients."""
-    vocab_size = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
-    return model_parameters(recipe, vocab_size), in_flight_bytes(recipe, vocab_size)
-
-
 def disk_bytes(recipe: Recipe) -> int:
-    """Bytes that a finished run keeps on disk: its checkpoints of weights and two moments in fp32 and of late
-    gradients, and its rows."""
+    """Return the bytes that a finished run keeps on disk: its checkpoints and its rows."""
     steps = recipe.train.tokens // (recipe.train.batch_size * recipe.model.seq_len) + 1
-    parameters, late = _sizes(recipe)
-    return recipe.checkpoint.keep * (12 * parameters + late) + steps * ROW
+    config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
+    return recipe.checkpoint.keep * checkpoint_bytes(recipe, config) + steps * ROW
 
 
 def memory_bytes(recipe: Recipe) -> int:
     """Return the bytes of memory that training takes on a CPU, about: the process, and what `training_bytes` says."""
-    seq_len = recipe.model.seq_len
-    sequences = min(recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // seq_len))
-    return (
-        PROCESS
-        + training_bytes(
-            model_config(recipe, likely_vocabulary(recipe.data.tokenizer)),
-            sequences,
-            seq_len,
-            dtype="fp32",
-            compiled=False,
-            recompute=recipe.train.activation_checkpointing is True,
-            gradients=gradient_copies(recipe),
-        )
-        + _sizes(recipe)[1]
-    )
+    config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
+    sequences, seq_len = full_micro_batch(recipe), recipe.model.seq_len
+    return PROCESS + training_bytes(recipe, config, sequences, seq_len, dtype="fp32")
 
 
 def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:

@@ -14,8 +14,9 @@ from efftrain_cli.foundation.console import human_bytes, human_count
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.plan.cost import gradient_copies, training_bytes
-from efftrain_cli.plan.plan import model_config, model_parameters, padded_vocab_size
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.cost import full_micro_batch, state_bytes, training_bytes
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compiler_errors
@@ -65,16 +66,15 @@ def checkpoints_activations(
         return train.activation_checkpointing
     if device.type != "cuda":
         return False
-    seq_len, copies = config.seq_len, gradient_copies(recipe, ranks)
-    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // seq_len))
     needed = training_bytes(
+        recipe,
         config,
-        sequences,
-        seq_len,
+        full_micro_batch(recipe),
+        config.seq_len,
         dtype=dtype,
         compiled=compiled,
         recompute=False,
-        gradients=copies,
+        ranks=ranks,
     )
     return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 
@@ -117,16 +117,17 @@ def building_errors(
     """Refuse, by an OutOfMemoryError, a model that cannot fit before it is built, and one if memory runs out meanwhile.
 
     Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured
-    first, against the whole memory of the machine: weights, gradients and two moments in fp32, 16 bytes a parameter,
-    then, if it is trained there, with the activations of a full micro-batch.
+    first, against the whole memory of the machine: weights, gradients and the optimizer's state in fp32, then, if it
+    is trained there, with the activations of a full micro-batch.
 
     Args:
         device: where the model is built.
         trains_on: where it is trained; None: nowhere, as for growing.
     """
     model = recipe.model_at(stage)
-    parameters = model_parameters(recipe, padded_vocab_size(recipe, vocab_size), stage)
-    needed = 16 * parameters
+    config = model_config(recipe, vocab_size, stage=stage)
+    parameters = parameter_count(config)
+    needed = state_bytes(recipe, config)
 
     def refusal(there: str) -> str:
         return (
@@ -140,30 +141,21 @@ def building_errors(
         if needed > memory:
             raise OutOfMemoryError(refusal(f"and this machine has {human_bytes(memory)} in all"))
         if trains_on == device:
-            _check_activations(recipe, model_config(recipe, vocab_size, stage=stage), memory)
+            _check_activations(recipe, config, memory)
     with _out_of_memory_as(lambda _: refusal(f"more than {device} has free")):
         yield
 
 
 def _check_activations(recipe: Recipe, config: GPTConfig, memory: int) -> None:
-    train, seq_len = recipe.train, config.seq_len
-    sequences = min(train.batch_size, max(1, train.micro_batch_tokens // seq_len))
-    recompute = train.activation_checkpointing is True
-    needed = training_bytes(
-        config,
-        sequences,
-        seq_len,
-        dtype="bf16" if train.dtype == "bf16" else "fp32",
-        compiled=False,
-        recompute=recompute,
-        gradients=gradient_copies(recipe),
-    )
+    train, seq_len, sequences = recipe.train, config.seq_len, full_micro_batch(recipe)
+    dtype = "bf16" if train.dtype == "bf16" else "fp32"
+    needed = training_bytes(recipe, config, sequences, seq_len, dtype=dtype)
     if needed <= memory:
         return
     ways = []
     if sequences > 1:
         ways.append(f"train.micro_batch_tokens = {seq_len} (now {train.micro_batch_tokens})")
-    if not recompute:
+    if train.activation_checkpointing is not True:
         ways.append("train.activation_checkpointing = true")
     raise OutOfMemoryError(
         f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens needs about {human_bytes(needed)}, and "

@@ -172,6 +172,8 @@ def test_a_plan_says_what_is_missing_too_large_and_left_out(
     assert done.exit_code == 0
     assert "\ntext       missing: data.train = 'none.txt': no such file" in done.stdout
     assert "\n           does not fit: this machine has 1.0 MB in all" in done.stdout
+    (memory,) = [line for line in done.stdout.splitlines() if line.startswith("memory ")]
+    assert memory.endswith(" in fp32 for micro-batches of 8 x 32 tokens") and len(memory) <= 80
     # 24 lengths from 9 to 32 follow the first; 12 changes are shown.
     assert "\n... 12 more changes; every step: --format csv" in done.stdout
 

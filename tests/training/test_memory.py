@@ -25,6 +25,7 @@ from efftrain_cli.training.memory import (
 GPT_2 = GPTConfig(
     n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
 )
+SMALL = load_recipe("small")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -60,7 +61,7 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
         config = GPTConfig(
             n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512
         )
-        estimate = training_bytes(config, 3, 120, dtype=dtype, compiled=True, recompute=False)
+        estimate = training_bytes(SMALL, config, 3, 120, dtype=dtype, compiled=True)
         state = (16 + 2 * (dtype == "bf16")) * parameter_count(config)
         logits_gradient = 3 * 120 * 512 * (2 if dtype == "bf16" else 4)
         return estimate - state - logits_gradient, kept_bytes(config, 3, dtype)
@@ -74,6 +75,7 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> 
     def gigabytes(sequences: int, recompute: bool) -> float:
         return (
             training_bytes(
+                SMALL,
                 GPT_2,
                 sequences,
                 1024,
