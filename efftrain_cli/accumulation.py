@@ -27,10 +27,10 @@ from efftrain_cli.compare.picture import Plot
 from efftrain_cli.foundation.console import table_lines
 from efftrain_cli.foundation.files import make_folder, write_whole
 from efftrain_cli.methods.variance_retention import needed_bits, product_bits
-from efftrain_cli.model.accumulation import sums_in_order, to_operand
 from efftrain_cli.model.cross_entropy import capped
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.linear import ROLES
+from efftrain_cli.model.narrow_matmul import sums_in_order, to_operand
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.training.session import choose_device, prepare_session
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.signals import describe_end
-from efftrain_cli.plan.plan import shares, shorten_schedules
+from efftrain_cli.plan.plan import micro_batch_multiple, shorten_schedules
 from efftrain_cli.pretrain import start
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
 from efftrain_cli.recipe.sections import Checkpoint
@@ -86,7 +86,7 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
     sequences = min(
         2, max(1, recipe.train.micro_batch_tokens // seq_len), max(1, recipe.train.batch_size // 2)
     )
-    each = shares(recipe, devices)
+    each = micro_batch_multiple(recipe, devices)
     batch_size = max(
         max(2, each) * sequences, 2 * each
     )  # half of it, where a schedule begins, is enough for all

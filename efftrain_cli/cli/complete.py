@@ -11,15 +11,15 @@ def recipe_names(incomplete: str) -> list[tuple[str, str]]:
     from textwrap import shorten
 
     from efftrain_cli.foundation.errors import RecipeError
-    from efftrain_cli.recipe import file as recipe_file
+    from efftrain_cli.recipe import draft
 
     if "/" in incomplete:
         return _toml_paths(incomplete)
     found = []
-    for name in recipe_file.recipe_names():
+    for name in draft.recipe_names():
         if name.startswith(incomplete):
             try:
-                comment = recipe_file.first_comment(recipe_file.find_recipe(name))
+                comment = draft.first_comment(draft.find_recipe(name))
             except RecipeError:
                 comment = "unreadable"
             found.append((name, shorten(comment, _HELP_WIDTH, placeholder=" ...")))

@@ -154,7 +154,7 @@ def grow(
 
     run = find_run(run)  # before PyTorch is imported, which takes seconds
     from efftrain_cli.grow.grow import GrowOptions, grow_run
-    from efftrain_cli.grow.report import growth_lines
+    from efftrain_cli.grow.plan_report import growth_lines
     from efftrain_cli.recipe.rules import warnings_of
     from efftrain_cli.training.session import choose_device
 
@@ -189,7 +189,7 @@ def _plan_by_law(
     target_loss: float | None, target_size: str | None, fit: list[str], stages: int, batch: Batch
 ) -> None:
     from efftrain_cli.foundation.section import parse_count
-    from efftrain_cli.grow.report import law_of, schedule_lines
+    from efftrain_cli.grow.plan_report import law_of, schedule_lines
     from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
 
     try:
@@ -216,7 +216,7 @@ def _plan_by_curves(
 ) -> None:
     if not operators:
         raise UsageError("--small needs --operator: width, depth, or both")
-    from efftrain_cli.grow.report import curve_lines, curve_of, plot_curves, threshold_of
+    from efftrain_cli.grow.plan_report import curve_lines, curve_of, plot_curves, threshold_of
 
     target_curve = None if target is None else curve_of(target)
     small_curve = curve_of(small)

@@ -42,7 +42,7 @@ def import_(
 ) -> None:
     """Make a run from a GPT-2, Llama or Qwen3 saved by transformers, to evaluate, sample, grow or continue it."""
     from efftrain_cli.foundation.errors import UsageError
-    from efftrain_cli.recipe.file import find_recipe
+    from efftrain_cli.recipe.draft import find_recipe
 
     find_recipe(recipe or "small")  # before PyTorch is imported, which takes seconds
     folder = Path(directory)

@@ -169,7 +169,7 @@ def pretrain(
         raise UsageError(
             "no recipe and no run\n  give --recipe NAME (see `efftrain recipes list`) or --resume RUN"
         )
-    from efftrain_cli.recipe.file import recipe_name
+    from efftrain_cli.recipe.draft import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
 

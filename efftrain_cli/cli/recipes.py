@@ -43,7 +43,7 @@ def list_recipes(format: TextOrJson = "text") -> None:
 
     Parameters are counted without embeddings, budgets in tokens.
     """
-    from efftrain_cli.recipe.file import recipe_names
+    from efftrain_cli.recipe.draft import recipe_names
 
     cards = sorted(map(_card, recipe_names()), key=lambda card: (not card["own"], card["name"]))
     if format == "json":
@@ -81,7 +81,7 @@ def new_recipe(
     set_: Overrides = None,
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
-    from efftrain_cli.recipe.file import is_path, shown_path
+    from efftrain_cli.recipe.draft import is_path, shown_path
     from efftrain_cli.recipe.starter import starter
 
     path = Path("recipes") / f"{name}.toml"
@@ -128,7 +128,7 @@ def show_recipe(
     """Show a recipe with everything it inherits, as TOML. Each comment says where the value was
     written."""
     from efftrain_cli.recipe.check import known_keys, unnumbered
-    from efftrain_cli.recipe.file import read_recipe_file, shown_path
+    from efftrain_cli.recipe.draft import read_recipe_file, shown_path
     from efftrain_cli.recipe.recipe import (
         Recipe,
         check_draft,
@@ -167,7 +167,7 @@ def show_recipe(
 def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> None:
     """Show the keys in which two recipes differ, inherited ones and defaults included; nothing
     else."""
-    from efftrain_cli.recipe.file import recipe_name
+    from efftrain_cli.recipe.draft import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe, recipe_differences
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
@@ -205,7 +205,7 @@ def _card(name: str) -> dict[str, Any]:
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import inner_parameters
     from efftrain_cli.plan.plan import config_of
-    from efftrain_cli.recipe.file import (
+    from efftrain_cli.recipe.draft import (
         find_recipe,
         first_comment,
         read_recipe_file,

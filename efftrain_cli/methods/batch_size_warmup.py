@@ -32,7 +32,7 @@ class BatchSizeWarmup(Method):
     """Batch size warmup: begin with few sequences per step and add `increment` at a time over `sequences` sequences."""
 
     varies: ClassVar = frozenset({"batch"})
-    also_called: ClassVar = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
+    aliases: ClassVar = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
 
     start: int = Field(ge=1)
     """Sequences per step at the beginning."""
@@ -84,7 +84,9 @@ class BatchSizeWarmup(Method):
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         # A lower bound of a sequence's tokens, if another method decides them.
         seq_len = 1 if varying(recipe.methods, "length") else recipe.model.seq_len
-        for key, rule in self.misfits(recipe.train.batch_size, seq_len, recipe.train.tokens):
+        for key, rule in self.validation_errors(
+            recipe.train.batch_size, seq_len, recipe.train.tokens
+        ):
             yield f"batch_size_warmup.{key}", rule
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
@@ -101,7 +103,7 @@ class BatchSizeWarmup(Method):
     def without_schedule(self) -> dict[str, Any]:
         return {"batch_size_warmup": None}
 
-    def misfits(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
+    def validation_errors(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget`
         tokens: pairs of the key (without the section) and what to do about it."""
         if self.start > full:

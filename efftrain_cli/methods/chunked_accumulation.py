@@ -49,9 +49,9 @@ UNIT = 16
 class ChunkedAccumulation(Method):
     """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators, in chunks."""
 
-    shards: ClassVar = False
+    supports_sharding: ClassVar = False
     prefix: ClassVar = "chunked"
-    also_called: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
+    aliases: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"
     """Format of activations and weights; an 8-bit tensor has one scale, a power of two, by its largest magnitude."""

@@ -35,7 +35,7 @@ from efftrain_cli.methods.staged_growth import (
     grown_shape,
 )
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
-from efftrain_cli.optim.groups import GroupScale
+from efftrain_cli.optim.parameter_groups import GroupScale
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -47,13 +47,13 @@ class Method:
     varies: ClassVar[frozenset[str]] = frozenset()
     """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps" where only training
     shows how many steps the budget gives."""
-    shards: ClassVar[bool] = True
+    supports_sharding: ClassVar[bool] = True
     """Whether it works where each device holds a share of the model."""
     gradients_held: ClassVar[int] = 0
     """Gradients of the whole model that it holds beside the one that accumulates."""
     prefix: ClassVar[str] = ""
     """What its columns of metrics.jsonl begin with, where that is not the section's name."""
-    also_called: ClassVar[Mapping[str, str]] = {}
+    aliases: ClassVar[Mapping[str, str]] = {}
     """What other programs and papers call its keys, in lower case and with _ for -; "" is the section itself."""
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 class Ouroboros(Method):
     """Ouroboros: train the model's modules on gradients that are up to K - 1 steps old, as a ring of devices would."""
 
-    shards: ClassVar = False
+    supports_sharding: ClassVar = False
 
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""

@@ -49,11 +49,9 @@ class ProgressiveLayerDrop(Method):
     """Progressive layer dropping: skip whole blocks at random, more of them later in training, deep ones more often."""
 
     varies: ClassVar = frozenset({"blocks"})
-    shards: ClassVar = False
+    supports_sharding: ClassVar = False
     prefix: ClassVar = "pld"
-    also_called: ClassVar = {
-        "": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"
-    }
+    aliases: ClassVar = {"": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"}
 
     theta: float = Field(default=0.5, gt=0, le=1)
     """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops

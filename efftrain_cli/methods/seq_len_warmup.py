@@ -45,7 +45,7 @@ class SeqLenWarmup(Method):
     """Sequence length warmup: train on short sequences first and lengthen them over `steps` optimizer steps."""
 
     varies: ClassVar = frozenset({"length"})
-    also_called: ClassVar = {
+    aliases: ClassVar = {
         "": "slw curriculum curriculum_learning seqlen_warmup sequence_length_warmup",
         "start": "start_seq_len min_difficulty",
         "steps": "total_curriculum_step",
@@ -198,7 +198,9 @@ class SeqLenWarmup(Method):
         smallest = min(
             method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()
         )
-        for key, rule in self.misfits(recipe.model.seq_len, smallest, recipe.train.tokens):
+        for key, rule in self.validation_errors(
+            recipe.model.seq_len, smallest, recipe.train.tokens
+        ):
             yield f"seq_len_warmup.{key}", rule
         for name in varying(recipe.methods, "batch") if self.batch == "tokens" else ():
             yield (
@@ -216,7 +218,7 @@ class SeqLenWarmup(Method):
     def without_schedule(self) -> dict[str, Any]:
         return {"seq_len_warmup": None}
 
-    def misfits(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
+    def validation_errors(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
         """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
         `budget` tokens: pairs of the key (without the section) and what to do about it."""
         if above := [length for length in self.lengths if length > full]:

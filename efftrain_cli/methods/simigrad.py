@@ -53,9 +53,9 @@ class SimiGrad(Method):
     """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given cosine similarity."""
 
     varies: ClassVar = frozenset({"batch", "steps"})
-    shards: ClassVar = False
+    supports_sharding: ClassVar = False
     gradients_held: ClassVar = 1  # that of the other half
-    also_called: ClassVar = {"": "adaptive_batch"}
+    aliases: ClassVar = {"": "adaptive_batch"}
 
     target: float = Field(gt=-1, lt=1)
     """gamma, the cosine similarity to hold, in (-1, 1)."""

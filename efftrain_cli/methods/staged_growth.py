@@ -249,7 +249,7 @@ def _planned_end(recipe: Sections, switch: Switch | None) -> float | None:
 class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
 
-    also_called: ClassVar = {"": "growth"}
+    aliases: ClassVar = {"": "growth"}
 
     moments: Moments = "ema"
     """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the
@@ -423,7 +423,7 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
         for name, wanted in vars(stage.model).items():
             if wanted is not None and not math.isclose(wanted, sizes[name], rel_tol=1e-6):
                 yield f"stage {index}: model.{name} = {wanted}, but its operators make {sizes[name]} of the stage before"
-        for name, rule in shape.misfits():
+        for name, rule in shape.validation_errors():
             yield f"stage {index}: {name} = {sizes[name]} {rule.replace('model.', '')}"
         before = sizes_of(shapes[max(0, index - 1)])
         for kind, value in map(parse_operator, stage.operators):

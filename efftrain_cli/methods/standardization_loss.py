@@ -49,9 +49,9 @@ SITES: dict[str, tuple[str, ...]] = {
 class StandardizationLoss(Method):
     """Standardization loss: draw activations towards mean 0 and variance 1 by a term of the loss, not by layers."""
 
-    shards: ClassVar = False
+    supports_sharding: ClassVar = False
     prefix: ClassVar = "std"
-    also_called: ClassVar = {
+    aliases: ClassVar = {
         "": "standardisation_loss std_loss sloss",
         "weight": "lambda coefficient",
     }
@@ -88,7 +88,7 @@ class StandardizationLoss(Method):
         ]
         return in_blocks + ["ln_f"] * ("ln_f" in self.names())
 
-    def shares(self, config: Dimensions) -> list[float]:
+    def site_weights(self, config: Dimensions) -> list[float]:
         """Each site's share of the mean over sites and channels; of moments per token, over sites. They add up to 1."""
         names = [site.split(".", 2)[-1] for site in self.sites_of(config.n_layer)]
         widths = channels(config)
@@ -199,7 +199,7 @@ class StandardizationLoss(Method):
             parts.append(self.site_loss(x)[None])
         return torch.cat(parts)
 
-    def measures(
+    def loss_columns(
         self,
         divergences: Tensor,
         shares: Tensor,

@@ -127,7 +127,7 @@ class Dimensions:
         """Properties of the initialization."""
         return INITS[self.init]
 
-    def misfits(self) -> Iterator[tuple[str, str]]:
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
         """(field, rule) of each size that does not fit the others."""
         heads, width = self.n_head, self.n_embd
         if self.head_dim is None and width % heads:

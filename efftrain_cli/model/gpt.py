@@ -270,8 +270,8 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        if misfits := list(config.misfits()):
-            raise ValueError("; ".join(rule for _, rule in misfits))
+        if validation_errors := list(config.validation_errors()):
+            raise ValueError("; ".join(rule for _, rule in validation_errors))
         self.config = config
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.wpe: nn.Embedding | None = None

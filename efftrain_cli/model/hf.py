@@ -429,7 +429,7 @@ def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPT
         head_dim=None if (size, width % heads) == (width // heads, 0) else size,
         d_ff=None if units == plain_shape.ff_size else units,
     )
-    for field, rule in config.misfits():
+    for field, rule in config.validation_errors():
         read.problems.append(f"{field} {rule}")
     read.finish()
     return config

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from efftrain_cli.model.accumulation import BLOCK, FP8, draw_of, scale_of, to_operand
 from efftrain_cli.model.accumulator import Accumulator
+from efftrain_cli.model.narrow_matmul import BLOCK, FP8, draw_of, scale_of, to_operand
 
 ROLES = ("forward", "grad_input", "grad_weight")
 Fidelity = Literal["blocked", "intra_fp32", "hardware"]

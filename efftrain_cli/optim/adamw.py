@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.optim.groups import GroupScale, decays
 from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
+from efftrain_cli.optim.parameter_groups import GroupScale, decays
 
 
 class _FusedAdamW(WithoutCompiler, torch.optim.AdamW):
@@ -31,7 +31,7 @@ class AdamW:
     """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one flat buffer."""
 
     gradient_powers: Mapping[str, int] = {"exp_avg": 1, "exp_avg_sq": 2, "step": 0}
-    largest_measures = frozenset({"adam_sqrt_v_max"})
+    columns_by_max = frozenset({"adam_sqrt_v_max"})
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
@@ -85,7 +85,7 @@ class AdamW:
             for key, value in state.items()
         }
 
-    def measures(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """Sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction).
 
         Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.

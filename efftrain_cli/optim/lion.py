@@ -14,15 +14,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from efftrain_cli.optim.groups import decays
 from efftrain_cli.optim.optimizer import ParameterSet, Settings
+from efftrain_cli.optim.parameter_groups import decays
 
 
 class Lion:
     """An `Optimizer` with one moment, and without eps."""
 
     gradient_powers: Mapping[str, int] = {"exp_avg": 1}
-    largest_measures: frozenset[str] = frozenset()
+    columns_by_max: frozenset[str] = frozenset()
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
@@ -55,6 +55,6 @@ class Lion:
         """See `Optimizer.tensors`: `exp_avg.NAME`."""
         return {f"exp_avg.{name}": momentum for name, momentum in self._momentum.items()}
 
-    def measures(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """Nothing: there are no second moments."""
         return {}

@@ -28,7 +28,7 @@ class Muon:
     """An `Optimizer`: torch's Muon with its default adjustment of the learning rate, sqrt(max(1, rows / columns))."""
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
-    largest_measures: frozenset[str] = frozenset()
+    columns_by_max: frozenset[str] = frozenset()
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
@@ -89,6 +89,6 @@ class Muon:
         momentum = {f"momentum_buffer.{name}": tensor for name, tensor in self._momentum.items()}
         return momentum | self._adamw.tensors()
 
-    def measures(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """Nothing: sqrt(v) of the few parameters that AdamW updates here would be taken for that of a whole model."""
         return {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.model.parameter_kinds import ParameterKind
-from efftrain_cli.optim.groups import GroupScale
+from efftrain_cli.optim.parameter_groups import GroupScale
 
 
 class Settings(Protocol):
@@ -49,7 +49,7 @@ class Optimizer(Protocol):
     """For each kind of state: with which power of the gradient it scales, 0 for a counter of steps. Growth reads it:
     where a wider model's gradients are 1/k of the small one's, first moments become 1/k and second moments 1/k^2."""
 
-    largest_measures: frozenset[str]
+    columns_by_max: frozenset[str]
     """Measures of which the largest over all shares of a model is that of the whole; the others add up."""
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
@@ -66,7 +66,7 @@ class Optimizer(Protocol):
         """The whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`: the tensors themselves, to be saved or
         written into. They exist from the start, so that step 0 can be saved and grown."""
 
-    def measures(self) -> dict[str, Tensor]:
+    def columns(self) -> dict[str, Tensor]:
         """What the state says about stability, by column of metrics.jsonl: 0-d fp32 tensors on the device."""
 
 

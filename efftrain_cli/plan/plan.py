@@ -153,7 +153,7 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
     each than fit into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence.
     Every lane, or every rank where the recipe has no lanes, gets equally many; SimiGrad's two halves do too."""
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
-    multiple = shares(recipe, ranks)
+    multiple = micro_batch_multiple(recipe, ranks)
     return -(-batch_size // fits // multiple) * multiple
 
 
@@ -166,7 +166,7 @@ def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, A
     return moved
 
 
-def shares(recipe: Recipe, ranks: int = 1) -> int:
+def micro_batch_multiple(recipe: Recipe, ranks: int = 1) -> int:
     """What the number of a step's micro-batches is a multiple of."""
     multiple = recipe.lanes or ranks
     return multiple if recipe.simigrad is None else math.lcm(multiple, 2)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from efftrain_cli.foundation.bounds import MISTAKES
 from efftrain_cli.foundation.errors import Problem
 from efftrain_cli.methods.method import Method
-from efftrain_cli.recipe.file import Draft
+from efftrain_cli.recipe.draft import Draft
 from efftrain_cli.recipe.toml import toml_value
 
 # What other programs and papers call our keys, in lower case and with _ for -; the methods know theirs.
@@ -111,7 +111,7 @@ def aliases_of(cls: Any) -> dict[str, str]:
     key."""
     called = dict(_ALSO_CALLED)
     for name, method in methods_in(cls).items():
-        called |= {f"{name}.{key}".rstrip("."): names for key, names in method.also_called.items()}
+        called |= {f"{name}.{key}".rstrip("."): names for key, names in method.aliases.items()}
     return {alias: key for key, names in called.items() for alias in names.split()}
 
 

@@ -30,7 +30,7 @@ from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, shapes_of_stages
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.recipe.check import Check, inner_class, may_be_absent, methods_in
-from efftrain_cli.recipe.file import Draft, read_recipe_file, report
+from efftrain_cli.recipe.draft import Draft, read_recipe_file, report
 from efftrain_cli.recipe.rules import rules_between
 from efftrain_cli.recipe.sections import (
     Checkpoint,

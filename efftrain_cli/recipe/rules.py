@@ -27,7 +27,7 @@ def _own_rules(method: Method, recipe: Sections) -> Iterator[tuple[str, str]]:
 
 
 def _model_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
-    for name, rule in recipe.model.misfits():
+    for name, rule in recipe.model.validation_errors():
         yield f"model.{name}", rule
 
 
@@ -101,7 +101,7 @@ def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
         unable = {
             "parallel.lanes": lanes is not None,
             f'optim.name = "{recipe.optim.name}"': not recipe.optim.facts.supports_sharding,
-            **{name: not method.shards for name, method in recipe.methods.items()},
+            **{name: not method.supports_sharding for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
             'train.compile = "on"': recipe.train.compile == "on",
             "eval.sample": recipe.eval.sample is not None,

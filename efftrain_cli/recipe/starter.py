@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from efftrain_cli.recipe.file import parse_override, read_recipe_file
+from efftrain_cli.recipe.draft import parse_override, read_recipe_file
 from efftrain_cli.recipe.recipe import check_draft, flat_values
 from efftrain_cli.recipe.toml import toml_value
 

@@ -21,7 +21,7 @@ from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.section import SECTION, Text
-from efftrain_cli.recipe.file import (
+from efftrain_cli.recipe.draft import (
     find_recipe,
     is_path,
     read_recipe_file,

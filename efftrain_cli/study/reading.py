@@ -11,7 +11,7 @@ from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, UsageError
 from efftrain_cli.recipe.check import Check
-from efftrain_cli.recipe.file import (
+from efftrain_cli.recipe.draft import (
     find_recipe,
     read_toml_file,
     report,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.staged_growth import StageModel, grown_shape, parse_operator, sizes_of
-from efftrain_cli.plan.plan import shares, shorten_schedules
+from efftrain_cli.plan.plan import micro_batch_multiple, shorten_schedules
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model
 from efftrain_cli.recipe.toml import toml_value
@@ -95,7 +95,7 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         UsageError: it cannot be made so small.
     """
     seq_len = min(recipe.model.seq_len, SEQ_LEN)
-    batch_size = max(BATCH_SIZE, 2 * shares(recipe, devices))
+    batch_size = max(BATCH_SIZE, 2 * micro_batch_multiple(recipe, devices))
     shapes = _toy_shapes(recipe)
     last = shapes[-1]
     moved = shorten_schedules(recipe, STEPS // 2, batch_size)

@@ -11,10 +11,10 @@ from torch import nn
 from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.groups import GroupScale
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer, ParameterSet, check_cover
+from efftrain_cli.optim.parameter_groups import GroupScale
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import TrainState

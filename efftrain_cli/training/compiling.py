@@ -17,7 +17,7 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.model.gpt import GPT, RunBlock, run_eagerly
-from efftrain_cli.plan.plan import accumulation_steps, shares
+from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
 Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
@@ -91,7 +91,7 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
     """(sequences, seq_len) of the micro-batches of a full step on so many ranks, where they are all alike; None where
     they are not.
 
-    A batch that is not planned is cut into a multiple of the shares and halves that make it up; the micro-batches
+    A batch that is not planned is cut into a multiple of the ranks, lanes and halves that make it up; the micro-batches
     are whole ones where it always is a multiple of so many of them.
     """
     train, seq_len = recipe.train, recipe.model.seq_len
@@ -99,7 +99,9 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
         whole = train.micro_batch_tokens // seq_len
         multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
         return (
-            (whole, seq_len) if whole and multiple % (shares(recipe, ranks) * whole) == 0 else None
+            (whole, seq_len)
+            if whole and multiple % (micro_batch_multiple(recipe, ranks) * whole) == 0
+            else None
         )
     micro_batches = accumulation_steps(recipe, train.batch_size, seq_len, ranks)
     if train.batch_size % micro_batches:

@@ -144,7 +144,7 @@ class Devices:
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
         """Return the optimizer's measures of the whole model, by column of metrics.jsonl."""
-        return state.optimizer.measures()
+        return state.optimizer.columns()
 
     def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
         """Bring together what an evaluation or a checkpoint after this step needs."""

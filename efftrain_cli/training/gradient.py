@@ -98,7 +98,7 @@ class Terms:
         self._n_layer = len(model.h)
         self._standardization = recipe.standardization_loss
         if self._standardization is not None:
-            shares = self._standardization.shares(model.config)
+            shares = self._standardization.site_weights(model.config)
             self._site_shares = torch.tensor(shares, device=device)
             self.zeros["standardization_loss"] = torch.zeros_like(self._site_shares)
 
@@ -121,7 +121,7 @@ class Terms:
             columns["z_loss"] = self._z_loss * losses["z_loss"]
         if self._standardization is None:
             return columns
-        return columns | self._standardization.measures(
+        return columns | self._standardization.loss_columns(
             losses["standardization_loss"], self._site_shares, plan, gates, self._n_layer
         )
 

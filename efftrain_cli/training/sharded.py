@@ -114,9 +114,9 @@ class Sharded(Devices):
         return {name: square.sqrt() for name, square in zip(tensors, squares, strict=True)}
 
     def measures(self, state: TrainState) -> dict[str, Tensor]:
-        whole = {name: local.clone() for name, local in state.optimizer.measures().items()}
+        whole = {name: local.clone() for name, local in state.optimizer.columns().items()}
         for name, value in whole.items():
-            if name in state.optimizer.largest_measures:
+            if name in state.optimizer.columns_by_max:
                 self.ranks.all_reduce_max(value)
             else:
                 self.ranks.all_reduce([value])

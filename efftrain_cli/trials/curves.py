@@ -18,7 +18,7 @@ Read = Callable[[Trial], RunNumbers | None]
 
 def without(trial: Trial, keys: Sequence[str]) -> str:
     """The trial's recipe with its settings but those of `keys`: what it shares with the other points of its curve."""
-    from efftrain_cli.recipe.file import recipe_name
+    from efftrain_cli.recipe.draft import recipe_name
 
     kept = [setting for setting in trial.settings if setting.partition("=")[0] not in keys]
     return " ".join((recipe_name(trial.recipe), *kept))

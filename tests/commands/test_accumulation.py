@@ -15,8 +15,8 @@ from efftrain_cli import accumulation
 from efftrain_cli.accumulation import BITS, CHUNKS, analyse, lines, needs_of, save
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
-from efftrain_cli.model.accumulation import sums_in_order
 from efftrain_cli.model.gpt import GPTConfig
+from efftrain_cli.model.narrow_matmul import sums_in_order
 from tests.conftest import Efftrain
 from tests.model.rounding import sum_in_order
 from tests.trained_run import make_run, random_gpt

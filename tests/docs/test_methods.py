@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.recipe.file import recipe_names
+from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.conftest import REPOSITORY, Efftrain
 

@@ -148,7 +148,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.recipe.file import recipe_names
+from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.foundation.step import Progress
 for name in recipe_names():

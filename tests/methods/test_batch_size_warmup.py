@@ -76,8 +76,8 @@ def test_bad_sections_are_refused(keys: dict) -> None:
 )
 def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> None:
     fitting = {"start": 8, "increment": 8, "sequences": 1000}
-    assert not BatchSizeWarmup(**fitting).misfits(64, 128, 1_000_000)
-    ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).misfits(64, 128, 1_000_000)
+    assert not BatchSizeWarmup(**fitting).validation_errors(64, 128, 1_000_000)
+    ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).validation_errors(64, 128, 1_000_000)
     assert found == key
     assert str(keys[key])[:2] in rule
 

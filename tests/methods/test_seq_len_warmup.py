@@ -384,35 +384,43 @@ def test_bad_sections_are_refused(keys: dict, said: str) -> None:
 
 
 def test_a_start_above_full_length_is_a_problem() -> None:
-    ((key, rule),) = SeqLenWarmup(start=2048, steps=10).misfits(1024, 4, 10**9)
+    ((key, rule),) = SeqLenWarmup(start=2048, steps=10).validation_errors(1024, 4, 10**9)
     assert key == "start"
     assert "model.seq_len = 1024" in rule
 
 
 def test_a_warmup_beyond_the_budget_names_the_longest_that_fits() -> None:
     warmup = SeqLenWarmup(start=8, steps=1000)
-    ((key, rule),) = warmup.misfits(64, 4, 50_000)
+    ((key, rule),) = warmup.validation_errors(64, 4, 50_000)
     assert key == "steps"
     longest = warmup.longest_within(50_000, 64, 4)
     assert f"at most {longest}" in rule
-    assert not replace(warmup, steps=longest).misfits(64, 4, 50_000)
-    assert replace(warmup, steps=longest + 1).misfits(64, 4, 50_000)
+    assert not replace(warmup, steps=longest).validation_errors(64, 4, 50_000)
+    assert replace(warmup, steps=longest + 1).validation_errors(64, 4, 50_000)
 
 
 def test_two_stages_that_do_not_fit_are_problems() -> None:
     assert (
-        SeqLenWarmup(pacing="discrete", lengths=(8, 128), until=(5,)).misfits(64, 4, 10**6)[0][0]
+        SeqLenWarmup(pacing="discrete", lengths=(8, 128), until=(5,)).validation_errors(
+            64, 4, 10**6
+        )[0][0]
         == "lengths"
     )
     assert (
-        SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).misfits(64, 4, 10**6)[0][0]
+        SeqLenWarmup(pacing="discrete", lengths=(8, 32), until=(5,)).validation_errors(
+            64, 4, 10**6
+        )[0][0]
         == "lengths"
     )
     assert (
-        SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).misfits(64, 4, 10_000)[0][0]
+        SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(500,)).validation_errors(
+            64, 4, 10_000
+        )[0][0]
         == "until"
     )
-    assert not SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,)).misfits(64, 4, 10_000)
+    assert not SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,)).validation_errors(
+        64, 4, 10_000
+    )
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_the_objective_is_the_mean_over_sites_and_channels(
         width.get(name.split(".", 2)[-1], 16) if moments == "channel" else 1 for name in names
     ]
     mean = sum(expected[name] * n for name, n in zip(names, channels, strict=True)) / sum(channels)
-    assert float(divergences @ torch.tensor(section.shares(model.config))) == pytest.approx(
+    assert float(divergences @ torch.tensor(section.site_weights(model.config))) == pytest.approx(
         mean, rel=2e-5
     )
     if moments == "channel":
@@ -200,7 +200,7 @@ def test_gradient_and_columns_are_means_over_micro_batches() -> None:
     tokens, targets = batch()
     model.zero_grad()
     objective, total = build_objective(recipe, model, CPU), torch.zeros(())
-    shares = torch.tensor(recipe.standardization_loss.shares(model.config))  # type: ignore[union-attr]
+    shares = torch.tensor(recipe.standardization_loss.site_weights(model.config))  # type: ignore[union-attr]
     means = []
     for part in range(3):
         cut = slice(2 * part, 2 * part + 2)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from efftrain_cli.model.accumulation import draw_of, scale_of, to_operand
 from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import (
     Arithmetic,
@@ -15,6 +14,7 @@ from efftrain_cli.model.linear import (
     clear_seen,
     fp8_matmul,
 )
+from efftrain_cli.model.narrow_matmul import draw_of, scale_of, to_operand
 
 NARROW = Accumulator(bits=4)
 

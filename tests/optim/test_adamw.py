@@ -82,7 +82,7 @@ def test_measures_are_of_every_second_moment() -> None:
     roots = torch.cat(
         [gradient.flatten().abs() * 0.05**0.5 for gradient in gradients[0]]
     )  # v = (1 - beta2) g^2
-    measured = optimizer.measures()
+    measured = optimizer.columns()
     assert measured["adam_sqrt_v_l1"].item() == pytest.approx(roots.sum().item(), rel=1e-5)
     assert measured["adam_sqrt_v_max"].item() == pytest.approx(roots.max().item(), rel=1e-5)
 

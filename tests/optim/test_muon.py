@@ -102,7 +102,7 @@ def test_every_parameter_has_one_kind_of_state() -> None:
             for key in (("momentum_buffer",) if in_block else ("exp_avg", "exp_avg_sq", "step"))
         }
     assert names == expected
-    assert state.optimizer.measures() == {}
+    assert state.optimizer.columns() == {}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])

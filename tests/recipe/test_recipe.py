@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
-from efftrain_cli.recipe.file import recipe_name, recipe_names
+from efftrain_cli.recipe.draft import recipe_name, recipe_names
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.toml import toml_value

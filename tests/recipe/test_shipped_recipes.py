@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.recipe.file import first_comment
+from efftrain_cli.recipe.draft import first_comment
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from tests.conftest import REPOSITORY

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.file import recipe_names
+from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root

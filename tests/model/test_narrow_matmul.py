@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.methods.variance_retention import product_bits
-from efftrain_cli.model.accumulation import (
+from efftrain_cli.model.accumulator import Accumulator
+from efftrain_cli.model.linear import Arithmetic, NarrowLinear
+from efftrain_cli.model.narrow_matmul import (
     draw_of,
     mix,
     narrow_matmul,
@@ -22,8 +24,6 @@ from efftrain_cli.model.accumulation import (
     sums_in_order,
     to_operand,
 )
-from efftrain_cli.model.accumulator import Accumulator
-from efftrain_cli.model.linear import Arithmetic, NarrowLinear
 from tests.model.rounding import by_definition, sum_in_order
 
 
