@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -89,6 +91,13 @@ class _Command(TyperCommand):
                 raise UsageError(f"{parameter.opts[0]} is empty\ngive it a value, or leave it out")
         return super().invoke(ctx)
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help; plainly in a narrow terminal, where Rich's table cuts names short."""
+        if shutil.get_terminal_size().columns < 72:
+            self.rich_markup_mode = None
+            self.epilog = f"\b\n{self.epilog or ''}"  # \b: click keeps these lines as they are
+        super().format_help(ctx, formatter)
+
 
 def _refuse_other_trainers_option(option: str, value: str) -> None:
     if option in ADVICE_ON_OTHER_OPTIONS:
@@ -119,12 +128,18 @@ class Commands(typer.Typer):
         Args:
             examples: command lines that work as they stand; at most 76 columns each, so that no terminal breaks them.
         """
-        epilog = (
-            "\n".join(["Examples:", *(f"  {example}" for example in examples)])
-            if examples
-            else None
-        )
-        return super().command(name, cls=_Command, epilog=epilog, **options)
+        epilog = None
+        if examples:
+            epilog = "\n".join(["Examples:", *(f"  {example}" for example in examples)])
+
+        def register(function: Any) -> Any:
+            # Paragraphs of a docstring are broken at the width of the code, not of the terminal.
+            paragraphs = inspect.cleandoc(function.__doc__).split("\n\n")
+            text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+            return command(name, cls=_Command, epilog=epilog, help=text, **options)(function)
+
+        command = super().command
+        return register
 
 
 app = Commands(

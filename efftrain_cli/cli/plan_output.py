@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from shutil import which
@@ -14,6 +14,7 @@ from typing import Any
 from efftrain_cli.data.text import find_text
 from efftrain_cli.foundation.console import (
     counted,
+    folded,
     human_bytes,
     human_count,
     human_flops,
@@ -54,7 +55,14 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
     table = table_lines(("step", "tokens", "seq_len", "batch", "tokens/step", "lr", ""), rows)
     if left_out:
         table.append(f"... {counted(left_out, 'more change')}; every step: --format csv")
-    print("\n".join([*table, "", *cost_lines(recipe, until, device)]))
+    print("\n".join([*table, ""]))
+    print_labelled(cost_lines(recipe, until, device))
+
+
+def print_labelled(lines: Iterable[str]) -> None:
+    """Print lines that begin with a label of 11 columns, folded in a terminal below their text."""
+    for line in lines:
+        print(folded(line, indent=11))
 
 
 def _as_json(

@@ -97,7 +97,7 @@ def pretrain(
         bool,
         Option(
             "--tensorboard",
-            help="Write the metrics for TensorBoard too (pip install 'efftrain\\[tensorboard]').",
+            help="Write the metrics for TensorBoard too; needs the extra `tensorboard`.",
         ),
     ] = False,
     quiet: Quiet = False,
@@ -180,11 +180,11 @@ def pretrain(
         for warning in warnings_of(loaded):
             say(f"warning: {warning}")
     if plan:
-        from efftrain_cli.cli.plan_output import cluster_lines, print_plan
+        from efftrain_cli.cli.plan_output import cluster_lines, print_labelled, print_plan
 
         print_plan(loaded, steps, format_ or "table", device)
         if devices is not None and bandwidth is not None:
-            print("\n".join(cluster_lines(loaded, device, devices, nodes, bandwidth)))
+            print_labelled(cluster_lines(loaded, device, devices, nodes, bandwidth))
         return
     share(device, devices or 1)
     from efftrain_cli.pretrain import start

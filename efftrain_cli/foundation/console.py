@@ -7,7 +7,9 @@ import io
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -103,6 +105,22 @@ def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
         ).rstrip()
         for row in (header, *rows)
     ]
+
+
+def folded(line: str, indent: int = 0) -> str:
+    """Break a line at words to the width of the terminal, later lines indented by `indent` columns.
+
+    The line stays as it is if standard output is no terminal: programs read lines.
+    """
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(
+        line,
+        shutil.get_terminal_size().columns,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

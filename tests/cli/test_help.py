@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from efftrain_cli import __version__
 from efftrain_cli.cli.app import app
+from tests.terminal import on_terminal
 
 ROOT: Any = typer.main.get_command(app)
 
@@ -34,12 +36,33 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     return command, rest
 
 
-def help_of(*path: str) -> str:
-    done = CliRunner().invoke(
-        app, [*path, "--help"], prog_name="efftrain", env={"COLUMNS": "80", "TERM": "dumb"}
-    )
+def help_of(*path: str, columns: int = 80) -> str:
+    environment = {"COLUMNS": str(columns), "TERM": "dumb"}
+    done = CliRunner().invoke(app, [*path, "--help"], prog_name="efftrain", env=environment)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_help_names_every_option_whole(path: tuple[str, ...], columns: int) -> None:
+    shown = help_of(*path, columns=columns)
+    command, _ = command_of(list(path))
+    for parameter in command.params:
+        for name in parameter.opts if parameter.param_type_name == "option" else ():
+            assert name in shown
+    assert "\u2026" not in shown
+
+
+def test_help_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    shown = on_terminal(tmp_path, 60, "pretrain", "--help")
+    assert "--override-resume  " in shown
+    before_examples = shown.split("Examples:")[0].splitlines()
+    assert [line for line in before_examples if len(line) > 60] == []
+
+
+def test_help_folds_paragraphs_at_the_width_of_the_terminal() -> None:
+    assert "where it was meant to, and the rate stays" in help_of("pretrain", columns=140)
 
 
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)

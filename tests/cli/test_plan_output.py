@@ -17,6 +17,7 @@ from efftrain_cli.run.rates import Rate, remember_bench
 from tests.cli.test_names import NO_TORCH
 from tests.conftest import python
 from tests.fake_runs import write_run
+from tests.terminal import on_terminal
 
 RECIPE = """
 [model]
@@ -135,6 +136,16 @@ def test_a_narrow_terminal_cuts_no_number_short(
         ["1", "256", "32", "8", "256", "0.003"],
         ["40", "10,240", "32", "8", "256", "0"],
     ]
+
+
+def test_a_narrow_terminal_breaks_costs_between_words(home: Path) -> None:
+    shown = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan")
+    costs = shown[shown.index("compute") :].splitlines()
+    assert [line for line in costs if len(line) > 60] == []
+    memory = next(place for place, line in enumerate(costs) if line.startswith("memory"))
+    assert costs[memory + 1].startswith(" " * 11)
+    words = " ".join(" ".join(costs[memory : memory + 3]).split())
+    assert "weights, gradients, moments, and activations of a micro-batch of 8 x 32" in words
 
 
 def test_a_plan_needs_no_pytorch(home: Path) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 import tomllib
 from pathlib import Path
 
@@ -19,6 +14,7 @@ import pytest
 
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.conftest import REPOSITORY, Efftrain, python
+from tests.terminal import on_terminal
 
 
 @pytest.fixture
@@ -30,31 +26,6 @@ def mine(tmp_path: Path) -> Path:
         '# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n[train]\ntokens = "3M"\n'
     )
     return path
-
-
-def on_terminal(cwd: Path, columns: int, *args: str) -> str:
-    """What `efftrain ARGS` shows on a terminal of that width, without colours."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TERM": "xterm-256color"}
-    for name in ("COLUMNS", "LINES", "CI", "GITHUB_ACTIONS", "FORCE_COLOR", "PY_COLORS"):
-        environment.pop(name, None)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "efftrain_cli", *args],
-        cwd=cwd,
-        env=environment,
-        stdin=child,
-        stdout=child,
-        stderr=child,
-    )
-    os.close(child)
-    shown = b""
-    with contextlib.suppress(OSError):  # Linux ends a closed terminal with an error
-        while chunk := os.read(parent, 65536):
-            shown += chunk
-    process.wait(timeout=60)
-    os.close(parent)
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
 
 
 # --- list ------------------------------------------------------------------------------------------------------------
