@@ -11,6 +11,7 @@ from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.trials import screen
+from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
 from efftrain_cli.trials.runner import TrialRunner, free_runs, tokens_so_far
@@ -49,14 +50,16 @@ def train(
     name: str | None,
     take_over: str | None,
     devices: int = 1,
-) -> None:
-    """Trains what is not trained yet."""
-    runner = TrialRunner(
-        runs_root() / f"{name or 'sweep'}-logs", device=device, jobs=jobs, devices=devices
+    array: bool = False,
+) -> bool:
+    """Train what is not trained yet, or write the job array that does; return whether all runs have ended."""
+    folder = runs_root() / f"{name or 'sweep'}-logs"
+    runner = (ArrayWriter if array else TrialRunner)(
+        folder=folder, device=device, jobs=jobs, devices=devices
     )
     if take_over is not None:
         free_runs(trials, take_over)
-    runner.train(trials)
+    return set(runner.train(trials)) <= set(ENDED)
 
 
 def grid_lines(

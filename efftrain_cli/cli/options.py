@@ -77,6 +77,13 @@ Jobs = Annotated[
     int,
     Option(min=1, help="Runs at once; they share the processor's threads, or the GPUs in turn."),
 ]
+Array = Annotated[
+    bool,
+    Option(
+        "--array",
+        help="Train nothing here: write a Slurm job array of the runs that are next, --jobs at once.",
+    ),
+]
 TakeOver = Annotated[
     str | None,
     Option(

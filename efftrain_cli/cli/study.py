@@ -8,7 +8,15 @@ from typing import Annotated
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TableOrJson, TakeOver
+from efftrain_cli.cli.options import (
+    Array,
+    Device,
+    Devices,
+    Jobs,
+    NoProgress,
+    TableOrJson,
+    TakeOver,
+)
 
 
 @app.command(
@@ -52,6 +60,7 @@ def study(
         ),
     ] = False,
     take_over: TakeOver = None,
+    array: Array = False,
     plot: Annotated[
         bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")
     ] = False,
@@ -67,7 +76,7 @@ def study(
     from efftrain_cli.training.launch import check_devices
 
     study_file = read_study(file)
-    check_devices(device, devices, jobs)
+    check_devices(device, devices, 1 if array else jobs)
     as_json = format_ == "json"
     if plan:
         main.print_plan(study_file, jobs, as_json)
@@ -76,4 +85,4 @@ def study(
     elif rehearse:
         main.run_rehearsal(study_file, jobs, device, as_json, devices)
     else:
-        main.run_study(study_file, jobs, device, allow, take_over, as_json, plot, devices)
+        main.run_study(study_file, jobs, device, allow, take_over, as_json, plot, devices, array)

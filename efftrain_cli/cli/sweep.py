@@ -10,7 +10,7 @@ from typer import Option
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.compare import CompareFormat, check_target_loss
 from efftrain_cli.cli.complete import override_keys, recipe_names
-from efftrain_cli.cli.options import Device, Devices, Jobs, NoProgress, TakeOver
+from efftrain_cli.cli.options import Array, Device, Devices, Jobs, NoProgress, TakeOver
 
 
 @app.command(
@@ -63,6 +63,7 @@ def sweep(
         Option(help="Folder for the figure of loss against learning rate, as SVG and PNG."),
     ] = None,
     take_over: TakeOver = None,
+    array: Array = False,
     quiet: NoProgress = False,
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
@@ -92,7 +93,8 @@ def sweep(
             raise UsageError(f"--plan --format {format_}: the plan is printed as table or json")
         command.print_plan(trials, jobs, format_ == "json")
         return
-    command.train(trials, device, jobs, name, take_over, devices)
+    if not command.train(trials, device, jobs, name, take_over, devices, array):
+        return
     lines = command.grid_lines(trials, len(recipe), baseline, plot, figures)
     # With a format for programs, lines for people go to standard error, away from the data.
     print(

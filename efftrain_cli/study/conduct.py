@@ -24,17 +24,18 @@ from efftrain_cli.study.registration import (
     registered_hash,
     study_folder,
 )
+from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial, state_of
 
 
 def conduct(
     file: StudyFile,
-    runner: TrialRunner,
+    runner: TrialRunner | ArrayWriter,
     tell: Callable[[StudyState], None] = lambda judgement: None,
     allow: bool = False,
 ) -> StudyState:
-    """Trains what the study still needs, and judges it at every look.
+    """Train what the study still needs, and judge it at every look; or write the job array of its next phase.
 
     Args:
         tell: is given the judgement of every look that is taken.
@@ -48,14 +49,18 @@ def conduct(
         runner.train([trial for _, trial in trials], "tuning")
         write_receipts(file)
     judgement = judge_runs(file, allow)
+    if not tuning_done(file):
+        return judgement
     chosen = settings_of(judgement.tuned)
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
         title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
         trials = [*confirmation(file, chosen, seeds), *over_rates(file, chosen, seeds)]
-        runner.train([trial for _, trial in trials], title)
+        states = runner.train([trial for _, trial in trials], title)
         judgement = judge_runs(file, allow, judgement.tuned)
         write_receipts(file, chosen)
+        if not set(states) <= set(ENDED):
+            return judgement
         write_looks(file, judgement)
         tell(judgement)
     return judgement

@@ -25,7 +25,7 @@ from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of
 from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
 from efftrain_cli.study.rehearse import rehearsal
-from efftrain_cli.training.launch import check_devices
+from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import sensitivity_curves
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
 from efftrain_cli.trials.runner import TrialRunner, free_runs, last_loss, tokens_so_far
@@ -104,13 +104,13 @@ def run_study(
     as_json: bool,
     plot: bool,
     devices: int = 1,
+    array: bool = False,
 ) -> None:
-    """Trains what the study still needs, and prints its verdict."""
-    check_devices(device, devices, jobs)
+    """Train what the study still needs, or write the job array of its next phase, and print the verdict."""
     registration = register(file, allow)
     folder = study_folder(file.name)
-    runner = TrialRunner(
-        folder, device=device, jobs=jobs, devices=devices, study=registration.sha256
+    runner = (ArrayWriter if array else TrialRunner)(
+        folder=folder, device=device, jobs=jobs, devices=devices, study=registration.sha256
     )
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
@@ -131,6 +131,8 @@ def run_study(
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {found}")
 
     judgement = conduct(file, runner, tell, allow)
+    if array and judgement.complete:
+        say("no run of the study is left")
     curves = learning_rates(file, judgement)
     figures = write_figures(curves, folder) if curves else []
     if as_json:

@@ -65,17 +65,15 @@ def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) 
         command += ["--devices", str(devices)]
     if state == "unfinished":
         return [*command, "--resume", trial.name]
-    sets = [word for setting in trial.settings for word in ("--set", setting)]
-    return [
-        *command,
-        "--recipe",
-        trial.recipe,
-        "--seed",
-        str(trial.seed),
-        "--name",
-        trial.name,
-        *sets,
-    ]
+    return [*command, *begin_arguments(trial)]
+
+
+def begin_arguments(trial: Trial) -> list[str]:
+    """Return the options of `pretrain` that begin a trial's run."""
+    options = ["--recipe", trial.recipe, "--seed", str(trial.seed), "--name", trial.name]
+    for setting in trial.settings:
+        options += ["--set", setting]
+    return options
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:

@@ -1,0 +1,182 @@
+"""`--array` with a stand-in for Slurm: stopped and killed tasks are requeued and continue, phase after phase."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.run.lock import OWNER
+from efftrain_cli.trials.array import ArrayWriter
+from efftrain_cli.trials.trial import grid
+from tests.conftest import REPOSITORY, Efftrain
+from tests.faults.test_clusters import executable
+from tests.trials.stubs import write_trial
+
+SRUN = """#!PYTHON
+import os, pathlib, signal, subprocess, sys, time
+options = sys.argv[1:]
+name = options[options.index("--resume" if "--resume" in options else "--name") + 1]
+run = pathlib.Path(os.environ["EFFTRAIN_RUNS"]) / name
+task = subprocess.Popen(options)
+kill = {"0": signal.SIGTERM, "1": signal.SIGKILL}.get(os.environ["SLURM_ARRAY_TASK_ID"])
+if kill and os.environ["SLURM_RESTART_COUNT"] == "0":
+    while task.poll() is None and not (run / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    while task.poll() is None and (run / "metrics.jsonl").read_text().count("\\n") < 7:
+        time.sleep(0.01)
+    task.send_signal(kill)
+code = task.wait()
+if kill == signal.SIGKILL and code < 0:  # as a node that went down leaves it
+    owner = run / "owner.json"
+    owner.write_text(owner.read_text().replace(os.uname().nodename, "dead-node"))
+sys.exit(128 - code if code < 0 else code)
+"""
+SCONTROL = """#!/bin/bash
+echo "$@" >> requeued
+"""
+STUDY = """\
+seeds = "5..6"
+baseline = "plain"
+set = ["train.tokens=12800"]
+[[primary]]
+measure = "final_loss"
+direction = "equivalent"
+margin = 4.0
+[tuning]
+seeds = "0"
+grid = { "optim.lr" = [1e-3, 2e-3] }
+[[arms]]
+name = "plain"
+recipe = "plain.toml"
+[[arms]]
+name = "warm"
+recipe = "warm.toml"
+"""
+
+
+def array_of(text: str) -> Path:
+    """The script that a command says to submit."""
+    return Path(re.findall(r"submit them: sbatch (\S+)", text)[0])
+
+
+def names_in(script: Path) -> list[str]:
+    listed = script.with_suffix(".txt").read_text().splitlines()
+    return [line.split("\t")[0] for line in listed]
+
+
+def submit(folder: Path, script: Path) -> list[int]:
+    """Run an array one task after the other, each again if it is requeued or was killed; the last exit codes."""
+    first, last, _ = map(int, re.findall(r"--array=(\d+)-(\d+)%(\d+)", script.read_text())[0])
+    codes = []
+    for task in range(first, last + 1):
+        for restarts in range(3):
+            code = subprocess.run(
+                ["bash", str(script)],
+                cwd="/",
+                env={
+                    **os.environ,
+                    "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+                    "PYTHONPATH": str(REPOSITORY),
+                    "OMP_NUM_THREADS": "1",
+                    "SLURM_ARRAY_JOB_ID": "77",
+                    "SLURM_ARRAY_TASK_ID": str(task),
+                    "SLURM_RESTART_COUNT": str(restarts),
+                },
+                timeout=300,
+                check=False,
+            ).returncode
+            if code not in (75, 128 + 9):
+                break
+        codes.append(code)
+    return codes
+
+
+def stand_in(folder: Path) -> None:
+    (folder / "bin").mkdir()
+    executable(folder / "bin" / "srun", SRUN)
+    executable(folder / "bin" / "scontrol", SCONTROL)
+
+
+@pytest.mark.slow
+def test_a_study_is_trained_by_arrays_phase_by_phase(folder: Path, efftrain: Efftrain) -> None:
+    stand_in(folder)
+    (folder / "small.toml").write_text(STUDY)
+    words = ["study", "small.toml", "--device", "cpu", "--array", "--jobs", "3"]
+
+    tuning = efftrain(*words)
+    assert tuning.returncode == 0, tuning.stderr
+    assert "tuning: 4 of 4 runs left, 3 at once (--jobs)" in tuning.stderr
+    script = array_of(tuning.stderr)
+    assert "#SBATCH --array=0-3%3\n" in script.read_text()
+    assert (folder / "runs" / "small-study" / "plan.json").is_file(), "it is registered"
+    assert submit(folder, script) == [0, 0, 0, 0]
+    assert (folder / "requeued").read_text() == "requeue 77_0\n"
+    stopped, killed = names_in(script)[:2]
+    for name in (stopped, killed):
+        events = (folder / "runs" / name / "events.jsonl").read_text().splitlines()
+        kinds = [json.loads(line)["event"] for line in events]
+        assert kinds.count("start") == 1 and kinds.count("resume") == 1
+
+    judged = efftrain(*words)
+    assert "look 1 of 1, 2 seeds: 4 of 4 runs left" in judged.stderr
+    script = array_of(judged.stderr)
+    assert names_in(script) == [
+        "small-plain-seed5",
+        "small-warm-seed5",
+        "small-plain-seed6",
+        "small-warm-seed6",
+    ]
+    assert submit(folder, script) == [0, 0, 0, 0]
+    registered = json.loads((folder / "runs" / "small-study" / "plan.json").read_text())["sha256"]
+    origin = json.loads((folder / "runs" / "small-warm-seed6" / "origin.json").read_text())
+    assert origin["study"] == registered
+
+    done = efftrain(*words)
+    assert done.returncode == 0 and "no run of the study is left" in done.stderr
+    assert "warm: equivalent to plain in final loss" in done.stdout
+
+
+def test_an_array_names_the_runs_that_are_left_and_nobody_trains(
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.betas", ["[0.9, 0.99]"])])
+    writer = ArrayWriter(folder=folder / "logs", device="cpu", devices=2, jobs=1)
+    write_trial(trials[0])
+    write_trial(trials[1], 4)
+    write_trial(trials[2], 75)
+    (folder / "runs" / trials[2].name / OWNER).write_text(
+        '{"host": "elsewhere", "pid": 1, "began": ""}'
+    )
+    assert writer.train(trials) == ["finished", "diverged", "unfinished", "new"]
+    script = array_of(capfd.readouterr().err)
+    (line,) = script.with_suffix(".txt").read_text().splitlines()
+    assert line == (
+        f"{trials[3].name}\t--recipe warm.toml --seed 1 --name {trials[3].name} "
+        "--set 'optim.betas=[0.9, 0.99]'"
+    )
+    text = script.read_text()
+    assert "#SBATCH --array=0-0%1\n" in text and "#SBATCH --ntasks-per-node=2\n" in text
+    assert f"{sys.executable} -m efftrain_cli pretrain --device cpu" in text
+    assert writer.train(trials[:3]) == ["finished", "diverged", "unfinished"]
+    assert "1 run left, all of them under way" in capfd.readouterr().err
+    assert writer.train(trials[:2]) == ["finished", "diverged"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_sweep_is_compared_once_its_array_has_ended(folder: Path, efftrain: Efftrain) -> None:
+    words = ["sweep", "--recipe", "plain.toml", "--recipe", "warm.toml", "--seeds", "0", "--array"]
+    first = efftrain(*words, "--jobs", "8")
+    assert first.returncode == 0 and first.stdout == ""
+    script = array_of(first.stderr)
+    assert "#SBATCH --array=0-1%8\n" in script.read_text()
+    for trial in grid(["plain.toml", "warm.toml"], (0,), []):
+        write_trial(trial)
+    last = efftrain(*words)
+    assert last.returncode == 0 and "plain-seed0" in last.stdout
