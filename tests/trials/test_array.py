@@ -179,4 +179,4 @@ def test_a_sweep_is_compared_once_its_array_has_ended(folder: Path, efftrain: Ef
     for trial in grid(["plain.toml", "warm.toml"], (0,), []):
         write_trial(trial)
     last = efftrain(*words)
-    assert last.returncode == 0 and "plain-seed0" in last.stdout
+    assert last.returncode == 0 and "B warm against A plain: one seed" in last.stdout
