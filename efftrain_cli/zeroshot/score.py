@@ -42,17 +42,12 @@ class Score(NamedTuple):
     greedy: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Indices of requests that go through the model together; one of the two fields is empty."""
+class _Batch(NamedTuple):
+    """Requests that go through the model together."""
 
-    alone: Sequence[int] = ()
-    """Requests that are one plain sequence each."""
-    shared: Sequence[tuple[tuple[int, ...], list[int]]] = ()
-    """Contexts of equal length, each with the requests that continue it."""
-
-    def __len__(self) -> int:
-        return len(self.alone) + sum(len(asked) for _, asked in self.shared)
+    indices: list[int]
+    shares_contexts: bool
+    """Several requests continue one context; equal contexts stand together, and all have one length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,39 +103,46 @@ class Evaluator:
         """
         batches = self.distributed.deal(self._batches(requests))
         scores: list[tuple[int, Score]] = []
-        total = sum(map(len, batches))
+        total = sum(len(batch.indices) for batch in batches)
         with self.progress(f"{task} requests", total) as advance, torch.inference_mode():
             for batch in batches:
-                if batch.alone:
-                    scores += self._score_alone(requests, batch.alone)
+                asked = [requests[i] for i in batch.indices]
+                if batch.shares_contexts:
+                    answers = self._score_shared(asked)
                 else:
-                    scores += self._score_shared(requests, batch.shared)
-                advance(len(batch))
+                    answers = self._score_alone(asked)
+                scores += zip(batch.indices, answers, strict=True)
+                advance(len(asked))
         gathered = self.distributed.gather(task, requests, scores)
         by_index = {i: Score(*score) for i, score in gathered}
         return [by_index[i] for i in range(len(requests))]
 
-    def _batches(self, requests: Sequence[Request]) -> list[Batch]:
+    def _batches(self, requests: Sequence[Request]) -> list[_Batch]:
         """Divide all requests into batches, the longest first in each of the two kinds."""
         by_context: dict[tuple[int, ...], list[int]] = {}
         alone: list[int] = []
-        for i, request in enumerate(requests):
-            if not request.context or not request.continuation:
+        for i, (context, continuation) in enumerate(requests):
+            if not context or not continuation:
                 raise ValueError(f"request {i} has an empty context or continuation")
-            if len(request.continuation) > self.context_length:
+            if len(continuation) > self.context_length:
                 raise ValueError(
-                    f"a continuation of {len(request.continuation)} tokens does not fit {self.context_length} positions"
+                    f"a continuation of {len(continuation)} tokens does not fit {self.context_length} positions"
                 )
-            if self.is_truncated(request):
+            if self.is_truncated(requests[i]):
                 alone.append(i)
             else:
-                by_context.setdefault(request.context, []).append(i)
-        # A context with one continuation is one plain sequence; the cache pays only where it is read twice.
-        shared = {context: asked for context, asked in by_context.items() if len(asked) > 1}
-        alone += [asked[0] for asked in by_context.values() if len(asked) == 1]
+                by_context.setdefault(context, []).append(i)
+
+        # The cache of a context with one continuation would be read once: that is one plain sequence.
+        shared = []
+        for indices in by_context.values():
+            if len(indices) > 1:
+                shared.append(indices)
+            else:
+                alone += indices
         return [
-            *(Batch(shared=batch) for batch in self._batches_of_shared(requests, shared)),
-            *(Batch(alone=indices) for indices in self._batches_of_alone(requests, alone)),
+            *(_Batch(indices, True) for indices in self._batches_of_shared(requests, shared)),
+            *(_Batch(indices, False) for indices in self._batches_of_alone(requests, alone)),
         ]
 
     # Requests one by one: (context + continuation) as one sequence.
@@ -149,9 +151,8 @@ class Evaluator:
         self, requests: Sequence[Request], indices: list[int]
     ) -> Iterator[list[int]]:
         def input_length(i: int) -> int:
-            return min(
-                len(requests[i].context) + len(requests[i].continuation) - 1, self.context_length
-            )
+            context, continuation = requests[i]
+            return min(len(context) + len(continuation) - 1, self.context_length)
 
         batch: list[int] = []
         for i in sorted(indices, key=input_length, reverse=True):
@@ -162,66 +163,73 @@ class Evaluator:
         if batch:
             yield batch
 
-    def _score_alone(
-        self, requests: Sequence[Request], indices: Sequence[int]
-    ) -> list[tuple[int, Score]]:
+    def _score_alone(self, requests: Sequence[Request]) -> list[Score]:
         inputs = []
         first_columns = []
         continuations = []
-        for i in indices:
-            context, continuation = requests[i]
+        for context, continuation in requests:
             tokens = (context + continuation)[-(self.context_length + 1) : -1]
             inputs.append(tokens)
             first_columns.append(len(tokens) - len(continuation))
             continuations.append(continuation)
-
         hidden = self._run(self._pad(inputs))
-        by_request = self._read_rows(hidden, first_columns, continuations)
-        return [(i, _add_up(scores)) for i, scores in zip(indices, by_request, strict=True)]
+        return list(map(_add_up, self._read_rows(hidden, first_columns, continuations)))
 
     # Several continuations of one context: the context once, its keys and values repeated for each continuation.
 
     def _batches_of_shared(
-        self, requests: Sequence[Request], shared: dict[tuple[int, ...], list[int]]
-    ) -> Iterator[list[tuple[tuple[int, ...], list[int]]]]:
-        """Yield contexts of equal length: their keys and values stack without padding, hence without a mask."""
-        batch: list[tuple[tuple[int, ...], list[int]]] = []
-        widest = rows = 0
-        for context, asked in sorted(shared.items(), key=lambda item: len(item[0]), reverse=True):
-            longest = max(len(requests[i].continuation) for i in asked)
-            rows += len(asked)
+        self, requests: Sequence[Request], shared: list[list[int]]
+    ) -> Iterator[list[int]]:
+        """Yield requests whose contexts have one length.
+
+        Keys and values of such contexts stack without padding, hence without a mask.
+
+        Args:
+            shared: the requests of each context.
+        """
+
+        def context_length(indices: list[int]) -> int:
+            return len(requests[indices[0]].context)
+
+        batch: list[int] = []
+        length = contexts = widest = 0
+        for indices in sorted(shared, key=context_length, reverse=True):
+            longest = max(len(requests[i].continuation) for i in indices)
+            rows = len(batch) + len(indices)
             widest = max(widest, longest)
             if batch and (
-                len(context) != len(batch[0][0])
-                or (len(batch) + 1) * len(context) > self.batch_tokens
+                context_length(indices) != length
+                or (contexts + 1) * length > self.batch_tokens
                 or rows * widest > self.batch_tokens
                 # Repeated keys and values: about 70 kB a token at 117M parameters.
-                or rows * (len(context) + widest) > 4 * self.batch_tokens
+                or rows * (length + widest) > 4 * self.batch_tokens
             ):
                 yield batch
                 batch = []
-                rows = len(asked)
+                contexts = 0
                 widest = longest
-            batch.append((context, asked))
+            length = context_length(indices)
+            contexts += 1
+            batch += indices
         if batch:
             yield batch
 
-    def _score_shared(
-        self, requests: Sequence[Request], batch: Sequence[tuple[tuple[int, ...], list[int]]]
-    ) -> list[tuple[int, Score]]:
-        indices: list[int] = []
-        context_rows: list[int] = []
-        for row, (_, asked) in enumerate(batch):
-            indices += asked
-            context_rows += [row] * len(asked)
-        continuations = [requests[i].continuation for i in indices]
+    def _score_shared(self, requests: Sequence[Request]) -> list[Score]:
+        contexts: list[tuple[int, ...]] = []
+        context_rows = []
+        continuations = []
+        for context, continuation in requests:
+            if not contexts or context != contexts[-1]:
+                contexts.append(context)
+            context_rows.append(len(contexts) - 1)
+            continuations.append(continuation)
 
         caches = self.model.new_caches()
-        hidden = self._run(self._pad([context for context, _ in batch]), caches)
+        hidden = self._run(self._pad(contexts), caches)
         # The first token of every continuation is predicted by its context's last position.
-        last = len(batch[0][0]) - 1
+        last = len(contexts[0]) - 1
         firsts = self._read(hidden[context_rows, last], [tokens[0] for tokens in continuations])
-        by_request = [[score] for score in firsts]
+        scores = [[first] for first in firsts]
 
         longer = [n for n, tokens in enumerate(continuations) if len(tokens) > 1]
         if longer:
@@ -229,9 +237,9 @@ class Evaluator:
             hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), repeated)
             rests = [continuations[n][1:] for n in longer]
             read = self._read_rows(hidden, [0] * len(longer), rests)
-            for n, scores in zip(longer, read, strict=True):
-                by_request[n] += scores
-        return [(i, _add_up(scores)) for i, scores in zip(indices, by_request, strict=True)]
+            for n, rest in zip(longer, read, strict=True):
+                scores[n] += rest
+        return list(map(_add_up, scores))
 
     def _repeat(self, caches: Sequence[KeyValueCache], rows: list[int]) -> list[KeyValueCache]:
         """Copy each cache with the given rows, of which a row may come several times."""
@@ -249,9 +257,8 @@ class Evaluator:
     def _pad(self, sequences: Sequence[Sequence[int]]) -> Tensor:
         """Return token ids (sequences, longest), padded on the right with token 0, whose outputs are not read."""
         longest = max(len(tokens) for tokens in sequences)
-        return torch.tensor(
-            [[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences], device=self.device
-        )
+        padded = [[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences]
+        return torch.tensor(padded, device=self.device)
 
     def _run(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Compute the residual stream after the last block, (sequences, tokens, n_embd)."""
