@@ -6,10 +6,9 @@ contexts, and documents in rolling likelihood, begin with end-of-text.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lm_eval.api.instance import Instance
@@ -30,6 +29,17 @@ class DoesNotFitError(Exception):
     def __init__(self, items: set[int]) -> None:
         super().__init__(f"{len(items)} items have a continuation longer than the context")
         self.items = items
+
+
+class _AnswerBatch(NamedTuple):
+    """Requests whose answers are written together."""
+
+    members: list[tuple[int, tuple[int, ...]]]
+    """Number and context of each request; contexts of one length, so that no padding has to be hidden."""
+    until: tuple[str, ...]
+    """Strings that end an answer."""
+    limit: int
+    """Most tokens of an answer."""
 
 
 class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no annotations
@@ -103,11 +113,14 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     ) -> list[float]:
         """Return the log-probabilities of whole texts, in disjoint windows; only the last has more context."""
         length = self.evaluator.context_length
-        texts = self._encode([request.args[0] for request in requests])
-        cut = [windows(text, length, stride=length, prefix=self.prefix_token_id) for text in texts]
-        every_window = [window for document in cut for window in document]
+        every_window: list[Request] = []
+        counts = []
+        for text in self._encode([request.args[0] for request in requests]):
+            cut = windows(text, length, stride=length, prefix=self.prefix_token_id)
+            every_window += cut
+            counts.append(len(cut))
         scores = iter(self._score(every_window, may_overlap=True))
-        return [sum(score.logprob for score in islice(scores, len(document))) for document in cut]
+        return [sum(score.logprob for score in islice(scores, count)) for count in counts]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Write greedy text up to a stop string, end-of-text or the token limit.
@@ -115,9 +128,24 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         Raises:
             ValueError: the task asks for sampled text.
         """
-        answers: list[tuple[int, str]] = []
-        groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, tuple[int, ...]]]] = {}
         contexts = self._encode([request.args[0] for request in requests])
+        distributed = self.evaluator.distributed
+        batches = distributed.deal(self._answer_batches(requests, contexts))
+        self.requests += len(requests)
+        total = sum(len(batch.members) for batch in batches)
+        answers: list[tuple[int, str]] = []
+        with self.evaluator.progress(f"{self.task} answers", total) as advance:
+            for batch in batches:
+                answers += self._write(batch)
+                advance(len(batch.members))
+        by_index = dict(distributed.gather(self.task, contexts, answers))
+        return [by_index[i] for i in range(len(requests))]
+
+    def _answer_batches(
+        self, requests: list[Instance], contexts: list[tuple[int, ...]]
+    ) -> list[_AnswerBatch]:
+        """Divide requests into batches, and cut contexts that leave an answer no room."""
+        groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, tuple[int, ...]]]] = {}
         for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
             asked = normalize_gen_kwargs(request.args[1])
             if asked["do_sample"]:
@@ -129,38 +157,26 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             room = self.evaluator.context_length - limit
             self.truncated += len(context) > room
             kept = context[-room:] or (self.prefix_token_id,)
-            groups.setdefault((len(kept), tuple(asked["until"]), limit), []).append((i, kept))
-        self.requests += len(requests)
-        # Contexts of one length go together, so that no padding has to be hidden from the attention.
+            key = (len(kept), tuple(asked["until"]), limit)
+            groups.setdefault(key, []).append((i, kept))
+
         batches = []
         for (length, until, limit), members in groups.items():
             rows = max(1, self.evaluator.batch_tokens // (length + limit))
-            batches += [
-                (members[start : start + rows], until, limit)
-                for start in range(0, len(members), rows)
-            ]
-        distributed = self.evaluator.distributed
-        batches = distributed.deal(batches)
-        total = sum(len(members) for members, _, _ in batches)
-        with self.evaluator.progress(f"{self.task} answers", total) as advance:
-            for members, until, limit in batches:
-                texts = self._write([context for _, context in members], until, limit)
-                answers += zip((i for i, _ in members), texts, strict=True)
-                advance(len(members))
-        by_index = dict(distributed.gather(self.task, contexts, answers))
-        return [by_index[i] for i in range(len(requests))]
+            for start in range(0, len(members), rows):
+                batches.append(_AnswerBatch(members[start : start + rows], until, limit))
+        return batches
 
-    def _write(
-        self, contexts: Sequence[tuple[int, ...]], until: tuple[str, ...], limit: int
-    ) -> list[str]:
-        """Continue each of some contexts of equal length, up to the first stop string."""
+    def _write(self, batch: _AnswerBatch) -> list[tuple[int, str]]:
+        """Continue each context up to the first stop string; return the texts with their requests' numbers."""
         evaluator = self.evaluator
+        contexts = [context for _, context in batch.members]
         prompt = torch.tensor(contexts, device=evaluator.device)
         with evaluator.autocast():
             columns = generate(evaluator.model, prompt, GREEDY, evaluator.context_length)
             written: list[list[int]] = [[] for _ in contexts]
             open_rows = set(range(len(contexts)))
-            for column in islice(columns, limit):
+            for column in islice(columns, batch.limit):
                 for row in list(open_rows):
                     token = int(column[row])
                     if token == self.eot_token_id:
@@ -168,16 +184,16 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
                         continue
                     written[row].append(token)
                     text = self.text.decode(written[row])
-                    if any(stop in text for stop in until):
+                    if any(stop in text for stop in batch.until):
                         open_rows.discard(row)
                 if not open_rows:
                     break
-        return [
-            postprocess_generated_text(
-                self.text.decode(tokens), stop=list(until), think_end_token=None
-            )
-            for tokens in written
-        ]
+        answers = []
+        for (i, _), tokens in zip(batch.members, written, strict=True):
+            text = self.text.decode(tokens)
+            stop = list(batch.until)
+            answers.append((i, postprocess_generated_text(text, stop=stop, think_end_token=None)))
+        return answers
 
     def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
         return [tuple(ids.tolist()) for ids in self.text.encode(texts)]

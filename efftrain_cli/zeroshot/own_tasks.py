@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from efftrain_cli.data.tokenizer import Tokenizer
@@ -104,7 +105,10 @@ def offline_cloze(
     kept = passages[:limit]
     contexts = tokenizer.encode([context for context, _ in kept])
     wholes = tokenizer.encode([context + word for context, word in kept])
-    requests, mismatches, texts, left_out = [], 0, [], []
+    requests = []
+    texts = []
+    left_out = []
+    mismatches = 0
     for number, (context, whole) in enumerate(zip(contexts, wholes, strict=True)):
         tokens = tuple(whole.tolist())
         request = Request(tokens[: len(context)], tokens[len(context) :])
@@ -135,11 +139,11 @@ def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
         words = list(re.finditer(r"\S+", document))
         at = 0
         while at + CLOZE_WORDS < len(words):
-            found = _WORD.search(document, words[at + CLOZE_WORDS - 1].end() - 1)
-            if found is None:
+            word = _WORD.search(document, words[at + CLOZE_WORDS - 1].end() - 1)
+            if word is None:
                 break
-            passages.append((document[words[at].start() : found.start()], found.group(1)))
-            while at < len(words) and words[at].start() < found.end():
+            passages.append((document[words[at].start() : word.start()], word.group(1)))
+            while at < len(words) and words[at].start() < word.end():
                 at += 1
     if len(passages) <= CLOZE_ITEMS:
         return passages
@@ -154,28 +158,32 @@ def offline_bytes(
     In disjoint windows: the harness's rolling likelihood. Bits per byte compare across tokenizers.
     """
     kept = list(documents[:limit])
-    encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(kept)]
-    cut = [
-        windows(ids, evaluator.context_length, evaluator.context_length, tokenizer.eot_id)
-        for ids in encoded
-    ]
-    requests = [window for document in cut for window in document]
+    length = evaluator.context_length
+    requests: list[Request] = []
+    items: list[dict[str, Any]] = []
+    counts = []
+    for i, (document, ids) in enumerate(zip(kept, tokenizer.encode(kept), strict=True)):
+        cut = windows(ids.tolist(), length, length, tokenizer.eot_id)
+        requests += cut
+        counts.append(len(cut))
+        items.append(
+            {
+                "doc_id": i,
+                "doc_hash": _hash(document),
+                "logprob": 0.0,
+                "bytes": len(document.encode()),
+                "tokens": len(ids),
+            }
+        )
     scores = iter(evaluator.score(requests, "offline_bytes"))
-    items: list[dict[str, Any]] = [
-        {
-            "doc_id": i,
-            "doc_hash": _hash(document),
-            "logprob": math.fsum(next(scores).logprob for _ in parts),
-            "bytes": len(document.encode()),
-            "tokens": len(ids),
-        }
-        for i, (document, ids, parts) in enumerate(zip(kept, encoded, cut, strict=True))
-    ]
+    for item, count in zip(items, counts, strict=True):
+        item["logprob"] = math.fsum(score.logprob for score in islice(scores, count))
+
     nll = -math.fsum(item["logprob"] for item in items)
-    bytes_ = sum(item["bytes"] for item in items)
+    n_bytes = sum(item["bytes"] for item in items)
     metrics = {
-        "bits_per_byte": nll / math.log(2) / bytes_,
-        "byte_perplexity": perplexity(nll / bytes_),
+        "bits_per_byte": nll / math.log(2) / n_bytes,
+        "byte_perplexity": perplexity(nll / n_bytes),
         "token_perplexity": perplexity(nll / sum(item["tokens"] for item in items)),
     }
     return TaskScore(
@@ -184,7 +192,7 @@ def offline_bytes(
         items=items,
         scored=len(kept),
         total=len(documents),
-        protocol=f"offline bytes, documents {fingerprint(documents)} window {evaluator.context_length}",
+        protocol=f"offline bytes, documents {fingerprint(documents)} window {length}",
         requests=len(requests),
     )
 
