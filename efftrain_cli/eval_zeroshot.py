@@ -10,19 +10,21 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import redirect_stdout
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli import __version__
+from efftrain_cli.foundation.console import say, silence, silent
 from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcessError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.lines import finite
 from efftrain_cli.run.origin import imported_without_text
+from efftrain_cli.training.launch import is_one_of_several
 from efftrain_cli.zeroshot.harness import (
     DATA_OF,
     evaluate_foreign,
@@ -34,7 +36,7 @@ from efftrain_cli.zeroshot.harness import (
     require_extra,
 )
 from efftrain_cli.zeroshot.local_data import local_file
-from efftrain_cli.zeroshot.results import SCHEMA_VERSION, save_result
+from efftrain_cli.zeroshot.results import SCHEMA_VERSION, is_exported, save_result
 from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
 
 if TYPE_CHECKING:
@@ -94,6 +96,46 @@ class _Tasks:
         return bool(self.known or self.foreign)
 
 
+def evaluate_runs(
+    config: EvalConfig, runs: Sequence[str]
+) -> Iterator[tuple[str, list[dict[str, Any]], EfftrainError | None]]:
+    """Evaluate several runs, one after the other, on all processes that were started for it.
+
+    Yield each run with its entries, and the error that it ended with: the other runs are scored all the same.
+
+    Raises:
+        EfftrainError: as `evaluate_run`, if nothing was scored, or if processes may have failed differently.
+    """
+    with ExitStack() as stack:
+        ranks = None
+        if is_one_of_several():
+            from efftrain_cli.training.joining import joined
+
+            ranks = stack.enter_context(joined())
+            if ranks.rank:
+                silence()
+        for run in runs:
+            entries: list[dict[str, Any]] = []
+            problem = None
+            try:
+                for entry in evaluate_run(replace(config, run=run), ranks):
+                    entries.append(entry)
+                    if not silent():
+                        say(
+                            f"{entry['task']}: {entry['items']:,} items in {entry['seconds']:.1f} s"
+                        )
+            except LostProcessError:
+                raise
+            except EfftrainError as error:
+                # Processes that have not failed alike would not meet in the next run.
+                if ranks is not None and not isinstance(error, TaskError):
+                    raise
+                if len(runs) == 1 and not entries:
+                    raise
+                problem = error if len(runs) == 1 else type(error)(f"{run}: {error}")
+            yield run, entries, problem
+
+
 def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dict[str, Any]]:
     """Evaluate task by task; write each score into the run's folder and yield its entry of zeroshot.json.
 
@@ -105,7 +147,7 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
         TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or no valid one.
     """
-    exported = Path(config.run) if (Path(config.run) / "config.json").is_file() else None
+    exported = Path(config.run) if is_exported(config.run) else None
     names, tasks = _check_tasks(config, exported)
 
     from efftrain_cli.training.ranks import ALONE

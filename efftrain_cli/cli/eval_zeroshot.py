@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -18,12 +18,8 @@ from efftrain_cli.cli.options import (
     TableOrJson,
     share,
 )
-from efftrain_cli.foundation.console import Row, table_lines
-from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
-from efftrain_cli.training.launch import is_one_of_several
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from efftrain_cli.foundation.console import make_console
+from efftrain_cli.training.launch import should_log
 
 
 def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
@@ -98,20 +94,17 @@ def eval_zeroshot(
     quiet: NoProgress = False,
 ) -> None:
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
-    import json
-    from contextlib import ExitStack
-    from dataclasses import replace
-
-    from efftrain_cli.foundation.console import silence
-    from efftrain_cli.run.names import find_run
-
     # Before PyTorch is imported, which takes seconds.
-    runs = [run if (Path(run) / "config.json").is_file() else find_run(run) for run in runs]
-    share(device, devices)
-    from efftrain_cli.eval_zeroshot import EvalConfig, TaskError, evaluate_run
-    from efftrain_cli.zeroshot.local_data import tasks_in
+    from efftrain_cli.run.names import find_run
+    from efftrain_cli.zeroshot.results import is_exported
 
-    names = [name.strip() for value in tasks or () for name in value.split(",") if name.strip()]
+    runs = [run if is_exported(run) else find_run(run) for run in runs]
+    share(device, devices)
+    from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_runs
+    from efftrain_cli.zeroshot.local_data import tasks_in
+    from efftrain_cli.zeroshot.report import result_lines
+
+    names = [name.strip() for name in ",".join(tasks or ()).split(",") if name.strip()]
     if not names:
         names = ["offline"] if data_dir is None else tasks_in(data_dir)
     config = EvalConfig(
@@ -127,165 +120,17 @@ def eval_zeroshot(
         compile=compile_,
         device=device,
     )
-    found: dict[str, list[dict[str, Any]]] = {}
-    problems: list[EfftrainError] = []
-    with ExitStack() as stack:
-        ranks = None
-        if is_one_of_several():
-            from efftrain_cli.training.joining import joined
-
-            ranks = stack.enter_context(joined())
-        speaks = ranks is None or ranks.rank == 0
-        if not speaks:
-            silence()
-        for run in runs:
-            entries = found.setdefault(run, [])
-            try:
-                for entry in evaluate_run(replace(config, run=run), ranks):
-                    entries.append(entry)
-                    if format_ == "table" and not quiet and speaks:
-                        _say(entry)
-            except LostProcessError:
-                raise
-            except EfftrainError as error:  # what has been scored is shown, and the other runs are scored, all the same
-                # Processes that have not failed alike would not meet in the next run.
-                if (not entries and len(runs) == 1) or (
-                    ranks is not None and not isinstance(error, TaskError)
-                ):
-                    raise
-                problems.append(error if len(runs) == 1 else type(error)(f"{run}: {error}"))
-            if format_ == "table" and entries and speaks:
-                _print_run(run, entries, names, references)
-    if format_ == "json" and speaks:
-        print(
-            json.dumps(
-                [{"run": run, **entry} for run, entries in found.items() for entry in entries],
-                indent=1,
-            )
-        )
+    console = make_console(result=True)
+    results = []
+    problems = []
+    for run, entries, problem in evaluate_runs(config, runs):
+        results += [{"run": run, **entry} for entry in entries]
+        if problem is not None:
+            problems.append(problem)
+        if format_ == "table" and entries and should_log():
+            for line in result_lines(run, entries, names, references):
+                console.print(line, markup=False)
+    if format_ == "json" and should_log():
+        print(json.dumps(results, indent=1))
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))
-
-
-def _print_run(run: str, entries: list[dict[str, Any]], names: list[str], references: bool) -> None:
-    from efftrain_cli.foundation.console import make_console
-    from efftrain_cli.run.directory import run_path
-
-    console = make_console(result=True)
-    _print_scores(console, run, entries)
-    _print_means(console, names, entries)
-    if references:
-        _print_references(console, entries)
-    elif any(entry["lm_eval"] and entry["limit"] is None for entry in entries):
-        console.print("\n--references shows published scores, each with its protocol")
-    folder = Path(run) if (Path(run) / "config.json").is_file() else run_path(run)
-    console.print(f"written to {folder / 'zeroshot.json'}", markup=False)
-
-
-def _say(entry: dict[str, Any]) -> None:
-    import sys
-
-    print(f"{entry['task']}: {entry['items']:,} items in {entry['seconds']:.1f} s", file=sys.stderr)
-
-
-def _number(metric: str, value: float | None) -> str:
-    if value is None:
-        return "infinite"
-    return (
-        f"{value:.4g}"
-        if "perplexity" in metric or metric.startswith("bits")
-        else f"{100 * value:.2f} %"
-    )
-
-
-def _print_table(console: Console, header: Row, rows: Sequence[Row]) -> None:
-    """Print plain lines: in a narrow terminal a table of Rich's would cut numbers short."""
-    console.print("\n".join(table_lines(header, rows)), markup=False)
-
-
-def _print_scores(console: Console, run: str, entries: list[dict[str, Any]]) -> None:
-    first = entries[0]
-    title = (
-        f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
-    )
-    limit = next((entry["limit"] for entry in entries if entry["limit"] is not None), None)
-    if limit is not None:
-        title += (
-            f"\nfirst {limit} items only where a task has more: not comparable with full scores"
-        )
-    rows = []
-    for entry in entries:
-        for metric, found in sorted(
-            entry["metrics"].items(), key=lambda item: item[0] != entry["metric"]
-        ):
-            own = metric == entry["metric"]
-            guess = f"{100 * entry['chance']:.0f} %" if own and entry["chance"] else ""
-            error = (
-                ""
-                if found["stderr"] is None
-                else _number(metric, found["stderr"]).removesuffix(" %")
-            )
-            some = "" if entry["items"] == entry["items_total"] else f"/{entry['items_total']}"
-            about = (entry["task"], f"{entry['items']}{some}", str(entry["truncated"] or ""))
-            task, items, cut = about if own else ("", "", "")
-            rows.append((task, metric, _number(metric, found["value"]), error, guess, items, cut))
-    console.print(title, markup=False)
-    _print_table(console, ("task", "metric", "score", "± s.e.", "chance", "items", "cut"), rows)
-    if any(entry["truncated"] for entry in entries):
-        console.print(
-            "cut: requests whose context was longer than the model's and lost its beginning"
-        )
-    for entry in entries:
-        if left_out := entry["left_out"]:
-            shown = ", ".join(left_out[:5]) + ", ..." * (len(left_out) > 5)
-            why = "left out, as an answer alone is longer than the context"
-            console.print(f"{entry['task']}: {len(left_out)} {why}: {shown}", markup=False)
-    console.print()
-    for entry in entries:
-        console.print(f"{entry['task']:<18}  {entry['protocol']}", markup=False)
-
-
-def _print_means(console: Console, wanted: list[str], entries: list[dict[str, Any]]) -> None:
-    from efftrain_cli.zeroshot.suites import AVERAGED, suite_mean
-
-    scores = {entry["task"]: entry["value"] for entry in entries if entry["value"] is not None}
-    for suite in AVERAGED:
-        if suite in wanted:
-            try:
-                limited = any(entry["limit"] is not None for entry in entries)
-                note = " of first items only: not comparable with full scores" if limited else ""
-                console.print(
-                    f"{suite}: unweighted mean {100 * suite_mean(suite, scores):.2f} %{note}"
-                )
-            except ValueError as error:
-                console.print(str(error), markup=False)
-
-
-def _print_references(console: Console, entries: list[dict[str, Any]]) -> None:
-    from efftrain_cli.zeroshot.references import read_references
-
-    entries = [entry for entry in entries if entry["limit"] is None]
-    if not entries:
-        console.print(
-            "\nno published scores: they are of whole tasks, and these are of the first items only"
-        )
-        return
-    rows: list[Row] = []
-    sources: dict[str, int] = {}
-    for entry in entries:
-        for reference in read_references():
-            if reference.task != entry["task"]:
-                continue
-            number = sources.setdefault(
-                f"{reference.protocol}: {reference.source}", len(sources) + 1
-            )
-            score = _number(reference.metric, reference.value)
-            rows.append((reference.model, reference.task, reference.metric, score, f"({number})"))
-    if not sources:
-        return
-    console.print(
-        "\npublished scores; none was measured here, and they compare only where protocols agree"
-    )
-    _print_table(console, ("model", "task", "metric", "score", "measured by"), rows)
-    for source, number in sources.items():
-        console.print(f"({number}) {source}", markup=False)

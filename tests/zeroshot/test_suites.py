@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.zeroshot.references import read_references
+from efftrain_cli.zeroshot.report import read_references
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, suite_mean, task_names
 from tests.conftest import python
 
@@ -32,9 +32,9 @@ def test_every_unknown_name_is_said_with_the_nearest() -> None:
 def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
     """GPT-3 125M over the eleven tasks: 33.57 as published by the authors' script (sum of eleven numbers / 11)."""
     gpt3 = {
-        r.task: r.value
+        r["task"]: r["value"]
         for r in read_references()
-        if r.model == "GPT-3 125M" and r.metric == TASKS[r.task].metric
+        if r["model"] == "GPT-3 125M" and r["metric"] == TASKS[r["task"]].metric
     }
     assert 100 * suite_mean("slw-11", gpt3) == pytest.approx(33.57, abs=0.005)
     del gpt3["anli_r2"]
@@ -46,10 +46,10 @@ def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
 
 def test_references_name_known_tasks_metrics_and_a_source() -> None:
     for reference in read_references():
-        assert reference.metric in TASKS[reference.task].metrics, reference
-        assert reference.protocol and reference.source
-        if reference.metric.startswith(("acc", "exact", "f1")):
-            assert 0 <= reference.value <= 1, reference
+        assert reference["metric"] in TASKS[reference["task"]].metrics, reference
+        assert reference["protocol"] and reference["source"]
+        if reference["metric"].startswith(("acc", "exact", "f1")):
+            assert 0 <= reference["value"] <= 1, reference
 
 
 def test_names_and_refusals_import_nothing_slow() -> None:
