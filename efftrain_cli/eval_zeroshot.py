@@ -37,7 +37,7 @@ from efftrain_cli.zeroshot.harness import (
 )
 from efftrain_cli.zeroshot.local_data import local_file
 from efftrain_cli.zeroshot.results import SCHEMA_VERSION, is_exported, save_result
-from efftrain_cli.zeroshot.suites import TASKS, Task, task_names
+from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task, task_names
 
 if TYPE_CHECKING:
     from efftrain_cli.training.ranks import Ranks
@@ -51,6 +51,8 @@ class TaskError(DataError):
     """Some tasks could not be scored; on several devices, the same ones on each."""
 
 
+OFFLINE = frozenset(SUITES["offline"])
+"""Tasks made from the run's validation documents."""
 OFFLINE_TOKENS = 100_000
 """First validation tokens, which the offline suite is made from."""
 
@@ -77,23 +79,6 @@ class EvalConfig:
     """fp32, bf16, or auto: bf16 on CUDA. The head is fp32 always."""
     compile: bool = False
     device: str = "auto"
-
-
-@dataclass(frozen=True)
-class _Tasks:
-    """The tasks of an evaluation by where they come from."""
-
-    offline: list[str]
-    """Tasks made from the run's validation documents."""
-    known: list[str]
-    """Tasks of the harness with a protocol of ours."""
-    foreign: list[str]
-    """Tasks, groups and files that the harness alone knows."""
-
-    @property
-    def use_harness(self) -> bool:
-        """Whether a task needs lm_eval."""
-        return bool(self.known or self.foreign)
 
 
 def evaluate_runs(
@@ -147,22 +132,23 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
         TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or no valid one.
     """
-    exported = Path(config.run) if is_exported(config.run) else None
-    names, tasks = _check_tasks(config, exported)
+    names = _check_tasks(config)
 
     from efftrain_cli.training.ranks import ALONE
 
     ranks = ranks or ALONE
-    trained = _load_model(config, exported, ranks)
+    trained = _load_model(config, ranks)
     evaluator = build_evaluator(trained, config, ranks)
     stride = config.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
         raise UsageError(
             f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
         )
-    documents = validation_documents(trained) if tasks.offline else []
+    documents: list[str] = []
+    if not OFFLINE.isdisjoint(names):
+        documents = validation_documents(trained)
     language_model: LanguageModel | None = None
-    if tasks.use_harness:
+    if not OFFLINE.issuperset(names):
         from efftrain_cli.zeroshot.language_model import LanguageModel
 
         language_model = LanguageModel(evaluator, trained.tokenizer)
@@ -180,7 +166,7 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
                     redirect_stdout(sys.stderr if ranks.rank == 0 else nowhere),
                     evaluator.distributed.task(name),
                 ):
-                    if name in tasks.offline:
+                    if name in OFFLINE:
                         scored = _score_offline(name, evaluator, trained, documents, config.limit)
                     else:
                         assert language_model is not None
@@ -208,33 +194,33 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
         )
 
 
-def _check_tasks(config: EvalConfig, exported: Path | None) -> tuple[list[str], _Tasks]:
-    """Return the names of all tasks in order, and the tasks; check that their data can be had."""
+def _check_tasks(config: EvalConfig) -> list[str]:
+    """Return the names of all tasks, the harness's own last; check that their data can be had."""
     foreign = foreign_tasks(config.tasks)
     names = task_names([name for name in config.tasks if name not in foreign])
     if config.limit is not None and config.limit < 1:
         raise UsageError(f"--limit {config.limit}: give 1 item or more, or leave it out for all")
-    run = existing_run(config.run) if exported is None else None
-    offline = [name for name in names if name.startswith("offline")]
-    tasks = _Tasks(offline, [name for name in names if name not in offline], foreign)
-    if offline and run is None:
-        raise UsageError(
-            f"{config.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
-            "with --tasks (`--tasks gpt2`, or --data-dir)"
-        )
-    if offline and run is not None and imported_without_text(run):
-        raise UsageError(
-            f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
-            "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
-        )
-    if tasks.use_harness:
+    run = None if is_exported(config.run) else existing_run(config.run)
+    if not OFFLINE.isdisjoint(names):
+        if run is None:
+            raise UsageError(
+                f"{config.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
+                "with --tasks (`--tasks gpt2`, or --data-dir)"
+            )
+        if imported_without_text(run):
+            raise UsageError(
+                f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
+                "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
+            )
+    with_protocol = [name for name in names if name not in OFFLINE]
+    if with_protocol or foreign:
         require_extra()
-        require_data(tasks.known, config.data_dir, and_others=bool(foreign))
+        require_data(with_protocol, config.data_dir, and_others=bool(foreign))
         _quieten()
-    return [*names, *foreign], tasks
+    return [*names, *foreign]
 
 
-def _load_model(config: EvalConfig, exported: Path | None, ranks: Ranks) -> TrainedModel:
+def _load_model(config: EvalConfig, ranks: Ranks) -> TrainedModel:
     """Load the model to evaluate; check that it is the same on all ranks."""
     import torch
 
@@ -243,10 +229,10 @@ def _load_model(config: EvalConfig, exported: Path | None, ranks: Ranks) -> Trai
 
     try:
         device = choose_device(config.device, ranks)
-        if exported is None:
-            trained = load_trained_model(config.run, config.checkpoint, device)
+        if is_exported(config.run):
+            trained = load_exported(Path(config.run), device)
         else:
-            trained = load_exported(exported, device)
+            trained = load_trained_model(config.run, config.checkpoint, device)
     except EfftrainError as error:
         # Rank 0 prints errors, but its own copy may load: share this rank's error.
         ranks.check_alike({"loading": str(error)})
@@ -375,8 +361,10 @@ def entry_of(
     metrics = finite(
         {name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics}
     )
-    offline = task.name.startswith("offline")
     device = evaluator.device
+    source = "hub" if path is None else path.name
+    if task.name in OFFLINE:
+        source = "run"
     return {
         "schema_version": SCHEMA_VERSION,
         "checkpoint_sha256": trained.model_sha256,
@@ -401,10 +389,10 @@ def entry_of(
         "context_length": evaluator.context_length,
         "dtype": "bf16" if evaluator.bf16 else "fp32",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "source": "run" if offline else "hub" if path is None else path.name,
+        "source": source,
         "data_sha256": None if path is None else sha256_of(path),
         "tokenizer_sha256": trained.tokenizer.sha256,
-        "lm_eval": None if offline else harness_version(),
+        "lm_eval": None if task.name in OFFLINE else harness_version(),
         "torch": torch.__version__,
         "efftrain": __version__,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -217,16 +217,53 @@ def _run(
     limit: int | None,
     protocol: str,
 ) -> TaskScore:
-    """Run a task by the harness's evaluator. Items with an answer too long for the context are left out and named."""
+    """Score a task; an empty `task.metrics` means every number that the harness gives."""
+    results, left_out = _evaluate_fitting(task.name, harness_task, language_model, limit)
+    values: dict[str, float] = {}
+    for key, value in results["results"][task.name].items():
+        name = key.split(",")[0]
+        if isinstance(value, (int, float)):
+            values[name] = value
+    metrics = task.metrics or tuple(
+        name for name in values if not name.endswith("_stderr") and name != "sample_len"
+    )
+    samples = sorted(results["samples"][task.name], key=lambda sample: sample["doc_id"])
+    stderr = {}
+    for name in metrics:
+        shares = [sample.get(name) for sample in samples]
+        stderr[name] = _standard_error(task.name, name, shares, values[name])
+    kept_keys = ("doc_id", "doc_hash", *metrics)
+    return TaskScore(
+        values={name: float(values[name]) for name in metrics},
+        stderr=stderr,
+        items=[{key: sample.get(key) for key in kept_keys} for sample in samples],
+        scored=len(samples),
+        total=len(harness_task.eval_docs),
+        protocol=protocol + without(len(left_out), language_model.max_length),
+        requests=language_model.requests,
+        truncated=language_model.truncated,
+        boundary_mismatches=language_model.boundary_mismatches,
+        left_out=tuple(f"item {number}" for number in sorted(left_out)),
+    )
+
+
+def _evaluate_fitting(
+    name: str, harness_task: ConfigurableTask, language_model: LanguageModel, limit: int | None
+) -> tuple[dict[str, Any], set[int]]:
+    """Return the harness's results, and the items left out: those with an answer too long for the context.
+
+    Raises:
+        DataError: no item fits.
+    """
     import lm_eval
 
     from efftrain_cli.zeroshot.language_model import DoesNotFitError
 
-    name, total = task.name, len(harness_task.eval_docs)
     left_out: set[int] = set()
     while True:
         language_model.begin(name)
-        kept = [number for number in range(total)[:limit] if number not in left_out]
+        numbers = range(len(harness_task.eval_docs))[:limit]
+        kept = [number for number in numbers if number not in left_out]
         if not kept:
             raise DataError(
                 f"none of {len(left_out)} items fits a context of {language_model.max_length} tokens"
@@ -241,33 +278,10 @@ def _run(
                 bootstrap_iters=0,
                 log_samples=True,
             )
-            break
         except DoesNotFitError as error:  # before anything was scored
             left_out |= error.items
-    values = {}
-    for key, value in results["results"][name].items():
-        if isinstance(value, (int, float)):
-            values[key.split(",")[0]] = value
-    metrics = task.metrics or tuple(
-        key for key in values if not key.endswith("_stderr") and key != "sample_len"
-    )
-    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
-    kept_keys = ("doc_id", "doc_hash", *metrics)
-    return TaskScore(
-        values={key: float(values[key]) for key in metrics},
-        stderr={
-            key: _standard_error(name, key, [sample.get(key) for sample in samples], values[key])
-            for key in metrics
-        },
-        items=[{key: sample.get(key) for key in kept_keys} for sample in samples],
-        scored=len(samples),
-        total=total,
-        protocol=protocol + without(len(left_out), language_model.max_length),
-        requests=language_model.requests,
-        truncated=language_model.truncated,
-        boundary_mismatches=language_model.boundary_mismatches,
-        left_out=tuple(f"item {number}" for number in sorted(left_out)),
-    )
+        else:
+            return results, left_out
 
 
 def _standard_error(task: str, metric: str, shares: list[Any], value: float) -> float | None:
@@ -287,28 +301,27 @@ def foreign_tasks(names: Iterable[str]) -> list[str]:
     Raises:
         UsageError: a YAML file does not exist.
     """
-    found = []
-    for name in names:
+    foreign = []
+    for name in dict.fromkeys(names):
         if name in TASKS or name in SUITES:
             continue
         if name.endswith((".yaml", ".yml")):
             if not Path(name).is_file():
                 raise UsageError(f"--tasks {name}: no such file (looked in {Path.cwd()})")
-            found.append(name)
-        elif find_spec("lm_eval") is not None and _is_defined(name):
-            found.append(name)
-    return list(dict.fromkeys(found))
+            foreign.append(name)
+        elif _is_defined(name):
+            foreign.append(name)
+    return foreign
 
 
 def _is_defined(name: str) -> bool:
     """Return whether a definition of the installed harness holds this name. Its own search takes 15 to 20 s."""
     spec = find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        return False
     word = re.compile(rb"(?<![\w-])" + re.escape(name.encode()) + rb"(?![\w-])")
-    return any(
-        word.search(path.read_bytes())
-        for path in (Path(spec.origin).parent / "tasks").rglob("*.yaml")
-    )
+    definitions = (Path(spec.origin).parent / "tasks").rglob("*.yaml")
+    return any(word.search(path.read_bytes()) for path in definitions)
 
 
 def evaluate_foreign(
@@ -338,21 +351,18 @@ def evaluate_foreign(
     except Exception as error:  # the Hub's libraries raise a dozen classes
         raise DataError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
     scored = []
-    for own_name, harness_task in loaded.items():
+    for member, harness_task in loaded.items():
         harness_task.set_fewshot_seed(1234)
         shots = harness_task.config.num_fewshot or 0
         protocol = (
-            f"harness's default protocol: lm-eval {own_name} v{harness_task.VERSION} {shots}-shot"
+            f"harness's default protocol: lm-eval {member} v{harness_task.VERSION} {shots}-shot"
         )
-        task = Task(
-            name=own_name, metric="", metrics=(), about="as lm-evaluation-harness defines it"
-        )
+        task = Task(name=member, metric="", metrics=(), about="as lm-evaluation-harness defines it")
         score = _run(task, harness_task, language_model, limit, protocol)
         if not score.values:
-            raise DataError(f"{own_name} gives no number")
-        scored.append(
-            (replace(task, metric=next(iter(score.values)), metrics=tuple(score.values)), score)
-        )
+            raise DataError(f"{member} gives no number")
+        metrics = tuple(score.values)
+        scored.append((replace(task, metric=metrics[0], metrics=metrics), score))
     return scored
 
 
