@@ -155,7 +155,7 @@ def verify_run(path: Path) -> str:
 
 def verify_small_files(path: Path) -> tuple[list[str], int]:
     """Return what is damaged in the small files of a run, a search or a study, and how many have no seal."""
-    from efftrain_cli.study.registration import Plan
+    from efftrain_cli.study.records import Plan
     from efftrain_cli.tune_warmup.receipts import ProbeFile, SearchFile
     from efftrain_cli.zeroshot.results import read_entries
 

@@ -11,22 +11,17 @@ from pathlib import Path
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.foundation.why import Why
-from efftrain_cli.study.file import Arm, StudyFile
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState, judge
 from efftrain_cli.study.phases import Tuned, all_trials, confirmation, over_rates, tuning
-from efftrain_cli.study.registration import (
-    LOOKS,
-    read_looks,
-    registered_hash,
-    study_folder,
-)
+from efftrain_cli.study.records import LOOKS, read_looks, read_plan, study_folder
+from efftrain_cli.study.tuning import choices, expected_best, settings_of, tuning_done, widened
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.runner import TrialRunner
-from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial, state_of
+from efftrain_cli.trials.trial import ENDED, read_trial, state_of
 
 
 def conduct(
@@ -44,10 +39,7 @@ def conduct(
     Raises:
         EfftrainError: as `TrialRunner.train` and `judge_runs`.
     """
-    trials = tuning(file)
-    if trials:
-        runner.train([trial for _, trial in trials], "tuning")
-        write_receipts(file)
+    file = tune(file, runner)
     judgement = judge_runs(file, allow)
     if not tuning_done(file):
         return judgement
@@ -66,62 +58,26 @@ def conduct(
     return judgement
 
 
-def choices(file: StudyFile) -> tuple[Tuned, ...]:
-    """Each arm's setting, chosen by `BEST_RULE` from its tuning runs, with what a reader must be warned of; empty
-    until every tuning run has ended.
-
-    Raises:
-        DataError: a tuning run cannot be read.
-    """
-    if not tuning_done(file):
-        return ()
-    found, runs = [], tuning(file)
-    for arm in file.study.arms:
-        trials = [trial for name, trial in runs if name == arm.name]
-        if not trials:
-            warning = f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
-            found.append(Tuned(arm.name, (), (), (warning,) if runs else ()))
-            continue
-        tried = choose(trials)
-        best = next(choice for choice in tried if choice.best)
-        settings = best.settings[len(file.settings_of(arm)) :]
-        found.append(Tuned(arm.name, settings, tuple(tried), edge_warnings(file, arm, best)))
-    return tuple(found)
-
-
-def settings_of(tuned: Sequence[Tuned]) -> dict[str, tuple[str, ...]]:
-    """Arm -> the overrides that its confirmation runs get."""
-    return {each.arm: each.settings for each in tuned}
-
-
-def edge_warnings(file: StudyFile, arm: Arm, best: Choice) -> tuple[str, ...]:
-    """Says for which keys the best value is the smallest or largest tried: the true optimum may lie beyond."""
-    found = []
-    chosen = dict(setting.split("=", 1) for setting in best.settings)
-    for key, values in file.grid_of(arm).items():
-        numbers = [
-            value
-            for value in values
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        ]
-        if len(numbers) < 2 or len(numbers) < len(values):
-            continue
-        if edge := at_edge(float(chosen[key].replace("_", "")), numbers):
-            found.append(f"arm {arm.name!r}: the best {key}, {edge}")
-    return tuple(found)
-
-
-def tuning_done(file: StudyFile) -> bool:
-    """Whether every tuning run exists and has ended."""
-    return all(
-        (run := read_trial(trial)) is not None and run.status in ENDED for _, trial in tuning(file)
-    )
+def tune(file: StudyFile, runner: TrialRunner | ArrayWriter) -> StudyFile:
+    """Train the tuning runs until no grid has to grow; return the study with the grids as they are then."""
+    trials = tuning(file)
+    while trials:
+        runner.train([trial for _, trial in trials], "tuning")
+        write_receipts(file)
+        wider = widened(file)
+        if wider.grown == file.grown:
+            if tuning_done(file):
+                write_expected_best(file, choices(file))
+            break
+        file = wider
+        trials = tuning(file)
+    return file
 
 
 def read_runs(
     file: StudyFile, chosen: Mapping[str, Sequence[str]], rate: float | None = None
 ) -> dict[str, dict[int, RunNumbers]]:
-    """arm -> seed -> run, of the confirmation runs that exist.
+    """Return arm -> seed -> run, of the confirmation runs that exist.
 
     Args:
         rate: read the runs over learning rates instead, at this one.
@@ -129,21 +85,25 @@ def read_runs(
     Raises:
         UsageError: a run has another recipe or seed than the study asks for.
     """
-    found: dict[str, dict[int, RunNumbers]] = {arm.name: {} for arm in file.study.arms}
+    runs: dict[str, dict[int, RunNumbers]] = {arm.name: {} for arm in file.study.arms}
     if not tuning_done(file):
-        return found  # nobody knows yet with which settings they have to be trained
-    trials = confirmation(file, chosen) if rate is None else over_rates(file, chosen, rates=(rate,))
+        # Their settings are not chosen yet.
+        return runs
+    if rate is None:
+        trials = confirmation(file, chosen)
+    else:
+        trials = over_rates(file, chosen, rates=(rate,))
     for arm, trial in trials:
         # A name alone says nothing of what was trained under it.
         state_of(trial)
         run = read_trial(trial)
         if run is not None:
-            found[arm][trial.seed] = run
-    return found
+            runs[arm][trial.seed] = run
+    return runs
 
 
 def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = None) -> StudyState:
-    """Judges the confirmation runs that exist, where `compare` would compare them.
+    """Judge the confirmation runs that exist, where `compare` would compare them.
 
     Args:
         allow: withhold every verdict instead of refusing, where validation sets or tokenizers differ.
@@ -193,13 +153,13 @@ def _without_registration(
     file: StudyFile, kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]]
 ) -> list[Why]:
     """Label runs that this study's registration did not start."""
-    registered = registered_hash(file.name)
-    if registered is None:
+    plan = read_plan(file.name)
+    if plan is None:
         return []
     names = []
     for kind in kinds:
         for side in kind.values():
-            names += [run.name for run in side.values() if run.origin.get("study") != registered]
+            names += [run.name for run in side.values() if run.origin.get("study") != plan.sha256]
     if not names:
         return []
     text = (
@@ -212,13 +172,16 @@ def _without_registration(
 def _groups(
     kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]], seeds: Sequence[int]
 ) -> list[Group]:
-    """The arms' ended runs with these seeds, those at one learning rate after those at another."""
-    found = []
+    """Return the arms' ended runs with these seeds, those at one learning rate after those at another."""
+    groups = []
     for arm in kinds[0]:
-        there = [runs[arm][seed] for runs in kinds for seed in seeds if seed in runs[arm]]
-        if ended := tuple(run for run in there if run.status in ENDED):
-            found.append(Group(arm, ended))
-    return found
+        ended = []
+        for runs in kinds:
+            of_seeds = (runs[arm][seed] for seed in seeds if seed in runs[arm])
+            ended += [run for run in of_seeds if run.status in ENDED]
+        if ended:
+            groups.append(Group(arm, tuple(ended)))
+    return groups
 
 
 RECEIPTS = (
@@ -237,7 +200,7 @@ RECEIPTS = (
 
 
 def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> None:
-    """Writes receipts.csv: one row per run that has begun, whatever came of it."""
+    """Write receipts.csv: one row per run that has begun, whatever came of it."""
     rows: list[list[object]] = []
     for phase, (arm, trial) in all_trials(file, chosen):
         run = read_trial(trial)
@@ -256,7 +219,7 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
 
 
 def write_looks(file: StudyFile, judgement: StudyState) -> None:
-    """Writes looks.csv: the verdicts of every look up to this one, as they stood then."""
+    """Write looks.csv: the verdicts of every look up to this one, as they stood then."""
     folder = study_folder(file.name)
     rows: list[list[object]] = [
         [row[column] for column in LOOKS]
@@ -277,6 +240,16 @@ def write_looks(file: StudyFile, judgement: StudyState) -> None:
         ]
         rows.append([judgement.look, len(verdict.seeds), *words, *numbers, verdict.outcome])
     _write(folder / "looks.csv", LOOKS, rows)
+
+
+def write_expected_best(file: StudyFile, tuned: Sequence[Tuned]) -> None:
+    """Write best-of-k.csv: the lowest loss to expect of k of an arm's settings."""
+    rows: list[list[object]] = []
+    for arm in tuned:
+        for k, loss in enumerate(expected_best(arm), 1):
+            rows.append([arm.arm, k, k * len(file.tuning_seeds), f"{loss:.6f}"])
+    columns = ("arm", "settings", "runs", "expected_loss")
+    _write(study_folder(file.name) / "best-of-k.csv", columns, rows)
 
 
 def _write(path: Path, columns: Sequence[str], rows: list[list[object]]) -> None:

@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from efftrain_cli.compare.measures import FINAL_LOSS, Question, cost_question
 from efftrain_cli.compare.sensitivity import LR_SENSITIVITY
 from efftrain_cli.compare.sequential import schedule
+from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import digest_of
 from efftrain_cli.foundation.section import SECTION, Text
@@ -105,8 +106,13 @@ class Tuning:
     """Every arm is trained with each of these settings on separate seeds; the best is then used for the study's
     seeds."""
 
-    seeds: Seeds
+    seeds: Seeds | None = None
     """Seeds for choosing: "0..1", "3" or "1,2". None of them may be one of the study's seeds."""
+    n_seeds: int | None = Field(default=None, ge=1, le=RUNS)
+    """Number of seeds that are drawn instead, 5 unless set."""
+    grow: int | None = Field(default=None, ge=0, le=2)
+    """How often the grids of learning rates may grow at the side where an arm's best is at the edge: 2 unless set, but
+    0 where `seeds` are given."""
     grid: Grid
     """Recipe key -> values to try: { "optim.lr" = [1e-3, 2e-3, 4e-3] }. Several keys are combined with each other."""
 
@@ -131,8 +137,10 @@ class Study:
 
     question: str = ""
     """What the study is for, in one sentence."""
-    seeds: Seeds
+    seeds: Seeds | None = None
     """Seeds that every arm is trained with, in the order of their look: "10..14" (both included)."""
+    n_seeds: int | None = Field(default=None, ge=2, le=RUNS)
+    """Number of seeds that are drawn instead, 5 unless set."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of one or more false claims where nothing differs, over all primaries, arms and looks."""
     looks: int = Field(default=1, ge=1, le=20)
@@ -155,20 +163,55 @@ class Study:
 class StudyFile:
     """A study with its place: what the file says, the recipes that it means, and its hash."""
 
-    def __init__(self, path: Path, study: Study) -> None:
+    def __init__(
+        self, path: Path, study: Study, grown: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
         self.path = path
         self.name = path.stem
         self.study = study
+        self.grown = grown or {}
+        """Recipe key -> points that its grids have got below and above what the file says."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The study's seeds, in the order in which they are trained."""
-        return parse_seeds(self.study.seeds)
+        """The study's seeds, in the order in which they are trained; empty before they are drawn."""
+        return parse_seeds(self.study.seeds) if self.study.seeds else ()
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
-        """Seeds of the tuning phase; empty without one."""
-        return parse_seeds(self.study.tuning.seeds) if self.study.tuning else ()
+        """Seeds of the tuning phase; empty without one, and before they are drawn."""
+        tuning = self.study.tuning
+        return parse_seeds(tuning.seeds) if tuning and tuning.seeds else ()
+
+    @property
+    def sections_to_draw(self) -> dict[str, Study | Tuning]:
+        """Key of seeds that the tool draws -> the section that gives their number."""
+        sections: dict[str, Study | Tuning] = {"seeds": self.study}
+        if self.study.tuning:
+            sections["tuning.seeds"] = self.study.tuning
+        return {key: section for key, section in sections.items() if section.n_seeds}
+
+    @property
+    def drawn(self) -> dict[str, str]:
+        """The drawn seeds by their key; empty if the file gives all seeds."""
+        return {key: section.seeds or "" for key, section in self.sections_to_draw.items()}
+
+    def with_seeds(self, drawn: Mapping[str, str]) -> StudyFile:
+        """Return the study with drawn seeds, by their key."""
+        study, tuning = self.study, self.study.tuning
+        if tuning and "tuning.seeds" in drawn:
+            tuning = replace(tuning, seeds=drawn["tuning.seeds"])
+        seeds = drawn.get("seeds", study.seeds)
+        return StudyFile(self.path, replace(study, seeds=seeds, tuning=tuning))
+
+    def with_grown(self, grown: Mapping[str, tuple[int, int]]) -> StudyFile:
+        """Return the study with grids that have grown."""
+        return StudyFile(self.path, self.study, grown)
+
+    @property
+    def grow(self) -> int:
+        """How often the grids may grow."""
+        return (self.study.tuning and self.study.tuning.grow) or 0
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -191,37 +234,39 @@ class StudyFile:
         return len(members) * (len(self.study.arms) - 1)
 
     def grid_of(self, arm: Arm) -> dict[str, tuple[Any, ...]]:
-        """Recipe key -> values that the arm is tuned over; empty where it is not tuned."""
+        """Return recipe key -> values that the arm is tuned over, as far as its grid has grown; empty where it is not
+        tuned."""
         if self.study.tuning is None:
             return {}
-        return self.study.tuning.grid if arm.grid is None else arm.grid
+        grid = self.study.tuning.grid if arm.grid is None else arm.grid
+        return {key: _grow(values, *self.grown.get(key, (0, 0))) for key, values in grid.items()}
 
     def recipe_path(self, arm: Arm) -> str:
-        """What --recipe is given: a name stays a name; a file is looked for beside the study."""
-        found = find_recipe(arm.recipe, beside=self.path)
-        return (
-            shown_path(found)
-            if is_path(arm.recipe) or found.parent == self.path.parent
-            else arm.recipe
-        )
+        """Return what --recipe is given: a name stays a name; a file is looked for beside the study."""
+        path = find_recipe(arm.recipe, beside=self.path)
+        if is_path(arm.recipe) or path.parent == self.path.parent:
+            return shown_path(path)
+        return arm.recipe
 
     def settings_of(self, arm: Arm) -> tuple[str, ...]:
         """`key=value` overrides of the arm, before any tuning."""
         return (*self.study.set, *arm.set)
 
     def values(self) -> dict[str, Any]:
-        """What the hash is taken of: all that decides what is trained and how it is judged, as dotted keys.
+        """Return what the hash is taken of: all that decides what is trained and how it is judged, as dotted keys.
 
         Recipes stand as they are written, bases and changes included, but without their defaults: a later version of
-        the program may know keys more.
+        the program may know keys more. Drawn seeds follow from these values, so they are not among them.
         """
-        found = dict(_flat(self.study))
+        values = dict(_flat(self.study))
         for arm in self.study.arms:
             written = read_recipe_file(self.recipe_path(arm), self.settings_of(arm)).values
             for key, value in flatten(written).items():
                 if key != "seed" and not key.startswith(NOT_COMPUTED):
-                    found[f"recipe of {arm.name}: {key}"] = value
-        return json.loads(json.dumps(found))
+                    values[f"recipe of {arm.name}: {key}"] = value
+        for key in self.drawn:
+            values.pop(key, None)
+        return json.loads(json.dumps(values))
 
     @property
     def sha256(self) -> str:
@@ -229,21 +274,30 @@ class StudyFile:
         return digest_of(self.values())
 
 
-def seeds_of(values: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the seeds of a study from its registered values, those of its tuning included."""
-    return tuple(
-        seed
-        for key in ("seeds", "tuning.seeds")
-        if key in values
-        for seed in parse_seeds(values[key])
-    )
+def _grow(values: tuple[Any, ...], below: int, above: int) -> tuple[Any, ...]:
+    """Return a grid with points more at its ends, each as far from the last in the logarithm as that from its
+    neighbour."""
+    grown = list(values)
+    for _ in range(below):
+        low, second = sorted(grown)[:2]
+        grown.append(_rounded(low * low / second))
+    for _ in range(above):
+        second, high = sorted(grown)[-2:]
+        grown.append(_rounded(high * high / second))
+    return tuple(grown)
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.3g}")
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a section's values by dotted keys, but for the question and the names of recipes: an arm's recipe counts by
+    what it says."""
     for field in fields(section):
         value = getattr(section, field.name)
         if field.name in ("question", "recipe"):
-            continue  # words; and an arm's recipe counts by what it says
+            continue
         if isinstance(value, Tuning):
             yield from _flat(value, f"{prefix}{field.name}.")
         elif isinstance(value, tuple) and value and isinstance(value[0], Primary | Arm):

@@ -18,13 +18,16 @@ from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.study import screen
-from efftrain_cli.study.conduct import choices, conduct, judge_runs, settings_of, tuning_done
+from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
+from efftrain_cli.study.ledger import draw_seeds
 from efftrain_cli.study.phases import all_trials, left_of, over_rates, phases_of, tuning
 from efftrain_cli.study.reading import read_study
-from efftrain_cli.study.registration import Registration, check_registered, register, study_folder
+from efftrain_cli.study.records import study_folder
+from efftrain_cli.study.registration import Registration, check_registered, register
 from efftrain_cli.study.rehearse import rehearsal
+from efftrain_cli.study.tuning import choices, settings_of, tuning_done, widened
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import sensitivity_curves
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
@@ -108,6 +111,8 @@ def run_study(
 ) -> None:
     """Train what the study still needs, or write the job array of its next phase, and print the verdict."""
     registration = register(file, allow)
+    # Another machine may have registered it since the file was read.
+    file = draw_seeds(file)
     folder = study_folder(file.name)
     runner = (ArrayWriter if array else TrialRunner)(
         folder=folder, device=device, jobs=jobs, devices=devices, study=registration.sha256
@@ -133,6 +138,7 @@ def run_study(
     judgement = conduct(file, runner, tell, allow)
     if array and judgement.complete:
         say("no run of the study is left")
+    file = widened(file)
     curves = learning_rates(file, judgement)
     figures = write_figures(curves, folder) if curves else []
     if as_json:
@@ -196,7 +202,7 @@ def verdict_text(
     if any(arm.tried for arm in judgement.tuned):
         lines += ["", *screen.tuning_lines(judgement.tuned)]
     if curves := learning_rates(file, judgement):
-        lines += ["", *curve_lines(curves)]
+        lines += ["", *curve_lines(curves), *screen.optima_line(curves)]
         if plot:
             lines += ["", terminal_plot(curves, 80)]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,13 @@ from efftrain_cli.study.file import (
     Study,
     StudyFile,
 )
+from efftrain_cli.study.ledger import draw_seeds
 from efftrain_cli.study.phases import confirmation, over_rates, tuning
+from efftrain_cli.study.tuning import widened, widest
 from efftrain_cli.trials.trial import check_comparable, parse_seeds, recipe_of
+
+DRAWN = 5
+"""Seeds that are drawn where a file names none."""
 
 
 def read_study(path: Path) -> StudyFile:
@@ -44,34 +50,56 @@ def read_study(path: Path) -> StudyFile:
     draft = read_toml_file(path)
     check = Check(draft, Study)
     valid = check.valid
-    _check_numbers(check, valid)
+    _fill_seeds(valid)
+    _check_seeds(check, valid)
+    _check_primaries(check, valid)
     _check_arms(check, valid, path)
     _check_tuning(check, valid)
     _check_recipes(check, valid, path)
     if not check.problems:
-        study = StudyFile(path, Study(**valid))
+        study = draw_seeds(StudyFile(path, Study(**valid)))
         _check_runs(check, study)
         if not check.problems:
-            return study
+            return widened(study)
     raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
 
 
-def _check_numbers(check: Check, valid: Mapping[str, Any]) -> None:
+def _fill_seeds(valid: dict[str, Any]) -> None:
+    """Have five seeds drawn where a file names neither seeds nor their number; grids then grow unless it says how
+    often."""
+    if "seeds" not in valid:
+        valid.setdefault("n_seeds", DRAWN)
+    tuning = valid.get("tuning")
+    if tuning and tuning.seeds is None:
+        grow = 2 if tuning.grow is None else tuning.grow
+        valid["tuning"] = replace(tuning, n_seeds=tuning.n_seeds or DRAWN, grow=grow)
+
+
+def _check_seeds(check: Check, valid: Mapping[str, Any]) -> None:
     seeds = parse_seeds(valid["seeds"]) if "seeds" in valid else ()
-    if seeds and len(seeds) < 2:
+    if len(seeds) == 1:
         check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
-    elif seeds and "looks" in valid:
+    elif "looks" in valid:
         try:
-            schedule(len(seeds), valid["looks"])
+            schedule(len(seeds) or valid["n_seeds"], valid["looks"])
         except ValueError as error:
             check.add("looks", str(error), valid["looks"])
-    if (
-        seeds
-        and (tuning := valid.get("tuning"))
-        and (both := sorted({*seeds} & {*parse_seeds(tuning.seeds)}))
-    ):
+
+    rule = "has no meaning beside seeds: give the seeds or their number"
+    if seeds and valid.get("n_seeds"):
+        check.add("n_seeds", rule, valid["n_seeds"])
+    tuning = valid.get("tuning")
+    if tuning is None or tuning.seeds is None:
+        return
+    if tuning.n_seeds:
+        check.add("tuning.n_seeds", rule, tuning.n_seeds)
+    both = sorted({*seeds} & {*parse_seeds(tuning.seeds)})
+    if both:
         rule = "has seeds of the study itself: a setting chosen on the judged runs flatters them"
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
+
+
+def _check_primaries(check: Check, valid: Mapping[str, Any]) -> None:
     for i, primary in enumerate(valid.get("primary", ())):
         if primary.direction in ("noninferior", "equivalent") and primary.margin is None:
             rule = f"is required for {primary.direction}: how large a difference still does not matter?"
@@ -160,8 +188,9 @@ def _wrong_recipe(check: Check, i: int, recipe: str, error: RecipeError) -> None
 
 
 def _check_runs(check: Check, file: StudyFile) -> None:
-    """Every point of every arm's grid must be a recipe, and all must be validated on the same text."""
-    runs = [*confirmation(file, {}), *over_rates(file, {}), *tuning(file)]
+    """Check that every point of every arm's grid, grown as far as it may, is a recipe, and that all
+    are validated on the same text."""
+    runs = [*confirmation(file, {}), *over_rates(file, {}), *tuning(widest(file))]
     trials = []
     for i, arm in enumerate(file.study.arms):
         of_arm = [trial for name, trial in runs if name == arm.name]

@@ -21,7 +21,7 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_re
 from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import runs_in
-from efftrain_cli.study.file import Arm, StudyFile
+from efftrain_cli.study.file import Arm, StudyFile, Tuning
 
 STEPS = 12
 SEQ_LEN = 32
@@ -61,13 +61,15 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
             Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None)
         )
     looks, seeds = (1, 2) if study.looks == 1 else (2, 4)
+    tuning = None
+    if study.tuning:
+        tuning = Tuning(seeds=str(file.tuning_seeds[0]), grid={})
     small = replace(
         study,
         seeds=",".join(map(str, file.seeds[:seeds])),
         looks=looks,
-        tuning=replace(study.tuning, seeds=str(file.tuning_seeds[0]), grid={})
-        if study.tuning
-        else None,
+        n_seeds=None,
+        tuning=tuning,
         arms=tuple(arms),
         primary=tuple(
             replace(each, rates=each.rates and (each.rates[0], each.rates[-1]))

@@ -11,7 +11,7 @@ from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.inference import POWER, Estimate, detectable
 from efftrain_cli.compare.measures import AXIS_WORDS, Question
-from efftrain_cli.compare.sensitivity import BESIDE
+from efftrain_cli.compare.sensitivity import BESIDE, Curve
 from efftrain_cli.foundation.console import (
     Row,
     human_bytes,
@@ -20,66 +20,65 @@ from efftrain_cli.foundation.console import (
     printable,
     table_lines,
 )
-from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.file import Primary, Study, StudyFile, Tuning
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import Phase, Tuned, left_of
-from efftrain_cli.study.registration import Registration
+from efftrain_cli.study.records import read_plan
+from efftrain_cli.study.registration import Registration, why_not_registered
+from efftrain_cli.study.tuning import expected_best, growth_trials, parabola_optimum
 from efftrain_cli.trials.screen import settings_table
+from efftrain_cli.trials.trial import recipe_of
 
 # --- the plan --------------------------------------------------------------------------------------------------------
 
 
 def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -> list[str]:
-    """What the study is going to spend, before anything is."""
+    """Return what the study is going to spend, before anything is."""
     study = file.study
+    question = f": {printable(study.question)}" if study.question else ""
+    names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]
+    registered = read_plan(file.name) is not None
     lines = [
-        f"study      {file.name}: {printable(study.question)}"
-        if study.question
-        else f"study      {file.name}"
+        f"study      {file.name}{question}",
+        f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts",
+        f"arms       {', '.join(names)}",
+        f"seeds      {_seeds_text(study, registered)}, judged after {_numbers(file.looks)} seeds",
     ]
-    lines.append(f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts")
-    arms = ", ".join(
-        f"{arm.name} (baseline)" if arm.name == study.baseline else arm.name for arm in study.arms
-    )
-    lines += [
-        f"arms       {arms}",
-        f"seeds      {study.seeds}, judged after {_numbers(file.looks)} seeds",
-    ]
+    if study.tuning:
+        lines.append(
+            f"tuning     seeds {_seeds_text(study.tuning, registered)}{_growth_text(file)}"
+        )
     lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
     if 0 < len(file.rates) <= 2 * BESIDE:
         lines.append(
             f"warning: lr_sensitivity is judged from {2 * BESIDE + 1} rates on; give seven"
         )
-    lines += [f"looks      {looks_line(file)}", ""]
+    lines.append(f"looks      {looks_line(file)}")
+    fault = "" if registered else why_not_registered(file)
+    if fault:
+        lines.append(f"warning: {fault}")
+
     rows: list[Row] = []
     for phase in phases:
         time = "unknown" if phase.seconds_left is None else human_seconds(phase.seconds_left)
-        tokens = human_count(phase.tokens_left)
-        rows.append(
-            (
-                phase.phase,
-                phase.arm,
-                str(phase.runs),
-                str(phase.done),
-                tokens,
-                time,
-                human_bytes(phase.disk_bytes),
-            )
-        )
-    lines += table_lines(("phase", "arm", "runs", "done", "tokens left", "time left", "disk"), rows)
+        counts = (str(phase.runs), str(phase.done), human_count(phase.tokens_left), time)
+        rows.append((phase.phase, phase.arm, *counts, human_bytes(phase.disk_bytes)))
+    head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
+    lines += ["", *table_lines(head, rows), ""]
+
     left = left_of(phases)
     total = f"{left.runs_left} runs to train, {human_count(left.tokens_left)} tokens"
     if left.seconds_left is None:
         total += "; time unknown: nothing was measured here yet"
     else:
-        total += f", about {human_seconds(left.seconds_left)} of training one run after the other, by the nearest measurements here"
+        time = human_seconds(left.seconds_left)
+        total += (
+            f", about {time} of training one run after the other, by the nearest measurements here"
+        )
         if jobs > 1:
             total += f"; --jobs {jobs} divides the processor among as many runs"
-    lines += [
-        "",
-        total,
-        f"disk: {human_bytes(left.disk_bytes)} needed at most, {human_bytes(free)} free",
-    ]
+    lines.append(total)
+    lines.append(f"disk: {human_bytes(left.disk_bytes)} needed at most, {human_bytes(free)} free")
     if left.disk_bytes > free:
         lines.append(
             "warning: that does not fit; lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
@@ -89,6 +88,25 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
             "It ends at the first look at which every primary is decided, and is cheaper then."
         )
     return lines
+
+
+def _seeds_text(section: Study | Tuning, registered: bool) -> str:
+    """Return the seeds of a section as they are written, or that they are drawn."""
+    if not section.n_seeds:
+        return section.seeds or ""
+    return f"{section.seeds}, drawn" if registered else f"{section.n_seeds} drawn when registered"
+
+
+def _growth_text(file: StudyFile) -> str:
+    """Return what growing grids may cost beyond the table, if they may still grow."""
+    trials = growth_trials(file)
+    if not trials:
+        return ""
+    tokens = sum(recipe_of(trial).train.tokens for trial in trials)
+    return (
+        f"; if a best learning rate is at the edge, all grids grow there, by {len(trials)} runs and "
+        f"{human_count(tokens)} tokens at most"
+    )
 
 
 def primary_text(primary: Primary, baseline: str) -> str:
@@ -164,7 +182,32 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
         for choice in arm.tried
     ]
     head = ("arm", "setting", "mean loss", "by tuning seed", "")
-    return ["Tuning", *settings_table(head, named, "diverged", "chosen")]
+    return ["Tuning", *settings_table(head, named, "diverged", "chosen"), "", *_expected(tuned)]
+
+
+def _expected(tuned: Sequence[Tuned]) -> list[str]:
+    """Return the lowest loss to expect of k settings, for each arm that was tuned."""
+    columns = {arm.arm: expected_best(arm) for arm in tuned if arm.tried}
+    rows: list[Row] = []
+    for k in range(max(map(len, columns.values()))):
+        cells = (f"{losses[k]:.4f}" if k < len(losses) else "-" for losses in columns.values())
+        rows.append((str(k + 1), *cells))
+    return [
+        "Lowest mean loss to expect of so many settings drawn at random (Dodge et al. 2019)",
+        *table_lines(("settings", *columns), rows),
+    ]
+
+
+def optima_line(curves: Sequence[Curve]) -> list[str]:
+    """Return where parabolas through the best rates and their neighbours have their bottoms."""
+    optima = [(curve.label, parabola_optimum(curve)) for curve in curves]
+    words = [f"{label} {rate:.2g}" for label, rate in optima if rate is not None]
+    if not words:
+        return []
+    each = ", ".join(words)
+    return [
+        f"optimum by a parabola through the best rate and its neighbours: {each}; it decides nothing"
+    ]
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------------

@@ -19,14 +19,16 @@ from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root
-from efftrain_cli.study.conduct import choices, conduct
+from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.main import judged
 from efftrain_cli.study.phases import all_trials, left_of, phases_of
 from efftrain_cli.study.reading import read_study
-from efftrain_cli.study.registration import check_registered, register, study_folder
+from efftrain_cli.study.records import study_folder
+from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.screen import plan_lines, verdict_lines
+from efftrain_cli.study.tuning import choices
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
 from tests.fake_runs import write_run

@@ -1,0 +1,135 @@
+"""Seeds that the tool draws: which, what they avoid, and that a registered study keeps them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.run.directory import runs_root
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.phases import all_trials
+from efftrain_cli.study.reading import read_study
+from efftrain_cli.study.records import read_plan
+from efftrain_cli.study.registration import check_registered, register
+from tests.fake_runs import write_run
+from tests.study.conftest import STUDY
+from tests.trials.stubs import write_trial
+
+DRAWN = STUDY.replace('seeds = "10..14"\n', "").replace('seeds = "0..1"\n', "")
+
+
+def write_study(folder: Path, text: str, name: str = "study") -> StudyFile:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return read_study(path)
+
+
+def expect_seeds(file: StudyFile, numbers: range) -> list[int]:
+    """The seeds that a study's values stand for, by the rule of docs/studies.md."""
+    texts = [json.dumps([file.sha256, i]) for i in numbers]
+    return [int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) % 1_000_000 for text in texts]
+
+
+def test_five_seeds_and_five_for_tuning_follow_from_the_file(folder: Path) -> None:
+    file = write_study(folder, DRAWN)
+    assert [*file.seeds, *file.tuning_seeds] == expect_seeds(file, range(10))
+    assert file.looks == (3, 5) and len({*file.seeds, *file.tuning_seeds}) == 10
+    written = DRAWN.replace("looks = 2", "looks = 2\nn_seeds = 5")
+    same = write_study(folder, written.replace("[tuning]", "[tuning]\nn_seeds = 5\ngrow = 2"))
+    assert same.sha256 == file.sha256 and same.seeds == file.seeds
+    other = write_study(folder, DRAWN.replace("looks = 2", "looks = 2\nalpha = 0.01"))
+    assert not {*other.seeds} & {*file.seeds}
+
+
+def test_seeds_that_runs_or_studies_have_seen_are_not_drawn(folder: Path) -> None:
+    file = write_study(folder, DRAWN)
+    first, second, third, *_ = expect_seeds(file, range(5))
+    write_run(runs_root(), "other", first)
+    (folder / "seen.toml").write_text(STUDY.replace('"10..14"', f'"{second},7"'))
+    register(read_study(folder / "seen.toml"), allow=False)
+    again = read_study(file.path)
+    assert again.seeds == (third, *expect_seeds(file, range(3, 7)))
+    assert read_study(file.path).seeds == again.seeds
+
+
+def test_tuning_seeds_are_drawn_beside_given_seeds(folder: Path) -> None:
+    text = STUDY.replace('seeds = "0..1"', "n_seeds = 3")
+    file = write_study(folder, text)
+    first, *others = expect_seeds(file, range(4))
+    assert file.seeds == (10, 11, 12, 13, 14) and file.tuning_seeds == (first, *others[:2])
+    assert file.values()["seeds"] == "10..14" and "tuning.seeds" not in file.values()
+
+
+def test_a_registered_study_keeps_its_seeds(folder: Path) -> None:
+    file = write_study(folder, DRAWN)
+    assert register(file, allow=False).exploratory == ()
+    for _, (_, trial) in all_trials(file)[:4]:
+        write_trial(trial)
+    again = read_study(file.path)
+    assert (again.seeds, again.tuning_seeds) == (file.seeds, file.tuning_seeds)
+    assert register(again, allow=False).exploratory == ()
+    plan = read_plan("study")
+    assert plan is not None and plan.drawn["seeds"] == ",".join(map(str, file.seeds))
+    assert "seeds" not in plan.values and plan.values["n_seeds"] == 5
+
+
+def test_another_name_draws_other_seeds_and_is_labelled(folder: Path) -> None:
+    file = write_study(folder, DRAWN)
+    register(file, allow=False)
+    renamed = write_study(folder, DRAWN, "renamed")
+    assert not {*renamed.seeds, *renamed.tuning_seeds} & {*file.seeds, *file.tuning_seeds}
+    (reason,) = register(renamed, allow=False).exploratory
+    assert "asked the same of the same arms" in reason
+
+
+def test_an_allowed_change_keeps_the_seeds_drawn_before_it(folder: Path) -> None:
+    file = write_study(folder, DRAWN)
+    register(file, allow=False)
+    more = write_study(folder, DRAWN.replace("looks = 2", "looks = 2\nn_seeds = 7"))
+    assert more.seeds[:5] == file.seeds and more.tuning_seeds == file.tuning_seeds
+    with pytest.raises(UsageError, match="n_seeds was 5, is 7"):
+        check_registered(more, allow=False)
+    register(more, allow=True)
+    (folder / "seen.toml").write_text(STUDY)
+    register(read_study(folder / "seen.toml"), allow=False)
+    assert read_study(more.path).seeds == more.seeds
+    # The two seeds that only the change has seen are in the ledger too.
+    text = STUDY.replace('"10..14"', f'"{more.seeds[5]},{more.seeds[6]}"')
+    (reason,) = register(
+        write_study(folder, text.replace("looks = 2", "looks = 1"), "last"), False
+    ).exploratory
+    assert f"seeds {min(more.seeds[5:])}, {max(more.seeds[5:])} of plain, warm were seen" in reason
+
+
+def test_the_plan_names_seeds_once_they_are_registered(folder: Path) -> None:
+    file = write_study(folder, DRAWN)
+    done = CliRunner().invoke(app, ["study", "study.toml", "--plan"])
+    assert "seeds      5 drawn when registered, judged after 3 and 5 seeds" in done.output
+    assert "tuning     seeds 5 drawn when registered; if a best" in done.output
+    register(file, allow=False)
+    done = CliRunner().invoke(app, ["study", "study.toml", "--plan"])
+    seeds = ",".join(map(str, file.seeds))
+    assert f"seeds      {seeds}, drawn, judged after 3 and 5 seeds" in done.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ("looks = 2", "looks = 2\nn_seeds = 5", "n_seeds"),
+        ('seeds = "0..1"', 'seeds = "0..1"\nn_seeds = 2', "tuning.n_seeds"),
+        ('seeds = "10..14"', "n_seeds = 1", "n_seeds"),
+        ('seeds = "10..14"', "n_seeds = 2", "looks"),
+        ('seeds = "0..1"', "n_seeds = 0", "tuning.n_seeds"),
+        ('seeds = "0..1"', "grow = 3", "tuning.grow"),
+    ],
+)
+def test_wrong_numbers_of_seeds(folder: Path, old: str, new: str, key: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        write_study(folder, STUDY.replace(old, new))
+    assert [problem.key for problem in error.value.problems] == [key]

@@ -1,0 +1,146 @@
+"""Tuning: grids that grow where a best rate is at their edge, the optimum between points, and best of k."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.compare.sensitivity import Curve
+from efftrain_cli.run.directory import run_path
+from efftrain_cli.study.conduct import conduct
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.phases import all_trials, tuning
+from efftrain_cli.study.reading import read_study
+from efftrain_cli.study.records import study_folder
+from efftrain_cli.study.registration import register
+from efftrain_cli.study.tuning import (
+    choices,
+    expected_best,
+    expected_lowest,
+    growth_trials,
+    parabola_optimum,
+    widened,
+    widest,
+)
+from efftrain_cli.trials.runner import TrialRunner
+from efftrain_cli.trials.trial import recipe_of
+from tests.study.conftest import STUDY
+from tests.trials.stubs import Pretrain, quiet, write_trial
+
+
+def write_tuning(file: StudyFile, optima: dict[str, float]) -> None:
+    """Write the tuning runs with losses that are lowest at each arm's optimum."""
+    for arm, trial in tuning(file):
+        write_trial(trial)
+        path = run_path(trial.name) / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[-1]["val_loss"] = 3 + math.log(recipe_of(trial).optim.lr / optima[arm]) ** 2
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def growing(folder: Path, grow: int) -> StudyFile:
+    path = folder / "study.toml"
+    path.write_text(STUDY.replace("[tuning]", f"[tuning]\ngrow = {grow}"))
+    return read_study(path)
+
+
+@pytest.mark.parametrize(
+    ("grow", "plain", "warm", "rates"),
+    [
+        (2, 2e-3, 2e-3, [1, 2, 4]),
+        (2, 4e-3, 2e-3, [1, 2, 4, 8]),
+        (2, 8e-3, 2e-3, [1, 2, 4, 8, 16]),
+        (1, 8e-3, 2e-3, [1, 2, 4, 8]),
+        (2, 1e-3, 4e-3, [0.5, 1, 2, 4, 8]),
+        (2, 2.5e-4, 2e-3, [0.25, 0.5, 1, 2, 4]),
+        (0, 8e-3, 8e-3, [1, 2, 4]),
+    ],
+)
+def test_all_grids_grow_where_one_arm_is_at_the_edge(
+    folder: Path, grow: int, plain: float, warm: float, rates: list[float]
+) -> None:
+    file = growing(folder, grow)
+    for _ in range(4):
+        write_tuning(file, {"plain": plain, "warm": warm})
+        file = widened(file)
+    for arm in file.study.arms:
+        grid = sorted(file.grid_of(arm)["optim.lr"])
+        assert grid == pytest.approx([1e-3 * rate for rate in rates])
+    assert len(tuning(file)) == 2 * 2 * len(rates) and growth_trials(file) == []
+    (setting,) = choices(file)[0].settings
+    best = float(setting.removeprefix("optim.lr="))
+    assert (
+        best == min(1e-3 * rate for rate in rates if math.isclose(1e-3 * rate, plain)) or grow < 2
+    )
+
+
+def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None:
+    file = read_study(folder / "study.toml")
+    assert file.grow == 0 and len(tuning(widest(file))) == 12 and "tuning.grow" not in file.values()
+    path = folder / "study.toml"
+    path.write_text(STUDY.replace('seeds = "0..1"\n', ""))
+    assert read_study(path).values()["tuning.grow"] == 2
+
+
+def test_the_plan_counts_what_growth_may_cost(folder: Path) -> None:
+    """Two points at either end of both arms' grids, two tuning seeds."""
+    file = growing(folder, 2)
+    assert len(growth_trials(file)) == 4 * 2 * 2
+    names = {trial.name for trial in growth_trials(file)}
+    assert "study-plain-lr0.00025-tune-seed0" in names and "study-warm-lr0.016-tune-seed1" in names
+
+
+def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
+    """The stubs' losses do not depend on the rate: the lowest, which comes first, is taken, and one below it tried."""
+    file = growing(folder, 2)
+    register(file, allow=False)
+    chosen = {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+    launch = Pretrain([trial for _, (_, trial) in all_trials(widest(file), chosen)])
+    runner = TrialRunner(study_folder("study"), say=quiet, launch=launch)
+    state = conduct(file, runner)
+    assert launch.calls[12:16] == [
+        f"study-{arm}-lr0.0005-tune-seed{seed}" for seed in (0, 1) for arm in ("plain", "warm")
+    ]
+    assert len(launch.calls) == 16 + 6 and state.look == 1
+    assert [len(tuned.tried) for tuned in state.tuned] == [4, 4]
+    again = read_study(file.path)
+    assert again.grown == {"optim.lr": (1, 0)} and growth_trials(again) == []
+    rows = list(csv.DictReader((study_folder("study") / "best-of-k.csv").open()))
+    assert [(row["arm"], row["settings"], row["runs"]) for row in rows[3:5]] == [
+        ("plain", "4", "8"),
+        ("warm", "1", "2"),
+    ]
+
+
+def curve(rates: list[float], optimum: float) -> Curve:
+    losses = tuple((3 + math.log(rate / optimum) ** 2,) for rate in rates)
+    return Curve("plain", tuple(rates), losses, (7.0,), (0,))
+
+
+@pytest.mark.parametrize("optimum", [1.6e-3, 2e-3, 2.5e-3])
+def test_a_parabola_finds_the_optimum_between_points(optimum: float) -> None:
+    for rates in ([1e-3, 2e-3, 4e-3], [5e-4, 1e-3, 2.2e-3, 3e-3, 1e-2]):
+        assert parabola_optimum(curve(rates, optimum)) == pytest.approx(optimum)
+    assert parabola_optimum(curve([1e-3, 2e-3, 4e-3], 1e-2)) is None
+
+
+def test_the_expected_lowest_of_k() -> None:
+    # Of two draws from 1, 2, 3 the lowest is 1 in five cases of nine, 2 in three, 3 in one.
+    assert expected_lowest([2.0, 3.0, 1.0]) == pytest.approx([2, 14 / 9, 36 / 27])
+    assert expected_lowest([4.0]) == [4.0]
+
+
+def test_a_failed_setting_counts_with_its_loss_before_training(folder: Path) -> None:
+    file = read_study(folder / "study.toml")
+    write_tuning(file, {"plain": 2e-3, "warm": 2e-3})
+    for seed in (0, 1):
+        path = run_path(f"study-plain-lr0.004-tune-seed{seed}") / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[-1]["nonfinite"], initial = True, rows[0]["val_loss"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    losses = [3 + math.log(2) ** 2, 3.0, initial]
+    assert expected_best(choices(file)[0]) == pytest.approx(expected_lowest(losses))
