@@ -71,11 +71,9 @@ def test_all_grids_grow_where_one_arm_is_at_the_edge(
         grid = sorted(file.grid_of(arm)["optim.lr"])
         assert grid == pytest.approx([1e-3 * rate for rate in rates])
     assert len(tuning(file)) == 2 * 2 * len(rates) and growth_trials(file) == []
-    (setting,) = choices(file)[0].settings
-    best = float(setting.removeprefix("optim.lr="))
-    assert (
-        best == min(1e-3 * rate for rate in rates if math.isclose(1e-3 * rate, plain)) or grow < 2
-    )
+    if grow == 2:
+        (setting,) = choices(file)[0].settings
+        assert float(setting.removeprefix("optim.lr=")) == plain
 
 
 def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None:
@@ -137,10 +135,12 @@ def test_the_expected_lowest_of_k() -> None:
 def test_a_failed_setting_counts_with_its_loss_before_training(folder: Path) -> None:
     file = read_study(folder / "study.toml")
     write_tuning(file, {"plain": 2e-3, "warm": 2e-3})
+    starts = []
     for seed in (0, 1):
         path = run_path(f"study-plain-lr0.004-tune-seed{seed}") / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows[-1]["nonfinite"], initial = True, rows[0]["val_loss"]
+        rows[-1]["nonfinite"] = True
+        starts.append(rows[0]["val_loss"])
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    losses = [3 + math.log(2) ** 2, 3.0, initial]
+    losses = [3 + math.log(2) ** 2, 3.0, sum(starts) / 2]
     assert expected_best(choices(file)[0]) == pytest.approx(expected_lowest(losses))
