@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from efftrain_cli.cli.commands import register
 
@@ -60,6 +61,21 @@ def python(
 def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Token shards go to a temporary cache that all tests of a session share; runs go to the test's own folder."""
     os.environ.setdefault("EFFTRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path: Path) -> Iterator[None]:
+    """Let each test have runs of its own, in `tmp_path`/runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+        yield
+
+
+def invoke(*words: str) -> Result:
+    """Run `efftrain WORDS` in this process."""
+    from efftrain_cli.cli.app import app
+
+    return CliRunner().invoke(app, words)
 
 
 @pytest.fixture

@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.study.rehearse import toy_recipe
 from tests.cli.test_help import command_of, commands, help_of
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, invoke
 from tests.launch import Zygote, made_text
 
 EXAMPLES = [
@@ -57,7 +55,7 @@ def test_examples_with_a_plan_can_be_planned(
     words = shlex.split(example)[1:]
     if "--plan" not in words:
         words.append("--plan")
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert done.exit_code == 0, (done.output, done.exception)
 
 

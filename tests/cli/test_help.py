@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from efftrain_cli import __version__
 from efftrain_cli.cli.app import app
+from tests.conftest import invoke
 from tests.terminal import on_terminal
 
 ROOT: Any = typer.main.get_command(app)
@@ -38,7 +38,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 
 def help_of(*path: str, columns: int = 80) -> str:
     environment = {"COLUMNS": str(columns), "TERM": "dumb"}
-    done = CliRunner().invoke(app, [*path, "--help"], prog_name="efftrain", env=environment)
+    done = invoke(*path, "--help", prog_name="efftrain", env=environment)
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -98,7 +98,7 @@ def test_commands_stand_in_the_panel_of_their_purpose() -> None:
 
 
 def test_version_names_the_program_pytorch_and_python() -> None:
-    done = CliRunner().invoke(app, ["--version"])
+    done = invoke("--version")
     assert done.exit_code == 0
     assert re.fullmatch(
         rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output

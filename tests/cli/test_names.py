@@ -9,12 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import find_run
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, invoke
 from tests.fake_runs import write_run
 
 
@@ -159,7 +157,7 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> No
 
 
 def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", "small-seed1", "small-seed1", "my"])
+    done = invoke("compare", "small-seed1", "small-seed1", "my")
     assert done.exit_code == 0, done.output
     assert "note: small-seed1 named more than once, and counted once" in done.stderr
     assert "wide" in done.output, "the beginning of one name is enough here too"
@@ -168,7 +166,7 @@ def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:
 @pytest.mark.parametrize("target", ["-1", "0", "nan", "inf"])
 def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> None:
     for words in (["compare", "small"], ["sweep", "--recipe", "small", "--plan"]):
-        error = CliRunner().invoke(app, [*words, "--target-loss", target]).exception
+        error = invoke(*words, "--target-loss", target).exception
         assert isinstance(error, UsageError) and "a loss is a positive number" in str(error)
 
 
@@ -185,7 +183,7 @@ def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> N
     ids=" ".join,
 )
 def test_an_empty_option_is_not_taken_for_its_default(words: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, list(words))
+    result = invoke(*words)
     assert isinstance(result.exception, UsageError)
     option = "--baseline" if words[0] == "compare" else "--name"
     assert str(result.exception) == f"{option} is empty\ngive it a value, or leave it out"

@@ -152,10 +152,7 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_measures_a_run(
-    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_the_command_measures_a_run(efftrain: Efftrain, tmp_path: Path) -> None:
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
     done = efftrain(
         "accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01"

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from efftrain_cli import export
-from efftrain_cli.cli.app import app
 from efftrain_cli.convert import import_hf
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
+from tests.conftest import invoke
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
@@ -26,7 +25,6 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedModel, Path]:
     """A run, and its export."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path)
     assert efftrain("export", "random", "--out", "hf").exit_code == 0
@@ -34,7 +32,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedMo
 
 
 def efftrain(*args: str) -> Any:
-    return CliRunner().invoke(app, args)
+    return invoke(*args)
 
 
 def test_export_and_import_give_the_model_back(

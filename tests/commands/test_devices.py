@@ -131,10 +131,7 @@ def test_what_two_devices_cannot_share_of_a_search_is_refused_once(
     )
 
 
-def test_two_devices_score_as_one_does(
-    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path) -> None:
     found = []
     for devices in ("1", "2"):
         run = make_run(tmp_path, f"on{devices}")

@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.zeroshot import harness
 from efftrain_cli.zeroshot.results import read_items, read_results
+from tests.conftest import invoke
 from tests.trained_run import make_run
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def run(tmp_path: Path) -> Path:
     return make_run(tmp_path)
 
 
 def efftrain(*args: str) -> Any:
-    return CliRunner().invoke(app, ["eval-zeroshot", *args])
+    return invoke("eval-zeroshot", *args)
 
 
 def test_offline_is_the_default_and_needs_nothing(
@@ -132,10 +130,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     assert not (run / "zeroshot.json").exists()
 
 
-def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path: Path) -> None:
     run = make_run(tmp_path, overrides=("seq_len_warmup.start=8", "seq_len_warmup.steps=100"))
     # 40 at the checkpoint's step 10; what came after it does not count.
     rows = [{"step": step, "seq_len": 4 * step} for step in range(1, 17)]
@@ -223,7 +218,7 @@ def test_several_runs_and_an_exported_directory(
 ) -> None:
     pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
-    assert CliRunner().invoke(app, ["export", "random", "--out", "hf"]).exit_code == 0
+    assert invoke("export", "random", "--out", "hf").exit_code == 0
     task = sets_in(tmp_path / "sets", tmp_path)
     result = efftrain("random", "hf", "--tasks", task, "--format", "json")
     assert result.exit_code == 0, result.output

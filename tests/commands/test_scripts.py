@@ -6,19 +6,15 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-from typer.testing import CliRunner
-
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.training.session import project_commit
-from tests.conftest import Efftrain
+from tests.conftest import Efftrain, invoke
 from tests.data.test_cli import RECIPE
 from tests.trained_run import make_run
 
 
 def read(*args: str) -> object:
-    result = CliRunner().invoke(app, args)
+    result = invoke(*args)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
 
@@ -33,8 +29,7 @@ def test_a_recipe_as_json() -> None:
     assert [Path(base).stem for base in about["bases"]] == ["unstable"]
 
 
-def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_checkpoints_as_json(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=(10, 20))
     found = read("checkpoint", "list", "random", "--format", "json")
     assert [entry["step"] for entry in found] == [10, 20]
@@ -44,13 +39,12 @@ def test_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
-def test_verified_checkpoints_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_verified_checkpoints_as_json(tmp_path: Path) -> None:
     run = make_run(tmp_path, steps=(10, 20))
     damaged = run / "checkpoints" / "step-00000010" / "model.safetensors"
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    result = CliRunner().invoke(app, ["checkpoint", "verify", "random", "--format", "json"])
+    result = invoke("checkpoint", "verify", "random", "--format", "json")
     assert isinstance(result.exception, CheckpointError)
     first, second = json.loads(result.stdout)
     assert (first["checkpoint"], first["sound"], first["files"]) == ("step-00000010", False, None)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import DiskError, UsageError
-from tests.conftest import Efftrain, python
+from tests.conftest import Efftrain, invoke, python
 from tests.fake_runs import write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -36,7 +35,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*words: str) -> Result:
     """The command in this process; a refusal is raised as it is."""
-    result = CliRunner().invoke(app, ["compare", *words])
+    result = invoke("compare", *words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

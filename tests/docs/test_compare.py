@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
+from tests.conftest import invoke
 from tests.fake_runs import write_run
 
 TEXT = (Path(__file__).parent.parent.parent / "docs" / "compare.md").read_text()
@@ -26,7 +25,6 @@ def test_the_page_has_commands() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     for seed in range(2):
         write_run(tmp_path / "runs", "unstable", seed)
@@ -43,5 +41,5 @@ def test_command(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             for name in ("unstable", "unstable-slw"):
                 (tmp_path / "runs" / f"{name}-seed{seed}" / "recipe.toml").unlink()
         words.append("--plan")
-    result = CliRunner().invoke(app, words)
+    result = invoke(*words)
     assert result.exit_code == 0, (result.output, result.exception)

@@ -7,11 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule, relative_cost
 from efftrain_cli.recipe.recipe import load_recipe
+from tests.conftest import invoke
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "methods" / "staged-training.md"
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -27,7 +26,7 @@ COMMANDS = [
 def test_commands_run(command: str) -> None:
     program, *arguments = shlex.split(command)
     assert program == "efftrain"
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.output
 
 

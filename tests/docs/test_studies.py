@@ -10,12 +10,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.study.file import Primary, Study
 from efftrain_cli.study.reading import read_study
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY, Efftrain, invoke
 
 TEXT = (REPOSITORY / "docs" / "studies.md").read_text()
 COMMANDS = [
@@ -48,7 +46,6 @@ HASHES = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder with the project's docs."""
     shutil.copytree(REPOSITORY / "docs" / "studies", tmp_path / "docs" / "studies")
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -64,12 +61,12 @@ def test_command(command: str, folder: Path) -> None:
     assert words[0] in ("study", "sweep")
     if not {"--plan", "--status"} & {*words}:
         words = [word for word in words if word != "--rehearse"] + ["--plan"]
-    result = CliRunner().invoke(app, words)
+    result = invoke(*words)
     assert result.exit_code == 0, (result.output, result.exception)
 
 
 def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
-    result = CliRunner().invoke(app, ["study", EXAMPLE, "--plan", "--format", "json"])
+    result = invoke("study", EXAMPLE, "--plan", "--format", "json")
     found = json.loads(result.output)
     assert (
         found["runs_left"] == 16

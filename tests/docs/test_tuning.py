@@ -6,14 +6,12 @@ import re
 import shlex
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.cli.commands import register
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.tune_warmup.screen import plan_values
 from efftrain_cli.tune_warmup.search import Search
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, invoke
 
 PAGE = (REPOSITORY / "docs" / "methods" / "sequence-length-warmup.md").read_text(encoding="utf-8")
 
@@ -27,7 +25,7 @@ def test_the_plans_in_the_page_are_printed() -> None:
     ]
     assert len(commands) >= 8
     for command in commands:
-        result = CliRunner().invoke(app, shlex.split(command)[1:])
+        result = invoke(*shlex.split(command)[1:])
         assert result.exit_code == 0, (command, result.output)
         assert "probes, " in " ".join(result.output.split())
 

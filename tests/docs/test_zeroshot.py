@@ -8,12 +8,10 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.zeroshot.local_data import FORMS, example
 from efftrain_cli.zeroshot.suites import SUITES, TASKS
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, invoke
 from tests.trained_run import make_run
 
 PAGE = (REPOSITORY / "docs" / "zeroshot.md").read_text(encoding="utf-8")
@@ -25,7 +23,6 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.zeroshot.test_harness import MADE
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     make_run(tmp_path, "my-run")
     (tmp_path / "sets").mkdir()
     for name in ("lambada_openai.jsonl", "wikitext2_test_pages.jsonl", "piqa.jsonl"):
@@ -37,7 +34,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "efftrain"
-        result = CliRunner().invoke(app, arguments)
+        result = invoke(*arguments)
         assert result.exit_code == 0, (line, result.output, result.exception)
         assert result.stdout.strip()
 

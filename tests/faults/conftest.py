@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.recipe.recipe import Recipe
@@ -15,6 +14,7 @@ from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
 from efftrain_cli.training.checkpoints import save
+from tests.conftest import invoke
 from tests.tiny import fresh
 from tests.trained_run import make_run
 
@@ -27,9 +27,8 @@ RECIPE = Recipe(
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path) -> Run:
     """A run with checkpoints of steps 5 and 10."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     with Run.create("r", "", {}) as run:
         state = fresh(RECIPE, 300)
         for step in (5, 10):
@@ -59,13 +58,12 @@ def seal(checkpoint: Path) -> None:
 def random_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with random weights and a checkpoint of step 10, called r."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     return make_run(tmp_path, "r")
 
 
 def call(*words: str) -> tuple[int, str]:
     """(exit code, message) of a command, in this process. Anything but an error for the user fails the test."""
-    result: Result = CliRunner().invoke(app, list(words))
+    result: Result = invoke(*words)
     if isinstance(result.exception, EfftrainError):
         return result.exception.exit_code, str(result.exception)
     if result.exception is not None and not isinstance(result.exception, SystemExit):

@@ -162,8 +162,7 @@ def test_segments_follow_the_rows_where_the_events_are_lost(run: Run) -> None:
     assert run.next_segment(after=7) == 8
 
 
-def test_the_first_segment_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_the_first_segment_is_0(tmp_path: Path) -> None:
     with Run.create("new", "", {}) as new:
         assert new.next_segment() == 0
 

@@ -31,7 +31,6 @@ from tests.trained_run import make_run
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a run called r, its export in hf, and that imported as base."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path, "r")
     export_run("r", None, tmp_path / "hf")

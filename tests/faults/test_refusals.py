@@ -231,7 +231,6 @@ lines.os = Broken()
 
 def test_a_place_where_no_run_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F64: exit 6, the folder and what to set."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(DiskError, match=r"no run can be made in .*runs.*EFFTRAIN_RUNS"):
         Run.create("r", "", {})
@@ -250,7 +249,6 @@ def test_a_place_where_no_run_can_be_made(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_run_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F64: a read-only mount."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     Run.create("r", "", {}).close()
 
     def refuse(path: Path, flags: int) -> int:

@@ -21,8 +21,7 @@ FULL, BATCH = 16, 4
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def recipe(tmp_path: Path) -> Recipe:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     settings = {

@@ -73,11 +73,8 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=[ascii(name)[:12] for name in BAD_NAMES])
-def test_names_that_could_leave_the_folder(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_that_could_leave_the_folder(name: str, tmp_path: Path) -> None:
     """F32."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     with pytest.raises(UsageError):
         run_path(name)
     with pytest.raises(UsageError):
@@ -88,15 +85,13 @@ def test_names_that_could_leave_the_folder(
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64, "console", "quickstart-seed1234", "0"])
-def test_names_that_are_allowed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def test_names_that_are_allowed(name: str, tmp_path: Path) -> None:
     Run.create(name, "", {}).close()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
 
 
-def test_a_run_that_is_a_symbolic_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_a_symbolic_link(tmp_path: Path) -> None:
     """F32."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     Run.create("real", "", {}).close()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "recipe.toml").write_text("")
@@ -121,14 +116,12 @@ def test_a_taken_name_is_never_overwritten(lab: Laboratory) -> None:
 
 def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """F33: the name is decided by one rename."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     exists = Path.exists
     monkeypatch.setattr(
         Path, "exists", lambda path: path.name != "r" and exists(path)
     )  # neither sees the other
     first = Run.create("r", "first", {})
     monkeypatch.undo()
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     calls = iter([False])
     monkeypatch.setattr(
         Path, "exists", lambda path: exists(path) if path.name != "r" else next(calls, True)

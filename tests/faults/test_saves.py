@@ -22,10 +22,9 @@ from tests.tiny import fresh
 
 
 @pytest.mark.slow
-def test_a_kill_at_every_point_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_at_every_point_of_a_save(tmp_path: Path) -> None:
     """F2: SIGKILL before and after each write, fsync, rename and removal. The newest checkpoint that loads is the
     previous or the new one, and the next start leaves no temporary file."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     points, survivors = 0, set()
     while True:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)

@@ -9,14 +9,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.training.checkpoints import newest_checkpoint
+from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.faults.conftest import call, contents
 from tests.launch import Laboratory
@@ -145,13 +144,13 @@ def test_control_characters_never_reach_the_terminal(
         ("compare", "small-seed0", "small-seed0"),
         ("runs", "verify", "small-seed0"),
     ):
-        output = CliRunner().invoke(app, list(words))
+        output = invoke(*words)
         assert output.exception is None or isinstance(
             output.exception, (EfftrainError, SystemExit)
         ), words
         text = output.output  # messages of errors are escaped where they are printed
         assert not forbidden & set(text), (words, forbidden & set(text))
-    assert "\\x1b[2J" in CliRunner().invoke(app, ["runs", "show", "small-seed0"]).output
+    assert "\\x1b[2J" in invoke("runs", "show", "small-seed0").output
     assert read_run(tmp_path / "small-seed0").origin["device"].isprintable()
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.foundation.errors import (
     CheckpointError,
@@ -35,6 +33,7 @@ from efftrain_cli.run_list import read_runs
 from efftrain_cli.training import memory
 from efftrain_cli.training import state as state_module
 from efftrain_cli.training.state import read_checkpoint
+from tests.conftest import invoke
 from tests.fake_runs import write_rows, write_run
 
 CPU = torch.device("cpu")
@@ -63,6 +62,11 @@ windows = 20
 every = 5
 """
 MORE = GrowOptions(rewarmup_steps=3, overrides=("train.tokens=1920",))
+
+
+@pytest.fixture(autouse=True)
+def own_runs() -> None:
+    """Let all tests share the runs of `home`."""
 
 
 @pytest.fixture(scope="module")
@@ -300,7 +304,7 @@ def test_mistakes_are_explained_and_write_nothing(
     home: Path, arguments: list[str], message: str
 ) -> None:
     runs = set((home / "runs").iterdir())
-    result = CliRunner().invoke(app, ["grow", *arguments])
+    result = invoke("grow", *arguments)
     assert isinstance(result.exception, UsageError), result.exception
     assert re.search(message, str(result.exception)), str(result.exception)
     assert set((home / "runs").iterdir()) == runs
@@ -315,20 +319,17 @@ def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_w
 
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
-    result = CliRunner().invoke(
-        app,
-        [
-            "grow",
-            "small",
-            "--operator",
-            "depth",
-            "--name",
-            "deep",
-            "--set",
-            "train.tokens=2K",
-            "--symmetry",
-            "noise",
-        ],
+    result = invoke(
+        "grow",
+        "small",
+        "--operator",
+        "depth",
+        "--name",
+        "deep",
+        "--set",
+        "train.tokens=2K",
+        "--symmetry",
+        "noise",
     )
     assert result.exit_code == 0, result.output
     assert "->" in result.output and "largest difference 0" in result.output
@@ -340,9 +341,7 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
         and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
     )
     assert "efftrain pretrain --resume deep" in result.output
-    noisy = CliRunner().invoke(
-        app, ["grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise"]
-    )
+    noisy = invoke("grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise")
     assert noisy.exit_code == 0
     assert "do not keep the loss" in noisy.output
     assert "nothing is left of its budget" in noisy.output
@@ -350,10 +349,10 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
 
 
 def test_planning_from_the_law_and_from_runs(home: Path) -> None:
-    law = CliRunner().invoke(app, ["grow", "--plan", "--target-loss", "2.6911", "--stages", "2"])
+    law = invoke("grow", "--plan", "--target-loss", "2.6911", "--stages", "2")
     assert law.exit_code == 0
     assert "0.829 of the FLOPs" in law.output and "Kaplan" in law.output and "118M" in law.output
-    few = CliRunner().invoke(app, ["grow", "--plan", "--small", "small", "--operator", "depth"])
+    few = invoke("grow", "--plan", "--small", "small", "--operator", "depth")
     assert isinstance(few.exception, UsageError)
     assert "3 validation losses are too few" in str(few.exception)
     for name, width in (("thin", 64), ("broad", 128)):
@@ -368,7 +367,7 @@ def test_planning_from_the_law_and_from_runs(home: Path) -> None:
         write_rows(run, rows)
     plot = home / "plot.svg"
     options = ["--small", "thin", "--target", "broad", "--operator", "width", "--plot", str(plot)]
-    curves = CliRunner().invoke(app, ["grow", "--plan", *options])
+    curves = invoke("grow", "--plan", *options)
     assert curves.exit_code == 0, curves.output
     assert "equal marginal cost" in curves.output and "with logits" in curves.output
     assert plot.read_text().lstrip().startswith("<?xml")

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import (
     PAPER_OPTIMALITY,
@@ -24,6 +22,7 @@ from efftrain_cli.grow.planner import (
     target_step,
 )
 from efftrain_cli.grow.scaling_law import KAPLAN, fit_law
+from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.grow.released import read_curve, released_filter, released_projection, released_switch
 
@@ -272,7 +271,7 @@ def test_fit_says_what_it_needs(tmp_path, monkeypatch):
         (run / "recipe.toml").write_text(recipe.replace("size = 8", f"size = {batch}"))
 
     def plan(*words):
-        return CliRunner().invoke(app, ["grow", "--plan", "--target-size", "1M", *words])
+        return invoke("grow", "--plan", "--target-size", "1M", *words)
 
     done = plan("--fit", "wide", "--fit", "narrow")
     assert done.exit_code == 0, done.output

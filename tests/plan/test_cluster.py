@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.cluster import Cluster, ClusterPlan, plan_cluster, step_time
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Parallel, Train
+from tests.conftest import invoke
 
 EIGHT = Cluster(devices=8, flops_per_second=1e14, bandwidth=1e11, latency=0.0)
 RECIPE = Recipe(
@@ -128,7 +127,6 @@ SHAPE = ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=
 def benched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which `efftrain bench` has measured 1 GFLOP/s."""
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     rate = {"flops_per_second": 1e9, "n_layer": 2, "n_embd": 32, "device": "cpu", "source": "bench"}
     line = {"machine": os.uname().nodename, "time": "2026-01-01T00:00:00+00:00", **rate}
     (tmp_path / "bench.jsonl").write_text(json.dumps(line) + "\n")
@@ -136,9 +134,7 @@ def benched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def plan_of(*arguments: str) -> Result:
     sets = [word for key in SHAPE for word in ("--set", key)]
-    return CliRunner().invoke(
-        app, ["pretrain", "--recipe", "unstable-slw", *sets, "--plan", *arguments]
-    )
+    return invoke("pretrain", "--recipe", "unstable-slw", *sets, "--plan", *arguments)
 
 
 def test_pretrain_plans_for_several_devices_from_a_benchmark(benched: None) -> None:
@@ -175,7 +171,6 @@ def test_without_a_measurement_it_names_bench(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     result = plan_of("--devices", "2", "--bandwidth", "9")
     assert isinstance(result.exception, UsageError)
     assert "`efftrain bench` with the same recipe" in str(result.exception)

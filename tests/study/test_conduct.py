@@ -10,9 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.draft import recipe_names
@@ -31,6 +29,7 @@ from efftrain_cli.study.screen import plan_lines, verdict_lines
 from efftrain_cli.study.tuning import choices
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
+from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.study.conftest import STUDY
 from tests.trials.stubs import Pretrain, quiet, write_trial
@@ -121,7 +120,7 @@ def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
     with pytest.raises(UsageError, match="the validation text differs") as error:
         judged(file, False)
     assert error.value.exit_code == 2
-    refused = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
+    refused = invoke("compare", "--study", "study.toml")
     assert refused.exit_code != 0 and "better than" not in refused.stdout
     judgement, registration = judged(file, True)
     assert judgement.verdicts[0].outcome == "undecided" and judgement.verdicts[0].p == 1.0
@@ -437,7 +436,7 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
 
 
 def test_the_status_of_an_unregistered_study_says_so(file: StudyFile) -> None:
-    done = CliRunner().invoke(app, ["study", "study.toml", "--status", "--format", "json"])
+    done = invoke("study", "study.toml", "--status", "--format", "json")
     assert done.exit_code == 0 and json.loads(done.stdout)["exploratory"] == ["not registered"]
 
 
@@ -446,19 +445,17 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
 ) -> None:
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
-    done = CliRunner().invoke(app, ["compare", "--study", "study.toml"])
+    done = invoke("compare", "--study", "study.toml")
     assert done.exit_code == 0, (done.output, done.exception)
     verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
     assert verdicts.startswith("warm: better than plain in final loss: ")
     assert re.search(r"^A plain +3 seeds .*\nB warm +3 seeds ", rest, re.MULTILINE), rest
-    rows = CliRunner().invoke(app, ["compare", "--study", "study.toml", "--format", "csv"])
+    rows = invoke("compare", "--study", "study.toml", "--format", "csv")
     assert rows.exit_code == 0 and {
         row["exploratory"] for row in csv.DictReader(rows.stdout.splitlines())
     } == {"true"}
     for words in ([], ["-o", "out.json"]):
-        done = CliRunner().invoke(
-            app, ["compare", "--study", "study.toml", "--format", "json", *words]
-        )
+        done = invoke("compare", "--study", "study.toml", "--format", "json", *words)
         assert done.exit_code == 0, (done.output, done.exception)
         found = json.loads((folder / "out.json").read_text() if words else done.stdout)
         assert [verdict["outcome"] for verdict in found["study"]["verdicts"]] == ["better"]
@@ -472,7 +469,7 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
         (["compare", "--study", "study.toml", "small"], "leave out RUN"),
         (["compare"], "or give --study FILE"),
     ):
-        refused = CliRunner().invoke(app, words)
+        refused = invoke(*words)
         assert refused.exit_code != 0 and message in str(refused.exception)
 
 

@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.training.trained_model import load_trained_model
+from tests.conftest import invoke
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 10 and 20."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     return make_run(tmp_path, steps=(10, 20))
 
 
@@ -82,12 +81,11 @@ def test_another_tokenizer_is_refused(run: Path) -> None:
 def test_sample_and_export_commands(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from efftrain_cli.cli.app import app
 
     monkeypatch.chdir(tmp_path)
 
     def efftrain(*args: str) -> Any:
-        return CliRunner().invoke(app, args)
+        return invoke(*args)
 
     first = efftrain(
         "sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3"

@@ -13,7 +13,6 @@ from tests.trials.stubs import TINY
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two recipes that can be trained in a second, and the folder of runs."""
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runner, "TICK", 0.0)
     (tmp_path / "plain.toml").write_text(TINY)

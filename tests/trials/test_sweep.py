@@ -7,13 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.sweep import grid_lines
 from efftrain_cli.trials.trial import grid
-from tests.conftest import Efftrain
+from tests.conftest import Efftrain, invoke
 from tests.launch import start_efftrain, wait_until
 from tests.trials.stubs import write_trial
 
@@ -31,10 +29,10 @@ WORDS = [
 
 
 def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
-    shown = CliRunner().invoke(app, [*WORDS, "--plan", "--jobs", "2"])
+    shown = invoke(*WORDS, "--plan", "--jobs", "2")
     assert shown.exit_code == 0, shown.output
     assert "4 of 4 runs to train, at most 10.2K tokens; time unknown" in shown.output
-    done = CliRunner().invoke(app, [*WORDS, "--plan", "--format", "json"])
+    done = invoke(*WORDS, "--plan", "--format", "json")
     found = json.loads(done.output)
     assert [run["run"] for run in found["runs"]] == [
         "plain-seed0",
@@ -43,7 +41,7 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
         "warm-seed1",
     ]
     assert {run["tokens_left"] for run in found["runs"]} == {2560}
-    refused = CliRunner().invoke(app, [*WORDS, "--plan", "--format", "latex"])
+    refused = invoke(*WORDS, "--plan", "--format", "latex")
     assert refused.exit_code != 0 and "printed as table or json" in str(refused.exception)
     assert not (folder / "runs").exists()
 

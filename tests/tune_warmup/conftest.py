@@ -29,8 +29,7 @@ SETTINGS = {
 
 
 @pytest.fixture
-def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+def overrides(tmp_path: Path) -> list[str]:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     return [
