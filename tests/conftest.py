@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -71,11 +71,11 @@ def own_runs(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def invoke(*words: str) -> Result:
-    """Run `efftrain WORDS` in this process."""
+def invoke(*words: str, **options: Any) -> Result:
+    """Run `efftrain WORDS` in this process, with options of typer's `CliRunner.invoke`."""
     from efftrain_cli.cli.app import app
 
-    return CliRunner().invoke(app, words)
+    return CliRunner().invoke(app, words, **options)
 
 
 @pytest.fixture
