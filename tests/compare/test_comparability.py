@@ -14,6 +14,14 @@ from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
+def test_settings_in_another_order_are_one_recipe(root: Path) -> None:
+    write_run(root, "small", 0)
+    recipe = write_run(root, "small", 1) / "recipe.toml"
+    head, *sections = recipe.read_text().split("\n[")
+    recipe.write_text("\n[".join([head, *reversed(sections)]))
+    assert [sorted(group.by_seed) for group in of("small").groups] == [[0, 1]]
+
+
 def test_recipe_differences_are_exactly_the_keys_that_differ(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, lr=2e-3, more=SLW + '\n[wandb]\nmode = "offline"\n')

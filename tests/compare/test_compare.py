@@ -7,6 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,7 @@ from efftrain_cli.compare.measures import (
     Ended,
     cost_to_reach,
     crossing_error,
+    has_unequal_steps,
     loss_at,
     match,
     read_end,
@@ -170,6 +172,18 @@ def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root: Path) ->
     # Tokens, FLOPs and seconds are near-copies of each other; updates are not.
     assert len(costs) > 2 and count_members(costs) == 2
     assert "updates to match" in {row[0] for row in answers(comparison).rows}
+
+
+@pytest.mark.parametrize(("tokens", "unequal"), [(81.6, False), (81.7, True)])
+def test_steps_are_unequal_beyond_2_percent_of_their_tokens(tokens: float, unequal: bool) -> None:
+    """At steps 1 and 10 of one run 8 tokens a step; at step 10 of the other 8.16 are 2 % more."""
+    runs = []
+    for steps, spent in (((0, 1, 10), (0, 8, 80)), ((0, 10), (0, tokens))):
+        evaluated = {"step": np.array(steps), "schedule_tokens": np.array(spent)}
+        runs.append(SimpleNamespace(status="finished", evaluated=evaluated))
+    assert has_unequal_steps(runs) == unequal
+    runs[1].status = "crashed"
+    assert not has_unequal_steps(runs)
 
 
 def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:

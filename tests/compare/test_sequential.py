@@ -11,6 +11,8 @@ from scipy import special, stats
 
 from benchmarks.simulations import sequential_looks
 from efftrain_cli.compare import sequential
+from efftrain_cli.compare.engine import _clearest
+from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.sequential import nominal_levels, schedule, sequential_p
 
 
@@ -70,6 +72,14 @@ def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own() -
     assert before > 0.001
     with pytest.raises(ValueError, match="were planned"):
         sequential_p([0.5] * 5, plan, 2)
+
+
+def test_the_clearest_look_decides_whichever_it_is() -> None:
+    """p of 0.2 and 0.001 are 1.28 and 3.29 standard errors, which no weight of the looks outdoes."""
+    faint, clear = Estimate(-0.1, p=0.2), Estimate(0.1, p=0.001)
+    assert _clearest([faint, clear], (3, 6)) is clear
+    assert _clearest([clear, faint], (3, 6)) is clear
+    assert _clearest([faint, Estimate(0.1, p=None)], (3, 6)) is faint
 
 
 @pytest.mark.slow

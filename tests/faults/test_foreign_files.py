@@ -173,6 +173,8 @@ def test_one_bad_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     code, output = call("runs", "list")
     assert code == 0
     assert "small-seed0" in output and "unreadable" in output
+    for name in found.keys() - {"small-seed0", "small-seed1"}:
+        assert f"warning: {tmp_path / name}" in output
 
 
 def test_compare_goes_on_with_the_runs_that_can_be_read(

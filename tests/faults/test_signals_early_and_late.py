@@ -99,6 +99,27 @@ def test_nohup_is_respected() -> None:
     assert in_a_child(body) == 0
 
 
+def test_only_the_outermost_of_the_main_thread_handles_signals() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_signals():
+        handler = signal.getsignal(signal.SIGTERM)
+        assert handler != before
+        with stop_on_signals():
+            assert signal.getsignal(signal.SIGTERM) == handler
+        assert signal.getsignal(signal.SIGTERM) == handler
+    assert signal.getsignal(signal.SIGTERM) == before
+    seen = []
+
+    def body() -> None:
+        with stop_on_signals():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
 class Finalized:
     """Gets a signal in its finalizer, where Python drops what the handler raises."""
 

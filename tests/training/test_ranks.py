@@ -26,7 +26,7 @@ from efftrain_cli.training.devices import Devices, Passes, add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import _wait, launch, refuse_several
 from efftrain_cli.training.logger import stopped_by
-from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.ranks import Ranks, _hung
 from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.worker import fix_sums
 
@@ -397,6 +397,13 @@ def test_nothing_is_read_after_a_lost_peer_on_cuda(device: str, keeps: int) -> N
     with pytest.raises(Stop), stopped_by(keep, state, Devices(), keep):  # type: ignore[arg-type]
         raise Stop
     assert len(kept) == keeps + 1
+
+
+def test_a_hang_names_four_ranks_and_counts_the_others() -> None:
+    four = str(_hung([0, 1, 2, 3], 8))
+    assert four.startswith("ranks 0, 1, 2, 3 did not answer in time; all 8 processes end\n")
+    six = str(_hung([0, 1, 2, 3, 5, 6], 8))
+    assert six.startswith("ranks 0, 1, 2, 3 and 2 more did not answer in time; all 8")
 
 
 @pytest.mark.parametrize(

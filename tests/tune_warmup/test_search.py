@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -18,6 +19,7 @@ from tests.tune_warmup.answers import (
     BUDGET,
     KINDS,
     LAST,
+    LR,
     SLW,
     WINDOW,
     answered,
@@ -53,6 +55,14 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
                 assert f"{durations[at + 1]:,} steps: unstable" in outcome.statement
             else:
                 assert "allowed" in outcome.statement
+
+
+def test_a_probe_ends_with_the_run() -> None:
+    """Steps of 640 tokens: the budget of 200,000 is reached by step 313, of 199,680 by step 312."""
+    for budget, last in ((200_000, 313), (199_680, 312), (199_681, 313)):
+        made = replace(LR.recipe, train=replace(LR.recipe.train, tokens=budget))
+        grid = Search(recipe=made, tune="lr", multiples=30).grid
+        assert grid.horizon(1, 20) == last
 
 
 def test_the_recipe_s_own_setting_is_probed_first() -> None:
