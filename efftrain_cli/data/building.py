@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass, field
+import platform
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,23 +64,21 @@ class Building:
         self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
         weights = [source.weight for source in data.sources or ()] or [1.0]
         self._parts = len(weights)
-        self._writers = {
-            (side, part): ShardWriter(
-                self.folder,
-                side if self._parts == 1 else f"{side}-{part}",
-                vocab_size=self.tokenizer.vocab_size,
-                eot_id=self.tokenizer.eot_id,
-                shard_tokens=shards.SHARD_TOKENS,
-            )
-            for side in _SIDES
-            for part in range(self._parts)
-        }
-        self._limits = {
-            (side, part): share
-            for side, limit in zip(_SIDES, self.limits or (), strict=False)
-            if limit is not None
-            for part, share in enumerate(apportion(weights, limit))
-        }
+        self._writers: dict[tuple[str, int], ShardWriter] = {}
+        self._limits: dict[tuple[str, int], int] = {}
+        for side in _SIDES:
+            for part in range(self._parts):
+                self._writers[side, part] = ShardWriter(
+                    self.folder,
+                    side if self._parts == 1 else f"{side}-{part}",
+                    vocab_size=self.tokenizer.vocab_size,
+                    eot_id=self.tokenizer.eot_id,
+                    shard_tokens=shards.SHARD_TOKENS,
+                )
+        for side, limit in zip(_SIDES, self.limits or (), strict=False):
+            if limit is not None:
+                for part, share in enumerate(apportion(weights, limit)):
+                    self._limits[side, part] = share
         self._saved_shards = self._saved_held_out = 0
         self._room_checked = False
 
@@ -130,27 +129,21 @@ class Building:
                 continue
             self._writers[side, part].add(ids, document.id)
             self.written[side]["documents"] += 1
-            # Ids that are out of the vocabulary have been refused by now.
-            size = (
-                len(document.content())
-                if document.ids is None
-                else int(self.tokenizer.byte_lengths[ids].sum())
-            )
+            if document.ids is None:
+                size = len(document.content())
+            else:  # of ids that are in the vocabulary: others have been refused by now
+                size = int(self.tokenizer.byte_lengths[ids].sum())
             self.written[side]["bytes"] += size
-        done, tokens = (
-            sum(w["bytes"] for w in self.written.values()),
-            sum(w.tokens for w in self._writers.values()),
-        )
+
+        tokens = sum(writer.tokens for writer in self._writers.values())
         if self.total is None:
-            self.tell(
-                "tokens prepared",
-                tokens,
-                None if self.limits is None else sum(self._limits.values()),
-            )
-        else:
-            if done and not self._room_checked:  # the first batch says how many tokens a byte makes
-                self._check_room(int(self.total * tokens / done))
-            self.tell("bytes tokenized", done, self.total)
+            most = sum(self._limits.values()) or None
+            self.tell("tokens prepared", tokens, most)
+            return
+        done = sum(side["bytes"] for side in self.written.values())
+        if done and not self._room_checked:  # the first batch says how many tokens a byte makes
+            self._check_room(int(self.total * tokens / done))
+        self.tell("bytes tokenized", done, self.total)
 
     def _closed_shards(self) -> int:
         return sum(len(writer.entries) for writer in self._writers.values())
@@ -167,10 +160,8 @@ class Building:
     def _check_room(self, tokens: int) -> None:
         """Refuse a disk that has less room than so many tokens take."""
         self._room_checked = True
-        needed, free = (
-            tokens * dtype_for(self.tokenizer.vocab_size).itemsize,
-            free_bytes(self.folder),
-        )
+        needed = tokens * dtype_for(self.tokenizer.vocab_size).itemsize
+        free = free_bytes(self.folder)
         if needed > free:
             raise DiskError(
                 f"the disk of the cache {self.folder.parent} has too little room: about {needed:,} bytes needed, {free:,} bytes free. "
@@ -187,9 +178,6 @@ class Building:
 
     def _save(self) -> None:
         """Save the place that a later start continues from."""
-        writers = {
-            f"{side} {part}": writer.sync() for (side, part), writer in self._writers.items()
-        }
         met = list(self.tally.held_out.items())
         with open(self.folder / HELD_OUT, "a", encoding="utf-8") as file:
             for digest, name in met[self._saved_held_out :]:
@@ -197,40 +185,36 @@ class Building:
             file.flush()
             os.fsync(file.fileno())
         self._saved_held_out = len(met)
+        cursor = self.cursor
         progress = {
             "schema_version": 1,
             "tokenizer_sha256": self.tokenizer.sha256,
-            "source": self.cursor.source,
-            "taken": self.cursor.taken,
-            "hub": None if self.cursor.hub is None else self.cursor.hub.state(),
-            "bytes": self.tally.size,
-            "documents": self.tally.documents,
-            "overlap": [self.tally.overlap, self.tally.overlap_examples],
-            "bad": [self.tally.bad.seen, self.tally.bad.skipped, self.tally.bad.examples],
+            "source": cursor.source,
+            "taken": cursor.taken,
+            "hub": None if cursor.hub is None else cursor.hub.state(),
+            "tally": asdict(replace(self.tally, held_out={})),
             "held_out": len(met),
             "written": self.written,
-            "writers": writers,
+            "writers": [writer.sync() for writer in self._writers.values()],
         }
         write_whole(self.folder / PROGRESS, sealed_text(progress))
         self._saved_shards = self._closed_shards()
 
     def _take_up(self) -> None:
         """Continue from what `_save` left; begin anew if that is damaged."""
+        held_out = self.folder / HELD_OUT
         try:
             record = read_record(self.folder / PROGRESS, Record)
             progress = record.to_json()
             if not record.is_sealed or progress["tokenizer_sha256"] != self.tokenizer.sha256:
                 raise ValueError("damaged, or made with another tokenizer")
-            lines = (
-                (self.folder / HELD_OUT)
-                .read_text(encoding="utf-8")
-                .splitlines()[: progress["held_out"]]
-            )
-            self.tally.held_out = {
-                bytes.fromhex(digest): name for digest, name in map(json.loads, lines)
-            }
-            for (side, part), writer in self._writers.items():
-                writer.resume(progress["writers"][f"{side} {part}"])
+            lines = held_out.read_text(encoding="utf-8").splitlines()[: progress["held_out"]]
+            tally = Tally(**progress["tally"])
+            tally.bad = BadDocuments(**progress["tally"]["bad"])
+            for digest, name in map(json.loads, lines):
+                tally.held_out[bytes.fromhex(digest)] = name
+            for writer, end in zip(self._writers.values(), progress["writers"], strict=True):
+                writer.resume(end)
         except (DataError, OSError, ValueError, KeyError, TypeError) as error:
             self.tell(
                 f"what an earlier start left cannot be used ({error}): starting again", 0, None
@@ -238,29 +222,22 @@ class Building:
             (self.folder / PROGRESS).unlink(missing_ok=True)
             self.__post_init__()
             return
-        (self.folder / HELD_OUT).write_text(
-            "".join(f"{line}\n" for line in lines), encoding="utf-8"
-        )
-        tally, bad = self.tally, self.tally.bad
-        tally.size, tally.documents = progress["bytes"], progress["documents"]
-        tally.overlap, tally.overlap_examples = progress["overlap"]
-        bad.seen, bad.skipped, bad.examples = progress["bad"]
-        self.written, self._saved_held_out = progress["written"], len(lines)
-        self.cursor = Cursor(progress["source"], progress["taken"], hub_state=progress["hub"])
+        held_out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        self._saved_held_out = len(lines)
         self._saved_shards = self._closed_shards()
+        self.tally = tally
+        self.written = progress["written"]
+        self.cursor = Cursor(progress["source"], progress["taken"], hub_state=progress["hub"])
         tokens = sum(writer.tokens for writer in self._writers.values())
         self.tell(f"going on after {tokens:,} tokens that an earlier start prepared", 0, None)
 
     def _manifest(self) -> dict[str, Any]:
         tokenizer, split = self.tokenizer, self.split
+        how = "cut" if split.threshold is None else "held out"
         manifest: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "sources": {"train": _described(split.train), "valid": _described(split.valid)},
-            "split": "given"
-            if split.valid
-            else "held out"
-            if split.threshold is not None
-            else "cut",
+            "split": "given" if split.valid else how,
             "tokenizer": {
                 "spec": split.data.tokenizer,
                 "sha256": tokenizer.sha256,
@@ -272,39 +249,34 @@ class Building:
         }
         if self.limits is not None:
             manifest["limits"] = self.limits._asdict()
+        hashes = []
         for side in _SIDES:
             writers = [self._writers[side, part] for part in range(self._parts)]
+            entries = list(chain.from_iterable(writer.entries for writer in writers))
+            hashes.append([entry.sha256 for entry in entries])
             manifest[side] = {
                 **self.written[side],
                 "tokens": sum(writer.tokens for writer in writers),
-                "shards": [
-                    entry.model_dump()
-                    for entry in chain.from_iterable(writer.entries for writer in writers)
-                ],
+                "shards": [entry.model_dump() for entry in entries],
             }
             if self._parts > 1 and not (side == "valid" and split.valid):
                 manifest[side]["parts"] = [writer.tokens for writer in writers]
-        manifest["data_hash"] = digest_of(
-            [
-                tokenizer.sha256,
-                *([shard["sha256"] for shard in manifest[side]["shards"]] for side in _SIDES),
-            ]
-        )
+        manifest["data_hash"] = digest_of([tokenizer.sha256, *hashes])
         return manifest
 
 
 def _described(sources: tuple[Source, ...]) -> list[str]:
     """Return the sources in words: the library once, files by path, datasets by name."""
-    import platform
-
-    described = [
-        str(source.path)
-        if isinstance(source, TextFile)
-        else "/".join(filter(None, (source.name, source.config)))
-        for source in sources
-        if not (isinstance(source, TextFile) and source.kind == "stdlib")
-    ]
-    library = len(sources) - len(described)
-    return [f"standard library of Python {platform.python_version()} ({library} files)"] * bool(
-        library
-    ) + described
+    described = []
+    library = 0
+    for source in sources:
+        if not isinstance(source, TextFile):
+            described.append("/".join(filter(None, (source.name, source.config))))
+        elif source.kind == "stdlib":
+            library += 1
+        else:
+            described.append(str(source.path))
+    if library:
+        version = platform.python_version()
+        described.insert(0, f"standard library of Python {version} ({library} files)")
+    return described
