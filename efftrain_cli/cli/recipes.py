@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -48,17 +49,27 @@ def list_recipes(format: TextOrJson = "text") -> None:
     cards = sorted(map(_card, recipe_names()), key=lambda card: (not card["own"], card["name"]))
     if format == "json":
         print(json.dumps(cards, indent=1))
-    elif not sys.stdout.isatty():
-        rows = [
-            (card["name"], *_numbers(card), card["mistake"] or card["summary"]) for card in cards
-        ]
-        print("\n".join(table_lines(("",) * (len(_TITLES) + 2), rows)[1:]))
-    else:
-        from rich.console import Console
+        return
+    if not sys.stdout.isatty():
+        rows = []
+        for card in cards:
+            rows.append((card["name"], *_numbers(card), card["mistake"] or card["summary"]))
+        print("\n".join(table_lines(("",) * len(rows[0]), rows)[1:]))
+        return
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
 
-        console = Console(highlight=False)
-        console.print(_wide_list(cards) if console.width >= 100 else _narrow_list(cards))
-        console.print("\n[dim]efftrain recipes show NAME · efftrain pretrain --recipe NAME[/dim]")
+    console = Console(highlight=False)
+    for card in cards:
+        console.print(card["name"], style="bold")
+        if not card["mistake"]:
+            shape, parameters, context, batch, budget = _numbers(card)
+            numbers = f"{shape}, {parameters} parameters, context {context}, batch {batch}, {budget} tokens"
+            console.print(Padding(numbers, (0, 0, 0, 2)))
+        about = Text(card["mistake"] or card["summary"])
+        console.print(Padding(about, (0, 0, 0, 2)), style="red" if card["mistake"] else None)
+    console.print("\n[dim]efftrain recipes show NAME · efftrain pretrain NAME[/dim]")
 
 
 @recipes.command(
@@ -140,26 +151,28 @@ def show_recipe(
 
     draft = read_recipe_file(recipe, set_ or ())
     resolved = check_draft(draft)
+    origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
+    warnings = warnings_of(resolved)
     if format == "json":
-        origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
         about = {
             "path": str(draft.path),
             "bases": [str(base) for base in draft.bases],
             "values": recipe_values(resolved),
+            "origins": origins,
+            "warnings": warnings,
         }
-        print(
-            json.dumps({**about, "origins": origins, "warnings": warnings_of(resolved)}, indent=1)
-        )
+        print(json.dumps(about, indent=1))
         return
     known = known_keys(Recipe)
     comments = {}
-    for key in flat_values(resolved):
-        origin = draft.origins.get(key, "default")
-        origin = "--set" if origin.startswith("--set ") else Path(origin).name
-        comments[key] = " ".join(known.get(unnumbered(key), "").split()) if describe else origin
+    for key, origin in origins.items():
+        if describe:
+            comments[key] = " ".join(known.get(unnumbered(key), "").split())
+        else:
+            comments[key] = "--set" if origin.startswith("--set ") else Path(origin).name
     print("\n#   based on ".join([f"# {shown_path(draft.path)}", *map(shown_path, draft.bases)]))
     print(dump_recipe(resolved, comments), end="")
-    for warning in warnings_of(resolved):
+    for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
 
 
@@ -177,20 +190,12 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
     if not differences:
         print(f"{a} and {b} are the same")
         return
-    rows = [
-        ("key", recipe_name(a), recipe_name(b)),
-        *((key, _value(x), _value(y)) for key, x, y in differences),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    if sys.stdout.isatty():
-        import shutil
-
-        if sum(widths) + 8 > shutil.get_terminal_size().columns:
-            for key, x, y in rows[1:]:
-                print(f"{key}\n  {recipe_name(a)}: {x}\n  {recipe_name(b)}: {y}")
-            return
-    for key, x, y in rows:
-        print(f"{key:<{widths[0]}}  {x:<{widths[1]}}  {y}")
+    header = ("key", recipe_name(a), recipe_name(b))
+    rows = [(key, _value(x), _value(y)) for key, x, y in differences]
+    lines = table_lines(header, rows)
+    if sys.stdout.isatty() and max(map(len, lines)) > get_terminal_size().columns:
+        lines = [f"{key}\n  {header[1]}: {x}\n  {header[2]}: {y}" for key, x, y in rows]
+    print("\n".join(lines))
 
 
 def _value(value: Any) -> str:
@@ -227,23 +232,22 @@ def _card(name: str) -> dict[str, Any]:
         card["summary"] = first_comment(path)
         draft = read_recipe_file(name)
     except RecipeError as error:
-        mistakes = [f"{problem.source}: {problem.rule}" for problem in error.problems]
-        return {**card, "mistake": (mistakes or [str(error)])[0].split("\n")[0]}
-    if draft.problems:
-        return {
-            **card,
-            "mistake": f"{draft.problems[0].source}: {draft.problems[0].rule}".split("\n")[0],
-        }
-    for key in (
-        "model.n_layer",
-        "model.n_embd",
-        "model.seq_len",
-        "train.batch_size",
-        "train.tokens",
+        problems = error.problems
+        mistake = str(error)
+    else:
+        problems = tuple(draft.problems)
+        mistake = ""
+    if problems:
+        mistake = f"{problems[0].source}: {problems[0].rule}"
+    if mistake:
+        return {**card, "mistake": mistake.split("\n")[0]}
+    for section, *settings in (
+        ("model", "n_layer", "n_embd", "seq_len"),
+        ("train", "batch_size", "tokens"),
     ):
-        section, setting = key.split(".")
         table = draft.values.get(section)
-        card[setting] = table.get(setting) if isinstance(table, dict) else None
+        for setting in settings:
+            card[setting] = table.get(setting) if isinstance(table, dict) else None
     with contextlib.suppress(ValueError):
         card["tokens"] = parse_count(card["tokens"])
     card["parameters_without_embeddings"] = None
@@ -253,57 +257,20 @@ def _card(name: str) -> dict[str, Any]:
     return card
 
 
-_TITLES = ("layers x width", "parameters", "context", "batch", "budget")
-
-
 def _numbers(card: dict[str, Any]) -> list[str]:
-    """Return shape, parameters and budget as people read them; a value that is no number is shown
-    as written."""
+    """Return layers x width, parameters, context, batch size and budget as people read them.
+
+    A value that is no number is shown as written; all are empty if the recipe has a mistake.
+    """
     from efftrain_cli.foundation.console import human_count
 
     if card["mistake"]:
-        return [""] * len(_TITLES)
-    values = (
-        card["parameters_without_embeddings"],
-        card["seq_len"],
-        card["batch_size"],
-        card["tokens"],
-    )
-    shown = [
-        "-" if v is None else human_count(v) if isinstance(v, int | float) else str(v)
-        for v in values
-    ]
-    return [f"{card['n_layer']} x {card['n_embd']}", *shown]
-
-
-def _wide_list(cards: list[dict[str, Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("recipe", no_wrap=True, style="bold")
-    for title in _TITLES:
-        table.add_column(title, justify="right")
-    table.add_column("what it is")
-    for card in cards:
-        about = Text(card["mistake"], style="red") if card["mistake"] else Text(card["summary"])
-        table.add_row(card["name"], *_numbers(card), about)
-    return table
-
-
-def _narrow_list(cards: list[dict[str, Any]]) -> Any:
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    lines: list[Any] = []
-    for card in cards:
-        lines.append(Text(card["name"], style="bold"))
-        if not card["mistake"]:
-            shape, parameters, _, _, budget = _numbers(card)
-            lines.append(
-                Padding(Text(f"{shape}, {parameters} parameters, {budget} tokens"), (0, 0, 0, 2))
-            )
-        lines.append(Padding(Text(card["mistake"] or card["summary"]), (0, 0, 0, 2)))
-    return Group(*lines)
+        return [""] * 5
+    numbers = [f"{card['n_layer']} x {card['n_embd']}"]
+    for key in ("parameters_without_embeddings", "seq_len", "batch_size", "tokens"):
+        value = card[key]
+        if isinstance(value, int | float):
+            numbers.append(human_count(value))
+        else:
+            numbers.append("-" if value is None else str(value))
+    return numbers
