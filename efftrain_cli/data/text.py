@@ -41,6 +41,7 @@ MORE_SUFFIXES: dict[str, Kind] = {
 }
 """Read where a file is named, or where a folder holds nothing of the above: beside text such files are often about
 it."""
+_KINDS = ", ".join([*SUFFIXES, *MORE_SUFFIXES])
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -67,14 +68,14 @@ def find_text(data: Data) -> TextSources:
     sides: dict[str, dict[Source, None]] = {"train": {}, "valid": {}}
     for key, purpose, entry, part, text_field in _entries(data):
         try:
-            found, left_out = _find(entry, purpose, data)
+            sources, left_out = _find(entry, purpose, data)
         except DataError as error:
             problems.append(f"{key} = {entry!r}: {error}")
             continue
         if left_out:
             notes.append(f"{key} = {entry!r}: {left_out}")
         sides[purpose] |= dict.fromkeys(
-            source._replace(part=part, text_field=text_field) for source in found
+            source._replace(part=part, text_field=text_field) for source in sources
         )
     if problems:
         raise DataError("\n".join(problems))
@@ -103,66 +104,82 @@ def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, 
 def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[list[Source], str]:
     """Return the sources that one entry names, and what was left out of its folder ("" if
     nothing)."""
-    kinds = ", ".join([*SUFFIXES, *MORE_SUFFIXES])
     if entry == "stdlib":
         return stdlib_files(), ""
     stated: Kind | None = None if data.format == "auto" else data.format
     path = expanded(entry, "write the path without ~")
     if path.is_file():
-        kind = stated or _kind_of(path, SUFFIXES | MORE_SUFFIXES)
-        if kind is None:
-            packed = path.suffix.lower() in (".gz", ".zst", ".bz2", ".xz", ".zip")
-            way = "Unpack it first" if packed else 'data.format = "txt" reads it as text'
-            raise DataError(
-                f"the file's name does not show what kind it is; known kinds are {kinds}. {way}"
-            )
-        return [TextFile(path.resolve(), kind)], ""
+        return [TextFile(path.resolve(), stated or _kind_of_named(path))], ""
+
     hidden: list[Path] = []
     if path.is_dir():
-        found: list[Path] = []
         _check_no_splits(path)
-        try:
-            for inner in sorted(path.rglob("*")):
-                is_hidden = any(part.startswith(".") for part in inner.relative_to(path).parts)
-                (hidden if is_hidden else found).append(inner)
-        except OSError as error:
-            raise DataError(
-                f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else changes meanwhile, or a glob of files"
-            ) from None
+        files, hidden = _list_folder(path)
         what = "the folder holds"
     elif glob.has_magic(entry):
-        found = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        files = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
         what = "the pattern matches"
     else:
-        hub = _HUB.fullmatch(entry)
-        if hub is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:
-            if "," in entry:
-                several = ", ".join(f'"{part.strip()}"' for part in entry.split(","))
-                raise DataError(f"no such file; several are written as a list: [{several}]")
-            raise DataError(
-                f"no such file or folder (looked in {Path.cwd()}); name files, folders or globs of {kinds}, "
-                'a Hub dataset "owner/name", or "stdlib"'
-            )
-        split = data.split if purpose == "train" else None
-        return [HubDataset(hub[1], hub[2], hub[3] or data.revision, purpose, split=split)], ""
-    files = [p for p in found if p.is_file()]
-    if stated is not None:
-        chosen = [(p, stated) for p in files]
-    else:
-        chosen = [(p, kind) for p in files if (kind := _kind_of(p, SUFFIXES)) is not None]
-        chosen = chosen or [
-            (p, kind) for p in files if (kind := _kind_of(p, MORE_SUFFIXES)) is not None
-        ]
-    if not chosen:
-        hint = ""
-        if files:
-            hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text'
-        elif hidden:
-            hint = f"; hidden files and folders, such as {hidden[0].name}, are not read: name one to read it"
-        raise DataError(f"{what} no file of a known kind ({kinds}){hint}")
-    return [TextFile(p.resolve(), kind) for p, kind in chosen], _left_out(
-        files, [p for p, _ in chosen]
-    )
+        return [_hub_dataset(entry, path, purpose, data)], ""
+    files = [file for file in files if file.is_file()]
+
+    for suffixes in (SUFFIXES, MORE_SUFFIXES):
+        chosen = []
+        for file in files:
+            kind = stated or _kind_of(file, suffixes)
+            if kind is not None:
+                chosen.append(TextFile(file.resolve(), kind))
+        if chosen:
+            return list(chosen), _left_out(files, [file.path for file in chosen])
+    hint = ""
+    if files:
+        hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text'
+    elif hidden:
+        hint = f"; hidden files and folders, such as {hidden[0].name}, are not read: name one to read it"
+    raise DataError(f"{what} no file of a known kind ({_KINDS}){hint}")
+
+
+def _kind_of_named(path: Path) -> Kind:
+    kind = _kind_of(path, SUFFIXES | MORE_SUFFIXES)
+    if kind is None:
+        packed = path.suffix.lower() in (".gz", ".zst", ".bz2", ".xz", ".zip")
+        way = "Unpack it first" if packed else 'data.format = "txt" reads it as text'
+        raise DataError(
+            f"the file's name does not show what kind it is; known kinds are {_KINDS}. {way}"
+        )
+    return kind
+
+
+def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return what is below a folder, and what is hidden or below a hidden folder."""
+    visible: list[Path] = []
+    hidden: list[Path] = []
+    try:
+        for path in sorted(folder.rglob("*")):
+            is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+            (hidden if is_hidden else visible).append(path)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else changes meanwhile, or a glob of files"
+        ) from None
+    return visible, hidden
+
+
+def _hub_dataset(
+    entry: str, path: Path, purpose: Literal["train", "valid"], data: Data
+) -> HubDataset:
+    """Return the dataset of the Hub that a name stands for, if no file is meant."""
+    named = _HUB.fullmatch(entry)
+    if named is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:
+        if "," in entry:
+            several = ", ".join(f'"{part.strip()}"' for part in entry.split(","))
+            raise DataError(f"no such file; several are written as a list: [{several}]")
+        raise DataError(
+            f"no such file or folder (looked in {Path.cwd()}); name files, folders or globs of {_KINDS}, "
+            'a Hub dataset "owner/name", or "stdlib"'
+        )
+    split = data.split if purpose == "train" else None
+    return HubDataset(named[1], named[2], named[3] or data.revision, purpose, split=split)
 
 
 def _check_no_splits(path: Path) -> None:
@@ -178,12 +195,17 @@ def _check_no_splits(path: Path) -> None:
 
 
 def _left_out(files: list[Path], chosen: list[Path]) -> str:
-    """Describe what is not read of some files; refuse it if it is most of them, by bytes."""
+    """Describe what is not read of some files; refuse it if it is most of them, by bytes.
+
+    Args:
+        chosen: those that are read, resolved.
+    """
     taken = set(chosen)
-    others = [p for p in files if p not in taken]
+    others = [file for file in files if file.resolve() not in taken]
     if not others:
         return ""
-    read, unread = sum(p.stat().st_size for p in chosen), sum(p.stat().st_size for p in others)
+    read = sum(file.stat().st_size for file in chosen)
+    unread = sum(file.stat().st_size for file in others)
     what = f"{len(others):,} of {len(files):,} files, {unread:,} of {read + unread:,} bytes, are not read ({_suffixes(others)})"
     if unread > read:
         raise DataError(
@@ -213,7 +235,7 @@ def stdlib_files() -> list[Source]:
     """List the running Python's standard library: its .py files but for tests, installed packages
     and what the build generated. Raise a `DataError` if this Python carries none."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
+    files = []
     for folder, folders, names in os.walk(root):
         folders[:] = [
             name for name in folders if name not in _NOT_LIBRARY and not name.startswith("config-")
@@ -223,11 +245,11 @@ def stdlib_files() -> list[Source]:
             if name.endswith(".py") and not name.startswith(
                 ("_sysconfigdata", "sitecustomize", "usercustomize")
             ):
-                found.append(os.path.join(folder, name))
-    if not found:
+                files.append(os.path.join(folder, name))
+    if not files:
         raise DataError(
             f"this Python has no source of its standard library in {root}; give data.train files of your own"
         )
     prefix = len(str(root)) + 1
-    found.sort(key=lambda name: name[prefix:].replace(os.sep, "/"))
-    return [TextFile(Path(name), "stdlib") for name in found]
+    files.sort(key=lambda name: name[prefix:].replace(os.sep, "/"))
+    return [TextFile(Path(name), "stdlib") for name in files]
