@@ -33,8 +33,10 @@ from efftrain_cli.compare.measures import (
     measures,
     read_end,
 )
+from efftrain_cli.compare.planning import assured_sd, power_of, seeds_needed
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
 from efftrain_cli.compare.sensitivity import Curve, sensitivity, why_not_judged, windows
+from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.stability import measure
 
@@ -436,6 +438,175 @@ def _is_claimed(question: Question, a: list[RunNumbers], b: list[RunNumbers]) ->
     return found.why is None and found.outcome in ("better", "worse")
 
 
+def multipliers(repetitions: int, random: Random) -> list[Row]:
+    """B needs half the tokens for every loss; its learning rate's decay is worth nothing, or as much as A's."""
+    rows = []
+    at = np.linspace(0, 1, EVALUATIONS + 1)
+    for decay in (0.0, 0.15, 0.3):
+        logs = []
+        for _ in range(repetitions):
+            ends = []
+            for name, speed in (("a", 1.0), ("b", 2.0)):
+                curve = 2.6 + 0.5 * (speed * at + 0.01) ** -0.3 + decay * (1 - at)
+                ends.append(run_of(name, 0, curve + random.normal(0, QUIET, len(at))))
+            logs.append(match_ratio(ends[0], ends[1], "tokens"))
+        what = f"B needs half the tokens at every budget, a decay worth {decay:g} nats"
+        rows.append((what, "tokens to match, mean", f"{math.exp(np.mean(logs)):.2f}x"))
+    return rows
+
+
+def intervals(repetitions: int, random: Random) -> list[Row]:
+    """B is 1.2 times as fast, on a curve without decay; A is evaluated every 130 steps, B every 110."""
+    rows = []
+    for steps in (500, 1000, 2000, 5000, 10_000):
+        judged = inside = better = worse = 0
+        for _ in range(repetitions):
+            shifts = random.normal(0, SEED_SD, 5)
+            runs = []
+            for name, speed, every in (("a", 1.0, 130), ("b", 1.2, 110)):
+                runs += [
+                    _run_every(name, seed, shift, random, (steps, every), speed)
+                    for seed, shift in enumerate(shifts)
+                ]
+            found = compare(runs).verdict("tokens_to_match", "b")
+            assert found is not None
+            if found.why is None:
+                judged += 1
+                inside += found.estimate.low <= 1.2 <= found.estimate.high
+                better += found.outcome == "better"
+                worse += found.outcome == "worse"
+        what = f"true tokens to match 1.2x, evaluated every 130 and 110 of {steps:,} steps, n = 5"
+        rows.append((what, "judged", _percent(judged / repetitions)))
+        if judged:
+            rows.append((what, "of these, the interval holds 1.2x", _percent(inside / judged)))
+            rows.append((what, '"better", "worse"', f"{better / judged:.1%}, {worse / judged:.1%}"))
+    return rows
+
+
+def _run_every(
+    name: str, seed: int, shift: float, random: Random, evaluated: tuple[int, int], speed: float
+) -> RunNumbers:
+    """A run of so many steps, evaluated every so many and at its end."""
+    steps, every = evaluated
+    at = np.array([*range(0, steps, every), steps], float)
+    curve = 2.6 + 0.5 * (speed * at / steps + 0.01) ** -0.3
+    noise = random.normal(0, RUN_SD) + random.normal(0, QUIET, len(at))
+    run = run_of(name, seed, curve + shift + noise, step=steps)
+    tokens = TOKENS * at / steps
+    costs = {"tokens": tokens, "schedule_tokens": tokens, "flops": 6e5 * tokens}
+    seen = run.evaluated | costs | {"step": at, "seconds": 100 * at / steps}
+    return replace(run, evaluated=seen, recipe=run.recipe | {"eval.every": every})
+
+
+def targets(repetitions: int, random: Random) -> list[Row]:
+    """Equal methods, and the most favourable of 15 targets, between half and 95 % of the budget."""
+    rows = []
+    levels = [float(true_loss(share)) for share in np.linspace(0.5, 0.95, 15)]
+    for n in (3, 5, 10):
+        one = best = 0
+        for _ in range(repetitions):
+            a, b = pair(random, n, (QUIET, QUIET))
+            claimed = [_is_claimed(cost_question("tokens", level), a, b) for level in levels]
+            one += claimed[7]
+            best += any(claimed)
+        what = f"equal methods, tokens to a target, n = {n}"
+        rows.append((what, "a target that was fixed before", _percent(one / repetitions)))
+        rows.append((what, "the best of 15, chosen afterwards", _percent(best / repetitions)))
+    return rows
+
+
+def seconds(repetitions: int, random: Random) -> list[Row]:
+    """Equal methods, B's runs on a slower machine; its speed is measured before and after every run, to half a
+    percent."""
+    rows = []
+    question = cost_question("seconds", None)
+    for slower in (1.0, 1.02, 1.05, 1.12):
+        for n in (3, 5, 10):
+            judged = claimed = old = 0
+            for _ in range(repetitions):
+                sides = []
+                for side, factor in zip(
+                    pair(random, n, (QUIET, QUIET)), (1.0, slower), strict=True
+                ):
+                    sides.append([_slowed(run, factor, random) for run in side])
+                a, b = sides
+                old += significant(
+                    [match_ratio(x, y, "seconds") for x, y in zip(a, b, strict=True)]
+                )
+                (found,) = correct([verdict(question, Group("a", tuple(a)), Group("b", tuple(b)))])
+                judged += found.why is None
+                claimed += found.why is None and found.outcome != "undecided"
+            what = f"equal methods, the machine {slower:g}x slower for B, n = {n}"
+            rows.append((what, "seconds to match, judged", _percent(judged / repetitions)))
+            rows.append((what, "claimed", _percent(claimed / repetitions)))
+            rows.append((what, "claimed whatever the speed (deleted)", _percent(old / repetitions)))
+    return rows
+
+
+def _slowed(run: RunNumbers, factor: float, random: Random) -> RunNumbers:
+    seen = run.evaluated | {"seconds": run.evaluated["seconds"] * factor}
+    speeds = 50 / factor * np.exp(random.normal(0, 0.005, 2))
+    return replace(run, evaluated=seen, speeds=tuple(speeds.tolist()))
+
+
+def plans(repetitions: int, random: Random) -> list[Row]:
+    """A true difference in one of the comparisons that a plan promises to show in 80 % of studies; how often it is."""
+    rows = []
+    for n, looks, members in (
+        (3, 1, 1),
+        (3, 1, 3),
+        (5, 1, 1),
+        (5, 1, 3),
+        (5, 2, 1),
+        (5, 2, 3),
+        (10, 1, 1),
+        (10, 1, 3),
+        (10, 3, 1),
+        (10, 3, 3),
+    ):
+        plan = Looks(schedule(n, looks), looks, registered=True)
+        one_sd = inference.Estimate(0.0, se=1 / math.sqrt(n), df=n - 1)
+        size = inference.detectable(one_sd, plan.level(inference.ALPHA / members, 2))
+        shown = sum(_shows(size, members, plan, random) for _ in range(repetitions))
+        what = f"study --plan, {n} seeds, {looks} looks, {members} comparisons: planned 80 %"
+        rows.append((what, f"shown, {size:.1f} sd", _percent(shown / repetitions)))
+    for n in (3, 5, 10):
+        for members in (1, 3):
+            seeds, shown, assured, ranges = [], 0, 0, 0
+            level = inference.ALPHA / members
+            for _ in range(repetitions):
+                pilot = inference.paired_t(random.normal(0, 1, n))
+                needed = seeds_needed(1.0, assured_sd(pilot.sd, n - 1), True, level)
+                assert needed is not None
+                seeds.append(needed)
+                assured += power_of(needed, 1.0, True, level) >= 0.8
+                looks = Looks((needed,), registered=True)
+                shown += _shows(1.0, members, looks, random)
+                size = inference.detectable(pilot, level)
+                ranges += power_of(n, size, True, level)
+            what = f"compare --plan after {n} pairs, {members} comparisons, true difference 1 sd: planned 80 %"
+            rows.append(
+                (what, f"shown, median {np.median(seeds):.0f} seeds", _percent(shown / repetitions))
+            )
+            rows.append((what, "plans that give 80 % or more", _percent(assured / repetitions)))
+            rows.append(
+                (what, '"could have seen" of the pairs, shown', _percent(ranges / repetitions))
+            )
+    return rows
+
+
+def _shows(size: float, members: int, looks: Looks, random: Random) -> bool:
+    """Whether a study shows the difference of the first of its comparisons, which is `size` standard deviations."""
+    question = Question("final_loss", "", "", "", final_loss, "difference")
+    none = Verdict(question, "", (), inference.Estimate(math.nan))
+    family = []
+    for place in range(members):
+        values = random.normal(-size if place == 0 else 0.0, 1, looks.plan[-1])
+        estimates = [inference.paired_t(values[:seeds]) for seeds in looks.plan]
+        family.append(answer_by_t(none, estimates, looks))
+    return correct(family, looks)[0].outcome == "better"
+
+
 def zero_shot(repetitions: int, random: Random) -> list[Row]:
     """8 tasks, 3 recipes equal to the baseline, 5 seeds: how often any task shows a winner."""
     found = raw = 0
@@ -509,7 +680,7 @@ def tuning(repetitions: int, random: Random) -> list[Row]:
     """Equal methods, learning rates of equal worth, each recipe at its best of 5 on the runs that are compared; then
     only one."""
     rows = []
-    for counts in ((5, 5), (1, 5)):
+    for counts in ((5, 5), (1, 5), (1, 20)):
         found = 0
         for _ in range(repetitions):
             shifts = random.normal(0, SEED_SD, 5)
@@ -630,6 +801,11 @@ PARTS = {
     "tuning": tuning,
     "tuned": tuned,
     "sensitivity": learning_rates,
+    "multipliers": multipliers,
+    "intervals": intervals,
+    "targets": targets,
+    "seconds": seconds,
+    "plans": plans,
 }
 
 
