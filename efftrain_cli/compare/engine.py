@@ -38,7 +38,7 @@ from efftrain_cli.compare.measures import (
     read_end,
     schedule_position,
 )
-from efftrain_cli.compare.planning import sd_interval
+from efftrain_cli.compare.planning import conditional_power, sd_interval
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
 from efftrain_cli.compare.zero_shot import (
@@ -254,6 +254,35 @@ def _min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> flo
     sides = sides_of(direction)
     level = looks.level(looks.alpha / comparisons, sides)
     return inference.detectable(each.estimate, level, power, one_sided=sides == 1)
+
+
+def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | None:
+    """Return the chance that a later look shows the claim, if the true effect is the one estimated so far.
+
+    This is the conditional power given the pairs so far and their spread, at Holm's strictest step. A reader who wants
+    to stop sees it; it decides nothing.
+
+    Args:
+        comparisons: `count_members` of the verdict's family.
+
+    Returns:
+        None if no look is left, or the verdict is not by the paired t test.
+    """
+    estimate, direction = each.estimate, each.question.direction
+    seeds, later = looks.plan[looks.taken - 1], looks.plan[looks.taken :]
+    by_t = each.why is None and each.exact is None and estimate.paired
+    if not later or not by_t or not estimate.sd:
+        return None
+    sides = sides_of(direction)
+    return conditional_power(
+        _gain(estimate),
+        estimate.sd,
+        estimate.n,
+        more=[look - seeds for look in later],
+        levels=nominal_levels(looks.alpha / comparisons, looks.plan, sides)[looks.taken :],
+        direction=direction,
+        margin=_margin_size(each.question, estimate),
+    )
 
 
 # --- why nothing may be judged ---------------------------------------------------------------------------------------
@@ -633,13 +662,17 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
 
 def _points_at(question: Question, estimate: Estimate) -> bool:
     """Return whether an estimate itself, without its interval, is where the direction's claim is true."""
-    gain = math.log(estimate.mean) if estimate.log else -estimate.mean
-    size = _margin_size(question, estimate)
+    gain, size = _gain(estimate), _margin_size(question, estimate)
     if question.direction == "better":
         return gain > 0
     if question.direction == "equivalent":
         return abs(gain) < size
     return question.direction == "different" or gain > -size
+
+
+def _gain(estimate: Estimate) -> float:
+    """Return how much better the method is: nats less, or the logarithm of the ratio."""
+    return math.log(estimate.mean) if estimate.log else -estimate.mean
 
 
 def _margin_size(question: Question, estimate: Estimate) -> float:

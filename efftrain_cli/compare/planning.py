@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 
+import numpy as np
 from scipy import special
 
-from efftrain_cli.compare.inference import ALPHA, POWER
+from efftrain_cli.compare.inference import ALPHA, POWER, Direction
 
 ASSURANCE = 0.8
 """Share of studies whose true spread is below the one that is planned with."""
 MOST_SEEDS = 10_000
 """`seeds_needed` looks no further."""
+CONTINUED = 20_000
+"""Simulated continuations of a study."""
 
 
 def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
@@ -43,6 +47,45 @@ def seeds_needed(
         range(2, MOST_SEEDS + 1), POWER, key=lambda n: power_of(n, effect, paired, alpha)
     )
     return n if n <= MOST_SEEDS else None
+
+
+def conditional_power(
+    gain: float,
+    sd: float,
+    n: int,
+    *,
+    more: Sequence[int],
+    levels: Sequence[float],
+    direction: Direction,
+    margin: float,
+) -> float:
+    """Return the chance that one of the later looks passes, if the pairs to come are normal with this mean and spread.
+
+    Simulated with 20,000 continuations: known to within 1 %.
+
+    Args:
+        gain: mean of the n pairs so far, above 0 if the method is better.
+        sd: their standard deviation, n - 1.
+        more: pairs that each later look adds to these n, rising.
+        levels: nominal level of each later look's own t test.
+        margin: of the directions that need one.
+    """
+    random = np.random.default_rng(20261123)
+    drawn = random.normal(gain, sd, (CONTINUED, more[-1]))
+    passed = np.zeros(CONTINUED, bool)
+    for added, level in zip(more, levels, strict=True):
+        values, total = drawn[:, :added], n + added
+        mean = (n * gain + values.sum(1)) / total
+        squares = (n - 1) * sd**2 + n * gain**2 + (values**2).sum(1)
+        se = np.sqrt((squares - total * mean**2) / (total - 1) / total)
+        if direction == "different":
+            lead, level = np.abs(mean), level / 2
+        elif direction == "equivalent":
+            lead = margin - np.abs(mean)
+        else:
+            lead = mean + (margin if direction == "noninferior" else 0.0)
+        passed |= lead > se * special.stdtrit(total - 1, 1 - level)
+    return float(passed.mean())
 
 
 def assured_sd(sd: float, df: float) -> float:

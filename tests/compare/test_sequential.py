@@ -13,6 +13,7 @@ from benchmarks.simulations import sequential_looks
 from efftrain_cli.compare import sequential
 from efftrain_cli.compare.engine import _clearest
 from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.compare.planning import conditional_power
 from efftrain_cli.compare.sequential import nominal_levels, schedule, sequential_p
 
 
@@ -153,3 +154,44 @@ def test_the_mixture_shows_less_than_the_planned_looks() -> None:
             for n in range(2, 13)
         ]
         assert planned.mean() > 0.1 + (np.max(log_e, axis=0) >= math.log(20)).mean()
+
+
+def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power() -> None:
+    """Half of the pairs are there with z = 1.2, the trend goes on: B = 1.2 x 0.7071 = 0.8485, and 0.8485 more is
+    expected. The chance to pass 1.96 at the end is Phi((1.6971 - 1.96) / 0.7071) = Phi(-0.372) = 0.355."""
+    n, sd = 400, 2.0
+    gain = 1.2 * sd / math.sqrt(n)
+    at_end = {"more": [n], "levels": [0.05], "margin": 0.0}
+    assert conditional_power(gain, sd, n, direction="different", **at_end) == pytest.approx(
+        0.355, abs=0.02
+    )
+    # One-sided at 2.5 % the boundary is the same.
+    one_sided = at_end | {"levels": [0.025]}
+    assert conditional_power(gain, sd, n, direction="better", **one_sided) == pytest.approx(
+        0.355, abs=0.02
+    )
+    # A margin of half an sd lies 10 standard errors away: not worse by it is shown, and so is within it.
+    wide = one_sided | {"margin": 0.5 * sd}
+    assert conditional_power(gain, sd, n, direction="noninferior", **wide) == 1.0
+    assert conditional_power(gain, sd, n, direction="equivalent", **wide) == 1.0
+    assert conditional_power(-gain, sd, n, direction="better", **one_sided) < 0.001
+
+
+def test_the_chance_of_a_claim_counts_every_later_look() -> None:
+    """Against the t tests of scipy, on continuations of four pairs."""
+    first = np.array([0.8, -0.1, 1.4, 0.3])
+    levels, draw = (0.01, 0.03), np.random.default_rng(4)
+    whole = np.concatenate(
+        [np.tile(first, (4000, 1)), draw.normal(first.mean(), first.std(ddof=1), (4000, 5))], 1
+    )
+    passed = (two_sided(whole, 6) < levels[0]) | (two_sided(whole, 9) < levels[1])
+    chance = conditional_power(
+        float(first.mean()),
+        float(first.std(ddof=1)),
+        4,
+        more=[2, 5],
+        levels=levels,
+        direction="different",
+        margin=0.0,
+    )
+    assert chance == pytest.approx(passed.mean(), abs=0.03) and 0.1 < chance < 0.9

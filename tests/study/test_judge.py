@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from efftrain_cli.compare.engine import Looks, chance_of_claim
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
@@ -155,6 +156,21 @@ def test_a_study_ends_at_the_first_look_that_decides_all() -> None:
     assert judge(looks, runs(base=BASE, method=[*shifted(-0.5)[:3], 9.0, 9.0])) == early
     late = judge(looks, runs(base=BASE[:3], method=shifted(-0.006)[:3]))
     assert late.look == 1 and not late.complete and late.pending[0] == "base seed 3"
+
+
+def test_the_chance_of_a_later_claim_is_shown_where_a_look_is_left() -> None:
+    two = study(seeds="0..4", looks=2)
+    first = judge(two, runs(base=BASE[:3], method=[3.46, 3.515, 3.455]))
+    (verdict,) = first.verdicts
+    looks = Looks(two.looks, 1, registered=True)
+    assert verdict.outcome == "undecided" and first.look == 1
+    chance = chance_of_claim(verdict, looks, 1)
+    stricter = chance_of_claim(verdict, looks, 3)
+    # At a third of the level no two further pairs could do it: with two of 0.03, the best, t is 3.87 of 4.0.
+    assert stricter == 0.0 and chance is not None and 0.05 < chance < 0.95
+    assert chance_of_claim(verdict, replace(looks, taken=2), 1) is None
+    (failed,) = judge(two, runs(base=BASE[:3], method=[3.46, None, None])).verdicts
+    assert chance_of_claim(failed, looks, 1) is None
 
 
 def test_a_look_costs() -> None:
