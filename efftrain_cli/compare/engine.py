@@ -52,6 +52,8 @@ from efftrain_cli.foundation.why import Why
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
 CROSSING = 0.25
 """Share of its interval by which a cost to match may change with denser evaluations."""
+CLOCK_SD = math.log1p(SAME_SCHEDULE) / math.sqrt(3)
+"""Standard deviation of the logarithm of two machines' speeds, which may differ by any share up to SAME_SCHEDULE."""
 LARGEST_EFFECT = 20.0
 """Logarithm of a ratio of costs from which it is called infinite."""
 NOTHING = Why("nothing", "none")
@@ -557,7 +559,10 @@ def _by_t(
         first = []
         for group, side, lost in zip(groups, (before, after), failed, strict=True):
             first.append({seed: side[seed] for seed in group.seeds[:seeds] if seed not in lost})
-        estimates.append(_estimate(question, first[0], first[1], level, groups))
+        estimate = _estimate(question, first[0], first[1], level, groups)
+        if question.axis == "seconds" and estimate.log:
+            estimate = inference.widen(estimate, CLOCK_SD, level)
+        estimates.append(estimate)
     return answer_by_t(found, estimates, looks)
 
 

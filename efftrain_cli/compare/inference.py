@@ -85,6 +85,20 @@ def at_level(estimate: Estimate, alpha: float) -> Estimate:
     return replace(estimate, low=low, high=high)
 
 
+def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
+    """Return an estimate with the error that all seeds share, of standard deviation `sd`, in its standard error.
+
+    Args:
+        alpha: its interval covers 1 - `alpha`.
+    """
+    if not estimate.se or estimate.df is None:
+        return estimate
+    mean = math.log(estimate.mean) if estimate.log else estimate.mean
+    se = math.hypot(estimate.se, sd)
+    p = float(2 * special.stdtr(estimate.df, -abs(mean) / se))
+    return at_level(replace(estimate, se=se, p=p), alpha)
+
+
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     """Mean of paired differences, with Student's t interval on n - 1 degrees of freedom."""
     values = np.asarray(differences, float)

@@ -274,6 +274,17 @@ def test_holm_counts_only_what_was_tested() -> None:
     ]
 
 
+def test_an_error_that_all_seeds_share_stays_however_many_there_are() -> None:
+    """Three pairs with a mean of 2 and a standard error of 0.3, and a further error of 0.4: together 0.5."""
+    alone = paired_t([2 - 0.3 * 3**0.5, 2, 2 + 0.3 * 3**0.5])
+    assert alone.se == pytest.approx(0.3)
+    wider = inference.widen(alone, 0.4, 0.05)
+    assert (wider.mean, wider.se, wider.sd) == pytest.approx((2, 0.5, alone.sd))
+    # Student's t with 2 degrees of freedom: 4.30265 covers 95 %, and beyond 2 / 0.5 = 4 lie 5.719 %.
+    assert (wider.low, wider.high) == pytest.approx((2 - 2.151325, 2 + 2.151325), abs=1e-5)
+    assert wider.p == pytest.approx(0.05719, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("tokens", "flops", "other", "corrected"),
     [
