@@ -42,7 +42,6 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
-    TypeVar,
     get_args,
 )
 
@@ -52,7 +51,7 @@ from pydantic.dataclasses import dataclass
 from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
 from efftrain_cli.foundation.section import SECTION, Count, parse_count
 from efftrain_cli.methods.method import Method, Sections
-from efftrain_cli.model.config import Dimensions
+from efftrain_cli.model.config import Dimensions, S, resize
 
 if TYPE_CHECKING:
     from efftrain_cli.foundation.step import Progress
@@ -104,34 +103,28 @@ def parse_operator(text: str) -> Operator:
     return Operator(kind, int(factor or 2))  # type: ignore[arg-type]
 
 
-S = TypeVar("S", bound=Dimensions)
-
-
 def grown_shape(shape: S, operator: Operator) -> S:
-    """The shape of a model after one operator: a [model] or a `GPTConfig`."""
+    """Return the shape of a model after one operator: a [model] or a `GPTConfig`."""
     kind, value = operator
     if kind == "depth":
         return replace(shape, n_layer=shape.n_layer * value)  # type: ignore[type-var]
-    heads, keys, width, units = shape.n_head, shape.kv_heads, shape.n_embd, shape.ff_size
-    eps = shape.norm_eps
+    sizes = {
+        "n_head": shape.n_head,
+        "kv_heads": shape.kv_heads,
+        "n_embd": shape.n_embd,
+        "ff_size": shape.ff_size,
+    }
     if kind == "width":
-        heads, keys, width, units = value * heads, value * keys, value * width, value * units
+        sizes = {name: value * size for name, size in sizes.items()}
     elif kind == "pad":
-        width, eps = value, eps * width / value
+        sizes["n_embd"] = value
+        shape = replace(shape, norm_eps=shape.norm_eps * shape.n_embd / value)  # type: ignore[type-var]
     elif kind == "d_ff":
-        units = value
+        sizes["ff_size"] = value
     else:
-        heads, keys = heads // keys * value, value
-    # What follows from other sizes is not given.
-    plain = replace(  # type: ignore[type-var]
-        shape, n_head=heads, n_embd=width, n_kv_head=None, head_dim=None, d_ff=None, norm_eps=eps
-    )
-    return replace(  # type: ignore[type-var]
-        plain,
-        n_kv_head=None if keys == heads else keys,
-        head_dim=None if width == heads * shape.head_size else shape.head_size,
-        d_ff=None if units == plain.ff_size else units,
-    )
+        sizes["n_head"] = shape.n_head // shape.kv_heads * value
+        sizes["kv_heads"] = value
+    return resize(shape, head_size=shape.head_size, **sizes)
 
 
 def _check_operator(text: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeVar
 
 Mlp = Literal["gelu", "swiglu", "relu2"]
 Norm = Literal["layernorm", "rmsnorm", "none"]
@@ -169,6 +169,29 @@ class Dimensions:
         if self.mlp_facts.is_gated:
             return -(-(8 * self.n_embd // 3) // 32) * 32
         return 4 * self.n_embd
+
+
+S = TypeVar("S", bound=Dimensions)
+
+
+def resize(shape: S, *, n_head: int, n_embd: int, kv_heads: int, head_size: int, ff_size: int) -> S:
+    """Return the shape with these sizes; those that follow from others are left to them."""
+    plain = replace(  # type: ignore[type-var]
+        shape, n_head=n_head, n_embd=n_embd, n_kv_head=None, head_dim=None, d_ff=None
+    )
+    given = {}
+    if kv_heads != n_head:
+        given["n_kv_head"] = kv_heads
+    if n_head * head_size != n_embd:
+        given["head_dim"] = head_size
+    if ff_size != plain.ff_size:
+        given["d_ff"] = ff_size
+    return replace(plain, **given)  # type: ignore[type-var]
+
+
+def pad_vocabulary(vocab_size: int, multiple: int) -> int:
+    """Round a number of token ids up to rows of the embedding matrix."""
+    return -(-vocab_size // multiple) * multiple
 
 
 @dataclass(frozen=True, kw_only=True)

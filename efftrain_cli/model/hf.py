@@ -25,7 +25,7 @@ from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside
 from efftrain_cli.foundation.records import parse_json, read_small_text
 from efftrain_cli.foundation.tensors import read_tensors, write_tensors
-from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.config import GPTConfig, pad_vocabulary, resize
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
 
@@ -133,12 +133,14 @@ def is_llama(config: GPTConfig) -> bool:
 
 def refuse_unsayable(config: GPTConfig) -> None:
     """Raise a UsageError, naming every field, if no class of transformers computes what this model computes."""
-    name = "Llama" if is_llama(config) else "GPT-2"
-    wrong = [
-        f"model.{field} = {json.dumps(found)} (must be {json.dumps(value)})"
-        for field, value in SAYS[name].items()
-        if (found := vars(config)[field]) != value
-    ]
+    name = "GPT-2"
+    if is_llama(config):
+        name = "Llama"
+    wrong = []
+    for field, needed in SAYS[name].items():
+        value = vars(config)[field]
+        if value != needed:
+            wrong.append(f"model.{field} = {json.dumps(value)} (must be {json.dumps(needed)})")
     if name == "GPT-2":
         if config.kv_heads != config.n_head:
             wrong.append(f"model.n_kv_head = {config.kv_heads} (must be n_head)")
@@ -147,7 +149,9 @@ def refuse_unsayable(config: GPTConfig) -> None:
     elif config.n_embd % config.n_head and not config.qk_norm:
         wrong.append(f"model.n_head = {config.n_head} (must divide n_embd without qk_norm)")
     if wrong:
-        model = "this model" if config.norm_facts.vectors else "a model with no layer norms"
+        model = "this model"
+        if not config.norm_facts.vectors:
+            model = "a model with no layer norms"
         raise UsageError(
             f"the {name} of transformers cannot compute {model}: {'; '.join(wrong)}\n"
             "use the run itself: efftrain sample, efftrain eval-zeroshot"
@@ -155,7 +159,7 @@ def refuse_unsayable(config: GPTConfig) -> None:
 
 
 def hf_names(name: str, config: GPTConfig) -> tuple[str, ...]:
-    """The names of one of our parameters there, in the order of its rows: three of a matrix of q, k and v in Llama."""
+    """Return the names of one of our parameters there, in the order of its rows: three of Llama's q, k and v."""
     if not is_llama(config):
         return (name,)
     module, _, end = name.rpartition(".")
@@ -167,16 +171,22 @@ def hf_names(name: str, config: GPTConfig) -> tuple[str, ...]:
 
 
 def hf_rows(name: str, parameter: Tensor, config: GPTConfig) -> list[int]:
-    """Rows of a parameter that are stored, for each of its `hf_names`."""
+    """Return the rows of a parameter that are stored, for each of its `hf_names`."""
     if name in ("wte.weight", "lm_head.weight"):
         return [config.vocab_size]
-    fused = is_llama(config) and "attn.c_attn." in name
-    return list(config.qkv_rows) if fused else [len(parameter)]
+    if is_llama(config) and "attn.c_attn." in name:
+        return list(config.qkv_rows)
+    return [len(parameter)]
+
+
+def _is_transposed(name: str, config: GPTConfig) -> bool:
+    return not is_llama(config) and name.endswith(CONV1D_WEIGHTS)
 
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
-    """The weights under transformers' names, fp32 on the CPU; tables are (vocab_size, n_embd), padding cut off. A scale
-    of the logits becomes the last norm's.
+    """Return the weights under transformers' names, fp32 on the CPU.
+
+    Tables are (vocab_size, n_embd), padding cut off. A scale of the logits becomes the last norm's.
 
     Raises:
         UsageError: no class of transformers computes what this model computes.
@@ -191,16 +201,17 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
         rows = hf_rows(name, parameter, config)
         parts = tensor[: sum(rows)].split(rows)
         for theirs, part in zip(hf_names(name, config), parts, strict=True):
-            if is_llama(config):
-                tensors[theirs] = part.clone()
-            else:
-                part = part.t() if name.endswith(CONV1D_WEIGHTS) else part
-                tensors[f"transformer.{theirs}"] = part.contiguous()
+            if _is_transposed(name, config):
+                part = part.t()
+            if not is_llama(config):
+                theirs = f"transformer.{theirs}"
+            # Parts of one tensor share its memory, which safetensors refuses.
+            tensors[theirs] = part.clone(memory_format=torch.contiguous_format)
     return tensors
 
 
 def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """The weights under our names and in our shapes, fp32; padding rows of the embedding are 0.
+    """Return the weights under our names and in our shapes, fp32; padding rows of the embedding are 0.
 
     Raises:
         CheckpointError: tensors are missing, left over or of another shape (all are named), or the output matrix is not
@@ -218,21 +229,24 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
     problems = []
     converted = {}
     for name, parameter in expected.items():
-        transposed = not is_llama(config) and name.endswith(CONV1D_WEIGHTS)
+        transposed = _is_transposed(name, config)
         parts = []
         rows = hf_rows(name, parameter, config)
         for theirs, count in zip(hf_names(name, config), rows, strict=True):
             shape: tuple[int, ...] = (count, *parameter.shape[1:])
             if transposed:
-                shape = (shape[1], shape[0])
+                shape = shape[::-1]
             tensor = given.pop(theirs, None)
             if tensor is None:
                 problems.append(f"{theirs} is missing")
-            elif tuple(tensor.shape) != shape:
-                found = tuple(tensor.shape)
-                problems.append(f"{theirs} is {found}, not {shape} as config.json says")
-            else:
-                parts.append(tensor.t() if transposed else tensor)
+                continue
+            given_shape = tuple(tensor.shape)
+            if given_shape != shape:
+                problems.append(f"{theirs} is {given_shape}, not {shape} as config.json says")
+                continue
+            if transposed:
+                tensor = tensor.t()
+            parts.append(tensor)
         if len(parts) < len(rows):
             continue
         if sum(rows) < len(parameter):
@@ -252,11 +266,11 @@ def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 
 def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
-    """config.json of a class of transformers that computes what this model computes. Dropout is 0: there is none in
-    training."""
+    """Return the config.json of a class of transformers that computes what this model computes, without dropout."""
     tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
     if is_llama(config):
         return _to_llama_config(config) | tokens
+    units = config.ff_size
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -266,7 +280,7 @@ def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
         "n_embd": config.n_embd,
         "n_layer": config.n_layer,
         "n_head": config.n_head,
-        "n_inner": None if config.ff_size == 4 * config.n_embd else config.ff_size,
+        "n_inner": units if units != 4 * config.n_embd else None,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": config.norm_eps,
         "initializer_range": 0.02,
@@ -282,14 +296,21 @@ def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
 
 
 def _to_llama_config(config: GPTConfig) -> dict[str, Any]:
-    """Every key that has a default there, as the classes' defaults differ."""
-    own: dict[str, Any] = {"mlp_bias": False}
+    """Return every key that has a default there, as the classes' defaults differ."""
+    own: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "mlp_bias": False,
+    }
     if config.qk_norm:
-        layers = ["full_attention"] * config.n_layer
-        own = {"use_sliding_window": False, "layer_types": layers}
+        own = {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "use_sliding_window": False,
+            "layer_types": ["full_attention"] * config.n_layer,
+        }
     return {
-        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if config.qk_norm else "llama",
+        **own,
         "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
         "intermediate_size": config.ff_size,
@@ -309,7 +330,6 @@ def _to_llama_config(config: GPTConfig) -> dict[str, Any]:
         "pad_token_id": None,
         "torch_dtype": "float32",
         "use_cache": True,
-        **own,
     }
 
 
@@ -320,11 +340,10 @@ class _ConfigReader:
         self, hf_config: Mapping[str, Any], architecture: Mapping[str, tuple[Any, ...]]
     ) -> None:
         self._config = hf_config
-        self.problems = [
-            f"{key} = {json.dumps(hf_config[key])} (must be {' or '.join(json.dumps(value) for value in allowed)})"
-            for key, allowed in architecture.items()
-            if key in hf_config and not any(hf_config[key] == value for value in allowed)
-        ]
+        self.problems: list[str] = []
+        for key, allowed in architecture.items():
+            holds = key not in hf_config or any(hf_config[key] == value for value in allowed)
+            self.require(holds, key, " or ".join(map(json.dumps, allowed)))
 
     def require(self, holds: bool, key: str, rule: str) -> None:
         """Note `rule` as broken by `key` unless it holds."""
@@ -333,7 +352,7 @@ class _ConfigReader:
             self.problems.append(f"{key} = {value} (must be {rule})")
 
     def size(self, key: str, largest: int, default: int | None = None) -> int:
-        """The whole number of `key`; `default` if it is absent, and 1 if it is wrong."""
+        """Return the whole number of `key`; `default` if it is absent, and 1 if it is wrong."""
         value = self._config.get(key)
         if value is None and default is not None:
             return default
@@ -343,11 +362,12 @@ class _ConfigReader:
         return 1
 
     def number(self, key: str, default: float, table: Mapping[str, Any] | None = None) -> float:
-        """The positive number of `key`, in `table` or the file; `default` if it is absent or wrong."""
-        value = (self._config if table is None else table).get(key, default)
-        right = type(value) in (int, float) and 0 < value < float("inf")
-        self.require(right, key, "a positive number")
-        return float(value) if right else default
+        """Return the positive number of `key`, in `table` or the file; `default` if it is absent or wrong."""
+        value = (table or self._config).get(key, default)
+        if type(value) in (int, float) and 0 < value < float("inf"):
+            return float(value)
+        self.require(False, key, "a positive number")
+        return default
 
     def finish(self) -> None:
         """Raise a CheckpointError that names all problems, if there are any."""
@@ -359,7 +379,7 @@ class _ConfigReader:
 
 
 def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
-    """The model's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
+    """Return the model's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
 
     Raises:
         CheckpointError: it describes another function than this GPT computes; every such key is named.
@@ -373,61 +393,75 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     read.require(width % heads == 0, "n_head", f"a divisor of n_embd = {width}")
     eps = read.number("layer_norm_epsilon", 1e-5)
     read.finish()
-    return GPTConfig(
+    shape = GPTConfig(
         n_layer=sizes["n_layer"],
         n_head=heads,
         n_embd=width,
         seq_len=sizes["n_positions"],
         vocab_size=sizes["vocab_size"],
-        padded_vocab_size=-(-sizes["vocab_size"] // vocab_multiple) * vocab_multiple,
-        d_ff=None if units == 4 * width else units,
+        padded_vocab_size=pad_vocabulary(sizes["vocab_size"], vocab_multiple),
         norm_eps=eps,
+    )
+    return resize(
+        shape,
+        n_head=heads,
+        n_embd=width,
+        kv_heads=heads,
+        head_size=width // heads,
+        ff_size=units,
     )
 
 
 def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPTConfig:
-    qwen = hf_config["model_type"] == "qwen3"
+    is_qwen = hf_config["model_type"] == "qwen3"
     read = _ConfigReader(hf_config, LLAMA_ARCHITECTURE)
     heads = read.size("num_attention_heads", bounds.HEADS)
     width = read.size("hidden_size", bounds.WIDTH)
     optional = {
-        "num_key_value_heads": 32 if qwen else heads,
-        "head_dim": 128 if qwen else max(1, width // heads),
-        "max_position_embeddings": 32768 if qwen else 2048,
+        "num_key_value_heads": heads,
+        "head_dim": max(1, width // heads),
+        "max_position_embeddings": 2048,
     }
+    if is_qwen:
+        optional = {
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+        }
     sizes = {key: read.size(key, most, optional.get(key)) for key, most in LLAMA_LARGEST.items()}
     rope = hf_config.get("rope_parameters") or {}
     plain = isinstance(rope, dict) and rope.get("rope_type", "default") == "default"
     plain = plain and rope.get("partial_rotary_factor", 1.0) == 1.0
     read.require(plain, "rope_parameters", "of rope_type default")
-    theta = read.number("rope_theta", 10_000.0, rope if plain and "rope_theta" in rope else None)
+    table = None
+    if plain and "rope_theta" in rope:
+        table = rope
+    theta = read.number("rope_theta", 10_000.0, table)
     eps = read.number("rms_norm_eps", 1e-6)
     layers = hf_config.get("layer_types") or []
     read.require(set(layers) <= {"full_attention"}, "layer_types", "full_attention throughout")
     tied = hf_config.get("tie_word_embeddings", False)
     read.require(isinstance(tied, bool), "tie_word_embeddings", "true or false")
-    keys, size, units = (
-        sizes[key] for key in ("num_key_value_heads", "head_dim", "intermediate_size")
-    )
-    plain_shape = GPTConfig(
+    shape = GPTConfig(
         n_layer=sizes["num_hidden_layers"],
         n_head=heads,
         n_embd=width,
         seq_len=sizes["max_position_embeddings"],
         vocab_size=sizes["vocab_size"],
-        padded_vocab_size=-(-sizes["vocab_size"] // vocab_multiple) * vocab_multiple,
+        padded_vocab_size=pad_vocabulary(sizes["vocab_size"], vocab_multiple),
         tied=bool(tied),
         norm_eps=eps,
         rope_theta=theta,
-        qk_norm=qwen,
+        qk_norm=is_qwen,
         **SAYS["Llama"],
     )
-    # What follows from other sizes is not given, as in the recipe that was exported.
-    config = replace(
-        plain_shape,
-        n_kv_head=None if keys == heads else keys,
-        head_dim=None if (size, width % heads) == (width // heads, 0) else size,
-        d_ff=None if units == plain_shape.ff_size else units,
+    config = resize(
+        shape,
+        n_head=heads,
+        n_embd=width,
+        kv_heads=sizes["num_key_value_heads"],
+        head_size=sizes["head_dim"],
+        ff_size=sizes["intermediate_size"],
     )
     for field, rule in config.validation_errors():
         read.problems.append(f"{field} {rule}")
@@ -454,7 +488,7 @@ def write_hf(
     card: str | None = None,
     exported_from: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a directory that `AutoModelForCausalLM` and `AutoTokenizer` load without network.
+    """Write a directory that `AutoModelForCausalLM` and `AutoTokenizer` load without network.
 
     `tokenizer_json` is the text of a `tokenizers` file; it is stored as it is, so that both sides split text alike.
 
@@ -466,11 +500,8 @@ def write_hf(
         UsageError: the directory holds files already.
     """
     check_empty(directory)
-    names = {
-        token["id"]: token["content"]
-        for token in json.loads(tokenizer_json).get("added_tokens", [])
-    }
-    eot = names.get(eot_id)
+    added = json.loads(tokenizer_json).get("added_tokens", [])
+    eot = {token["id"]: token["content"] for token in added}.get(eot_id)
     tokenizer_config = {
         # The plain class takes tokenizer.json as it is; GPT2Tokenizer would build its own from vocabulary and merges.
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -504,7 +535,7 @@ def _json_text(content: Mapping[str, Any]) -> str:
 
 
 def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, Any]]:
-    """The GPT in a directory with config.json and model.safetensors (whole or in shards), and its config.json.
+    """Read the GPT in a directory with config.json and model.safetensors (whole or in shards), and its config.json.
 
     Raises:
         CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot compute.
@@ -546,31 +577,32 @@ def _as_fp32(tensor: Tensor, name: str) -> Tensor:
         )
     weight = tensor.to(torch.float32)
     if not weight.isfinite().all():
-        beyond = bool(tensor.isfinite().all())
-        what = "numbers beyond fp32" if beyond else "NaN or infinity"
+        what = "NaN or infinity"
+        if tensor.isfinite().all():
+            what = "numbers beyond fp32"
         raise CheckpointError(f"{name}: the weights hold {what}; nothing was imported")
     return weight
 
 
 def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuses a shape that the weights do not have before anything of that size is made."""
-    layers = {
-        found[1] for name in tensors if (found := re.search(r"(?:^|\.)(?:h|layers)\.(\d+)\.", name))
-    }
+    """Refuse a shape that the weights do not have before anything of that size is made."""
+    layers = set()
+    for name in tensors:
+        layers |= set(re.findall(r"(?:^|\.)(?:h|layers)\.(\d+)\.", name)[:1])
     if len(layers) != config.n_layer:
         raise CheckpointError(
             f"{path} says n_layer = {config.n_layer}, the weights have {len(layers)} layers"
         )
     described = parameter_count(replace(config, padded_vocab_size=config.vocab_size))
-    there = sum(tensor.numel() for tensor in tensors.values())
-    if described > 2 * there:
+    held = sum(tensor.numel() for tensor in tensors.values())
+    if described > 2 * held:
         raise CheckpointError(
-            f"{path} describes a model of {described:,} parameters, the weights are {there:,}"
+            f"{path} describes a model of {described:,} parameters, the weights are {held:,}"
         )
 
 
 def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of model.safetensors, or of the shards that model.safetensors.index.json names.
+    """Read every tensor of model.safetensors, or of the shards that model.safetensors.index.json names.
 
     Raises:
         CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are never opened:
@@ -591,12 +623,12 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
     for name in names:
         path = directory / name
         if not path.is_file():
-            way_out = (
-                "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
-                "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
-            )
-            raise CheckpointError(
-                f"{path} is missing{way_out if (directory / 'pytorch_model.bin').exists() else ''}"
-            )
+            way_out = ""
+            if (directory / "pytorch_model.bin").exists():
+                way_out = (
+                    "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
+                    "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+                )
+            raise CheckpointError(f"{path} is missing{way_out}")
         tensors |= read_tensors(path)
     return tensors

@@ -18,7 +18,7 @@ from efftrain_cli.methods.staged_growth import (
     parse_operator,
     rewarmup_factor,
 )
-from efftrain_cli.model.config import Dimensions, GPTConfig
+from efftrain_cli.model.config import Dimensions, GPTConfig, pad_vocabulary
 from efftrain_cli.model.flops import (
     FlopsPerToken,
     flops_per_token,
@@ -41,9 +41,8 @@ def _stage(recipe: Recipe, stage: int) -> tuple[int, Optim]:
 
 
 def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
-    """Rows of the embedding matrix: `vocab_size` rounded up to the recipe's multiple."""
-    multiple = recipe.model.vocab_multiple
-    return -(-vocab_size // multiple) * multiple
+    """Return the rows of the embedding matrix: `vocab_size` rounded up to the recipe's multiple."""
+    return pad_vocabulary(vocab_size, recipe.model.vocab_multiple)
 
 
 def model_config(
