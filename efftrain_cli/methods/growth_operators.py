@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from efftrain_cli.methods.staged_growth import (
@@ -53,8 +53,8 @@ class GrowthState:
     """What an operator maps: a model's shape, its parameters and its optimizer's state, all by the model's parameter
     names.
 
-    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. Operators share tensors
-    they leave alone with the state they were given.
+    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. Operators may
+    share tensors that they leave alone with the state they were given.
     """
 
     config: GPTConfig
@@ -68,12 +68,65 @@ class GrowthState:
 
 
 def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
-    """q, k and v of a fused parameter, which grow one by one; else the whole."""
-    return tensor.split(config.qkv_rows) if kind.startswith("fused") else (tensor,)
+    """Return q, k and v of a fused parameter, which grow one by one; else the whole."""
+    if kind.startswith("fused"):
+        return tensor.split(config.qkv_rows)
+    return (tensor,)
+
+
+def _grown(
+    state: GrowthState,
+    config: GPTConfig,
+    parameters: Mapping[str, Tensor],
+    optimizer: Mapping[str, Mapping[str, Tensor]],
+    moments: Moments,
+) -> GrowthState:
+    """Return the state with these parts, its moments and step counters 0 if `moments` is "reset"."""
+    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
+    if moments == "reset":
+        return reset_moments(grown)
+    return grown
+
+
+def reset_moments(state: GrowthState) -> GrowthState:
+    """Return the same model with an optimizer that has never stepped: moments and step counters 0."""
+    import torch
+
+    zeros = {}
+    for key, tensors in state.optimizer.items():
+        zeros[key] = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    return dataclasses.replace(state, optimizer=zeros)
+
+
+def _map_moments(
+    state: GrowthState, grow_moment: Callable[[str, Tensor, int], Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Apply `grow_moment(name, tensor, power of the gradient)` to the optimizer's tensors; counters stay."""
+    optimizer = {}
+    for key, tensors in state.optimizer.items():
+        power = state.gradient_powers[key]
+        optimizer[key] = dict(tensors)
+        if power:
+            optimizer[key] = {
+                name: grow_moment(name, tensor, power) for name, tensor in tensors.items()
+            }
+    return optimizer
+
+
+def _normal(shape: Sequence[int], generator: object) -> Tensor:
+    """Draw from N(0, 1) in fp64 on the CPU, so that every device grows the same model."""
+    import torch
+
+    return torch.randn(shape, generator=generator, dtype=torch.float64)  # type: ignore[call-overload]
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    """Return the standard deviation of a tensor's entries, 0-d fp64 on the CPU."""
+    return tensor.double().std(correction=0).cpu()
 
 
 def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
-    """`tensor` in its k-fold shape, unscaled; with `fill` a matrix's blocks beside the diagonal are copies too."""
+    """Repeat `tensor` to its k-fold shape, unscaled; `fill`: a matrix's blocks beside the diagonal are copies too."""
     import torch
 
     if kind == "head_norm":
@@ -82,17 +135,18 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
         return tensor.repeat(1, factor)
     if not kind.endswith("matrix"):
         return tensor.repeat(factor)
-    return tensor.repeat(factor, factor) if fill else torch.block_diag(*[tensor] * factor)
+    if fill:
+        return tensor.repeat(factor, factor)
+    return torch.block_diag(*[tensor] * factor)
 
 
 def _cancelling_blocks(tensor: Tensor, factor: int, generator: object) -> Tensor:
-    """A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of blocks."""
+    """Draw A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of blocks."""
     import torch
 
     rows, columns = tensor.shape
-    # (row block, column block, rows, columns); drawn on the CPU, so that every device grows the same model
-    blocks = torch.randn(factor, factor, rows, columns, generator=generator, dtype=torch.float64)  # type: ignore[call-overload]
-    blocks = (blocks * (OFFDIAG_SCALE * tensor.double().std(correction=0).cpu())).to(tensor.dtype)
+    blocks = _normal((factor, factor, rows, columns), generator)
+    blocks = (blocks * (OFFDIAG_SCALE * _spread(tensor))).to(tensor.dtype)
     diagonal = torch.arange(factor)
     blocks[diagonal, diagonal] = 0
     blocks[diagonal, diagonal] = -blocks.sum(dim=1)
@@ -100,13 +154,18 @@ def _cancelling_blocks(tensor: Tensor, factor: int, generator: object) -> Tensor
 
 
 def _generator(seed: int, name: str) -> object:
-    """A generator that is a function of the seed, this purpose and the parameter's name."""
+    """Make a generator that is a function of the seed, this purpose and the parameter's name."""
     import hashlib
 
     import torch
 
     digest = hashlib.sha256(f"{seed}/staged_growth/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def _scaled_output(tied: bool) -> ParameterKind:
+    """Return the kind that width divides by k, so that k times as many channels give the same logits."""
+    return "last_norm" if tied else "head"
 
 
 def grow_width(
@@ -117,7 +176,7 @@ def grow_width(
     symmetry: Symmetry = "offdiag",
     seed: int = 0,
 ) -> GrowthState:
-    """The state of a model `factor` times as wide, with `factor` times as many heads of the same size.
+    """Grow a model to `factor` times its width, with `factor` times as many heads of the same size.
 
     Loss and logits stay to rounding, except with `symmetry="noise"`. `seed` draws A or the noise. Moments: m / k and
     v / k^2, but as they are for the gains of q and k and for what is itself divided by k.
@@ -127,11 +186,19 @@ def grow_width(
     """
     import torch
 
-    divided = "last_norm" if state.config.tied else "head"
+    divided = _scaled_output(state.config.tied)
 
     def widen(kind: str, tensor: Tensor, fill: bool) -> Tensor:
         parts = _parts(kind, tensor, state.config)
         return torch.cat([_widen(kind, part, factor, fill) for part in parts])
+
+    def widen_moment(name: str, tensor: Tensor, power: int) -> Tensor:
+        kind = parameter_kind(name)
+        wide = widen(kind, tensor, moments == "ema")
+        if kind in (divided, "head_norm"):
+            # What is divided itself keeps its gradient, and so do gains that every head shares.
+            return wide
+        return wide / factor**power
 
     parameters: dict[str, Tensor] = {}
     for name, old in state.parameters.items():
@@ -144,28 +211,15 @@ def grow_width(
             parts = _parts(kind, old, state.config)
             new = new + torch.cat([_cancelling_blocks(part, factor, generator) for part in parts])
         elif symmetry == "noise" and new.dim() == 2:
-            noise = torch.randn(new.shape, generator=_generator(seed, name), dtype=torch.float64)  # type: ignore[call-overload]
+            noise = _normal(new.shape, _generator(seed, name))
             if kind in ("token_embedding", "head"):
                 noise[state.config.vocab_size :] = 0  # padding rows stay 0
-            new = new + (noise * (NOISE_SCALE * old.double().std(correction=0).cpu())).to(
-                new.dtype
-            ).to(new.device)
+            noise = noise * (NOISE_SCALE * _spread(old))
+            new = new + noise.to(new.dtype).to(new.device)
         parameters[name] = new
 
-    optimizer: dict[str, dict[str, Tensor]] = {}
-    for key, tensors in state.optimizer.items():
-        power = state.gradient_powers[key]
-        optimizer[key] = grown_tensors = {}
-        for name, old in tensors.items():
-            kind = parameter_kind(name)
-            # What is divided itself keeps its gradient, and so do gains that every head shares.
-            scale = 1 if kind in (divided, "head_norm") else factor
-            grown_tensors[name] = (
-                widen(kind, old, moments == "ema") / scale**power if power else old
-            )
     config = grown_shape(state.config, Operator("width", factor))
-    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
-    return reset_moments(grown) if moments == "reset" else grown
+    return _grown(state, config, parameters, _map_moments(state, widen_moment), moments)
 
 
 RANDOM_IF_NEW = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_up.weight")
@@ -175,7 +229,7 @@ RANDOM_IF_NEW = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_up.weight")
 def grow_size(
     state: GrowthState, operator: Operator, *, moments: Moments = "ema", seed: int = 0
 ) -> GrowthState:
-    """The state of a model with the width of "pad", or the d_ff or n_kv_head, that `operator` sets.
+    """Grow a model to the width of "pad", or the d_ff or n_kv_head, that `operator` sets.
 
     Loss and logits stay to rounding. `seed` draws the new entries, as large as the old ones. Moments of new entries are
     0; those of what is multiplied by c are m / c and v / c^2.
@@ -190,48 +244,46 @@ def grow_size(
     old, config = state.config, grown_shape(state.config, operator)
     if operator.kind == "pad" and (old.norm_facts.is_centered or not old.norm_facts.vectors):
         raise ValueError('pad needs norm = "rmsnorm": zeros beside the channels move a mean')
-    if (
-        min(config.n_embd - old.n_embd, config.ff_size - old.ff_size, config.n_head - old.n_head)
-        < 0
-    ):
+    sizes = (old.n_embd, old.ff_size, old.n_head)
+    new_sizes = (config.n_embd, config.ff_size, config.n_head)
+    if any(new < size for new, size in zip(new_sizes, sizes, strict=True)):
         raise ValueError(f"{operator.kind}:{operator.factor}: growth makes no model smaller")
     ratio = math.sqrt(old.n_embd / config.n_embd)
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
 
+    def is_gain(name: str) -> bool:
+        return parameter_kind(name) == "last_norm" or ".ln_" in name
+
     def enlarge(name: str, tensor: Tensor, power: int | None) -> Tensor:
-        """The parameter, or with `power` a state that scales with this power of its gradient."""
+        """Enlarge the parameter, or with `power` a moment that scales with this power of its gradient."""
         kind = parameter_kind(name)
-        gain = kind == "last_norm" or ".ln_" in name
-        rows = config.qkv_rows if kind.startswith("fused") else (shapes[name][0],)
+        rows: Sequence[int] = (shapes[name][0],)
+        if kind.startswith("fused"):
+            rows = config.qkv_rows
         generator, parts = _generator(seed, name), []
         for number, source in enumerate(_parts(kind, tensor, old)):
-            factor = ratio if gain or (config.qk_norm and len(rows) > 1 and number < 2) else 1.0
+            factor = 1.0
+            if is_gain(name) or (config.qk_norm and len(rows) > 1 and number < 2):
+                factor = ratio
             part = source.new_zeros(rows[number], *shapes[name][1:])
-            if power is None and gain:
+            if power is None and is_gain(name):
                 part.fill_(ratio)
             elif power is None and name.endswith(RANDOM_IF_NEW):
-                drawn = torch.randn(part.shape, generator=generator, dtype=torch.float64)  # type: ignore[call-overload]
-                part.copy_(drawn * (factor * source.double().std(correction=0).cpu()))
-            scale = factor if power is None else factor**-power
+                part.copy_(_normal(part.shape, generator) * (factor * _spread(source)))
+            scale = factor
+            if power is not None:
+                scale = factor**-power
             part[tuple(slice(size) for size in source.shape)] = source * scale
             parts.append(part)
         return torch.cat(parts)
 
     parameters = {name: enlarge(name, tensor, None) for name, tensor in state.parameters.items()}
-    optimizer: dict[str, dict[str, Tensor]] = {}
-    for key, tensors in state.optimizer.items():
-        power = state.gradient_powers[key]
-        optimizer[key] = {
-            name: enlarge(name, tensor, power) if power else tensor
-            for name, tensor in tensors.items()
-        }
-    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
-    return reset_moments(grown) if moments == "reset" else grown
+    return _grown(state, config, parameters, _map_moments(state, enlarge), moments)
 
 
 def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
-    """The parameter `part` of a layer whose layer norms and biases are 0 and whose matrices are eye.
+    """Make the parameter `part` of a layer whose layer norms and biases are 0 and whose matrices are eye.
 
     The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms learn.
     """
@@ -241,7 +293,9 @@ def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
         return torch.ones_like(like)
     if like.dim() == 1:
         return torch.zeros_like(like)
-    rows = config.qkv_rows if part == "attn.c_attn.weight" else (len(like),)
+    rows: Sequence[int] = (len(like),)
+    if part == "attn.c_attn.weight":
+        rows = config.qkv_rows
     columns = like.shape[1]
     return torch.cat(
         [torch.eye(count, columns, dtype=like.dtype, device=like.device) for count in rows]
@@ -256,7 +310,7 @@ def grow_depth(
     moments: Moments = "ema",
     seed: int = 0,
 ) -> GrowthState:
-    """The state of a model with `factor` times as many layers.
+    """Grow a model to `factor` times as many layers.
 
     With `copy_append` and `copies` layer j is a copy of layer j mod n_layer; with `random` the layers after the old
     ones are drawn from `seed`, with moments and step counter 0; else the layers made from layer i follow it directly.
@@ -277,51 +331,51 @@ def grow_depth(
         )
     layers = state.config.n_layer
     config = grown_shape(state.config, Operator("depth", factor))
-    fresh_layers = _initial_layers(config, seed) if mode == "random" else {}
-    if mode in ("copy_append", "copies", "random"):
-        sources = [(j % layers, j >= layers) for j in range(factor * layers)]
-    else:
-        sources = [(j // factor, j % factor > 0) for j in range(factor * layers)]
-    for name in state.parameters:
-        parameter_kind(name)
-    parts = [name.removeprefix("h.0.") for name in state.parameters if name.startswith("h.0.")]
+    appends = mode in ("copy_append", "copies", "random")
+    starts_at_zero = mode in ("zero_out_proj", "random") or (
+        mode == "identity" and moments == "paper"
+    )
+    drawn = {}
+    if mode == "random":
+        drawn = _initial_layers(config, seed)
     parameters: dict[str, Tensor] = {}
     optimizer: dict[str, dict[str, Tensor]] = {key: {} for key in state.optimizer}
 
-    def take(new: str, old: str, fresh: bool) -> None:
+    def take(new: str, old: str, inserted: bool) -> None:
+        """Take over the parameter `old` and its moments as `new`, which is a layer's that is `inserted`, or not."""
+        part = new.split(".", 2)[-1]
+        is_projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
+        value = state.parameters[old]
+        if inserted and mode == "identity":
+            value = _identity_layer(part, value, config)
+        elif inserted and mode == "random":
+            value = drawn[new].to(value)
+        elif inserted and mode == "zero_out_proj" and is_projection:
+            value = torch.zeros_like(value)
+        parameters[new] = value.clone()
         for key, tensors in state.optimizer.items():
-            if old in tensors:
-                optimizer[key][new] = (
-                    torch.zeros_like(tensors[old]) if fresh else tensors[old].clone()
-                )
+            if old not in tensors:
+                continue
+            optimizer[key][new] = tensors[old].clone()
+            if inserted and starts_at_zero:
+                optimizer[key][new].zero_()
 
-    for name in state.parameters:  # the model's own order of names: wte, wpe, the layers, ln_f
+    for name in state.parameters:
+        parameter_kind(name)  # raises for a parameter that is not a GPT's
         if not name.startswith("h."):
-            parameters[name] = state.parameters[name]
-            take(name, name, fresh=False)
-        elif name == f"h.0.{parts[0]}":
-            for j, (source, inserted) in enumerate(sources):
-                for part in parts:
-                    new, old = f"h.{j}.{part}", f"h.{source}.{part}"
-                    value = state.parameters[old]
-                    projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
-                    if inserted and mode == "identity":
-                        value = _identity_layer(part, value, config)
-                    elif inserted and mode == "random":
-                        value = fresh_layers[new].to(value)
-                    elif inserted and mode == "zero_out_proj" and projection:
-                        value = torch.zeros_like(value)
-                    parameters[new] = value.clone()
-                    fresh = mode in ("zero_out_proj", "random") or (
-                        mode == "identity" and moments == "paper"
-                    )
-                    take(new, old, inserted and fresh)
-    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
-    return reset_moments(grown) if moments == "reset" else grown
+            take(name, name, False)
+    parts = [name.removeprefix("h.0.") for name in state.parameters if name.startswith("h.0.")]
+    for new in range(factor * layers):
+        source, inserted = new // factor, new % factor > 0
+        if appends:
+            source, inserted = new % layers, new >= layers
+        for part in parts:
+            take(f"h.{new}.{part}", f"h.{source}.{part}", inserted)
+    return _grown(state, config, parameters, optimizer, moments)
 
 
 def _initial_layers(config: GPTConfig, seed: int) -> dict[str, Tensor]:
-    """The layers of a fresh model of that shape, by name."""
+    """Initialize a model of that shape and return its layers' parameters by name."""
     from efftrain_cli.model.gpt import GPT
 
     model = GPT(config)
@@ -329,22 +383,10 @@ def _initial_layers(config: GPTConfig, seed: int) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if name.startswith("h.")}
 
 
-def reset_moments(state: GrowthState) -> GrowthState:
-    """The same model with an optimizer that has never stepped: moments and step counters 0."""
-    import torch
-
-    optimizer = state.optimizer.items()
-    zeros = {
-        key: {name: torch.zeros_like(old) for name, old in tensors.items()}
-        for key, tensors in optimizer
-    }
-    return dataclasses.replace(state, optimizer=zeros)
-
-
 def grow(
     state: GrowthState, operators: Iterable[Operator], section: StagedGrowth, seed: int
 ) -> GrowthState:
-    """The operators one after the other, in the section's variants.
+    """Apply the operators one after the other, in the section's variants.
 
     Raises:
         ValueError: a parameter that is not a GPT's.
@@ -367,14 +409,14 @@ def grow(
 
 
 def small_model_scales(kind: ParameterKind, width_factor: int, tied: bool = True) -> GroupScale:
-    """The scales with which a parameter of a model widened k-fold takes the small model's own steps.
+    """Return the scales with which a parameter of a model widened k-fold takes the small model's own steps.
 
     All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its
     size at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as
     large where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then
     repeats the small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
     """
-    if kind == ("last_norm" if tied else "head"):
+    if kind == _scaled_output(tied):
         return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
     if kind == "head_norm":
         return GroupScale()
@@ -384,10 +426,9 @@ def small_model_scales(kind: ParameterKind, width_factor: int, tied: bool = True
 
 
 def width_asymmetry(parameters: Mapping[str, Tensor], factor: int, config: GPTConfig) -> float:
-    """How much the copies of a model widened k-fold differ: |p - p'| / |p| over all matrices and embeddings together,
-    where p' is p with the copies cyclically exchanged. 0 while they are equal, of order 1 once they went their own
-    ways.
+    """Measure how much the copies of a model widened k-fold differ: 0 while they are equal, of order 1 later.
 
+    |p - p'| / |p| over all matrices and embeddings together, where p' is p with the copies cyclically exchanged.
     Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps of it.
     """
     difference = total = 0.0
@@ -401,4 +442,4 @@ def width_asymmetry(parameters: Mapping[str, Tensor], factor: int, config: GPTCo
                 exchanged = exchanged.roll(part.shape[0] // factor, 0)
             difference += float((part.double() - exchanged.double()).square().sum())
             total += float(part.double().square().sum())
-    return math.sqrt(difference / total) if total else 0.0
+    return math.sqrt(difference / max(total, 1e-300))

@@ -24,17 +24,23 @@ _OTHER_DEVICE_BYTES = 1 << 28
 """The same on any other device."""
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Return `x` in fp32, or in fp64 if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """`softcap` tanh(logits / softcap), in fp32 (fp64 if they are); the logits themselves if it is None. Gemma Team,
-    2024, arXiv 2408.00118, section 2."""
+    """Return `softcap` tanh(logits / softcap), in fp32 (fp64 if they are); the logits themselves if it is None.
+
+    Source: Gemma Team 2024, arXiv 2408.00118, section 2.
+    """
     if softcap is None:
         return logits
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return softcap * torch.tanh(wide / softcap)
+    return softcap * torch.tanh(at_least_fp32(logits) / softcap)
 
 
 def summed_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Summed cross-entropy, nats, and summed squares of log-sum-exp, of `capped` logits (tokens, V): (2,) fp32.
+    """Sum the cross-entropy, nats, and the squares of log-sum-exp, of `capped` logits (tokens, V): (2,) fp32.
 
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5, for the second.
     """
@@ -50,8 +56,9 @@ def summed_cross_entropy(
     softcap: float | None = None,
     with_squares: bool = False,
 ) -> Tensor:
-    """Summed cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against `targets`; with
-    `with_squares` `summed_losses`, (2,).
+    """Sum the cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against `targets`.
+
+    With `with_squares`, return `summed_losses`, (2,).
 
     Args:
         x: (tokens, n_embd).
@@ -103,7 +110,7 @@ class _SummedCrossEntropy(Function):
             logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True
         ):
             real = chunk[:, :vocab_size]
-            work = real.float() if narrow else real
+            work = at_least_fp32(real)
             if softcap is not None:
                 work.div_(softcap).tanh_()
                 slope = 1 - work.square()
@@ -127,6 +134,8 @@ class _SummedCrossEntropy(Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         x, weight, grad_logits = ctx.saved_tensors
-        scale = grad_loss.to(x.dtype) if x.dtype == torch.float64 else grad_loss
+        scale = grad_loss
+        if x.dtype == torch.float64:
+            scale = grad_loss.double()
         # The factor goes to the small sides of the products; the gradient of the logits is left as it is.
         return (grad_logits @ weight).mul_(scale), grad_logits.t() @ (x * scale), None, None, None

@@ -23,7 +23,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from efftrain_cli.model.config import GPTConfig as GPTConfig
-from efftrain_cli.model.cross_entropy import capped, summed_cross_entropy, summed_losses
+from efftrain_cli.model.cross_entropy import (
+    at_least_fp32,
+    capped,
+    summed_cross_entropy,
+    summed_losses,
+)
 from efftrain_cli.model.flops import FlopsPerToken, channels, flops_per_token
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.linear import NarrowHead
@@ -38,12 +43,14 @@ ActivationTerm = Callable[[str, Tensor], Tensor | None]
 
 
 def ignore(name: str, activation: Tensor) -> None:
-    """Sees nothing."""
+    """Do nothing with an activation."""
 
 
 class KeyValueCache:
-    """Keys and values of the positions one block has seen, for generation: each (B, K, positions, D). Keys are kept
-    rotated, so that a new token rotates only its own."""
+    """Keys and values of the positions that one block has read, for generation: each (B, K, positions, D).
+
+    Keys are kept rotated, so that a new token rotates only its own.
+    """
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
@@ -51,11 +58,13 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Positions seen."""
-        return 0 if self.keys is None else self.keys.shape[2]
+        """Positions read."""
+        if self.keys is None:
+            return 0
+        return self.keys.shape[2]
 
     def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Appends (B, K, new, D) and returns all keys and values so far."""
+        """Append (B, K, new, D) and return all keys and values so far."""
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], dim=2)
             values = torch.cat([self.values, values], dim=2)
@@ -76,12 +85,14 @@ class Affine(nn.Module):
 
 
 def _affine(config: GPTConfig, name: str) -> nn.Module:
-    """What follows the activation `name`: its scale and shift, or the identity."""
-    return Affine(channels(config)[name]) if name in config.affine else nn.Identity()
+    """Return the scale and shift that follow the activation `name`, or the identity."""
+    if name in config.affine:
+        return Affine(channels(config)[name])
+    return nn.Identity()
 
 
 def _norm(config: GPTConfig, name: str) -> nn.Module:
-    """The norm `name`, or what stands in its place."""
+    """Return the norm `name`, or what stands in its place."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
     if config.norm == "rmsnorm":
@@ -92,8 +103,10 @@ def _norm(config: GPTConfig, name: str) -> nn.Module:
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) times a learned gain, in fp32: (..., channels) -> (..., channels). Zhang and Sennrich
-    2019, arXiv 1910.07467."""
+    """x / sqrt(mean(x^2) + eps) times a learned gain, in fp32: (..., channels) -> (..., channels).
+
+    Source: Zhang and Sennrich 2019, arXiv 1910.07467.
+    """
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
@@ -101,14 +114,18 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = at_least_fp32(x)
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return (wide * self.weight).to(x.dtype)
 
 
 class Rope(nn.Module):
-    """Rotary positions (Su et al. 2021, arXiv 2104.09864), half-rotated as in transformers: channels i and i + D / 2 of
-    position p turn by p theta^(-2 i / D), i < D / 2. All blocks share one."""
+    """Rotary positions, half-rotated as in transformers, shared by all blocks.
+
+    Channels i and i + D / 2 of position p turn by p theta^(-2 i / D), i < D / 2.
+
+    Source: Su et al. 2021, arXiv 2104.09864.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -122,7 +139,7 @@ class Rope(nn.Module):
         self.register_buffer("sin", angles.sin()[:, None], persistent=False)
 
     def forward(self, x: Tensor, position: int) -> Tensor:
-        """x (B, T, heads, D), whose first token stands at `position`, rotated."""
+        """Rotate x (B, T, heads, D), whose first token stands at `position`."""
         end = position + x.shape[1]
         cos, sin = self.cos[position:end], self.sin[position:end]
         a, b = x.chunk(2, dim=-1)
@@ -136,15 +153,21 @@ class CausalSelfAttention(nn.Module):
         self.queries_per_key = config.n_head // config.kv_heads
         self.c_attn = nn.Linear(config.n_embd, sum(self.rows), bias=config.bias)
         self.c_attn_affine = _affine(config, "attn.c_attn")
-        self.q_norm = RMSNorm(self.head_size, config.norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(self.head_size, config.norm_eps) if config.qk_norm else None
+        self.q_norm: RMSNorm | None = None
+        self.k_norm: RMSNorm | None = None
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.head_size, config.norm_eps)
+            self.k_norm = RMSNorm(self.head_size, config.norm_eps)
         self.rope = rope
         self.c_proj = nn.Linear(config.attention_size, config.n_embd, bias=config.bias)
         self.c_proj_affine = _affine(config, "attn.c_proj")
 
     def forward(self, x: Tensor, cache: KeyValueCache | None = None, see: See = ignore) -> Tensor:
         batch, seq_len, _ = x.shape
-        past = 0 if cache is None else cache.length
+        past = 0
+        if cache is not None:
+            past = cache.length
+
         qkv = self.c_attn(x)
         see("attn.c_attn", qkv)
         qkv = self.c_attn_affine(qkv)
@@ -159,6 +182,7 @@ class CausalSelfAttention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.extend(k, v)
+
         if self.queries_per_key > 1:
             # Query head j reads head j // queries_per_key. Repeated, as not every kernel knows groups.
             k = k.repeat_interleave(self.queries_per_key, dim=1)
@@ -232,9 +256,12 @@ class Block(nn.Module):
         cache: KeyValueCache | None = None,
         see: See = ignore,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The block's output, (B, T, C); beside it its terms, (activations asked for,), where it has a term and
-        gradients are wanted: these are what is seen then. `scale` (0-d) multiplies both residual branches; None is
-        1."""
+        """Return the block's output (B, T, C), and its terms (activations asked for,) if it has a term and gradients
+        are wanted: `see` is not called then.
+
+        Args:
+            scale: 0-d factor of both residual branches; None: 1.
+        """
         terms: list[Tensor] = []
         if self.term is not None and torch.is_grad_enabled():
             term = self.term
@@ -245,11 +272,17 @@ class Block(nn.Module):
 
         see("ln_1", x)
         attended = self.attn(self.ln_1(x), cache, see)
-        x = x + (attended if scale is None else attended * scale)
+        if scale is not None:
+            attended = attended * scale
+        x = x + attended
         see("ln_2", x)
         transformed = self.mlp(self.ln_2(x), see)
-        x = x + (transformed if scale is None else transformed * scale)
-        return (x, torch.stack(terms)) if terms else x
+        if scale is not None:
+            transformed = transformed * scale
+        x = x + transformed
+        if terms:
+            return x, torch.stack(terms)
+        return x
 
 
 RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
@@ -257,7 +290,7 @@ RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor | tuple[Tensor, Tenso
 
 
 def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-    """The block's output, not compiled."""
+    """Compute a block, not compiled."""
     return block(x, scale)
 
 
@@ -277,12 +310,14 @@ class GPT(nn.Module):
         self.wpe: nn.Embedding | None = None
         if config.position_facts.has_table:
             self.wpe = nn.Embedding(config.seq_len, config.n_embd)
-        rope = Rope(config) if config.position_facts.rotates else None
+        rope = None
+        if config.position_facts.rotates:
+            rope = Rope(config)
         self.h = nn.ModuleList(Block(config, rope) for _ in range(config.n_layer))
         self.ln_f = _norm(config, "ln_f")
-        self.lm_head = (
-            None if config.tied else nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
-        )
+        self.lm_head: nn.Linear | None = None
+        if not config.tied:
+            self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self.lockstep = False
         """Several ranks make each call of `loss_sum` together, because each keeps a share of the weights."""
         self.with_squares = False
@@ -300,7 +335,9 @@ class GPT(nn.Module):
     @property
     def head_weight(self) -> Tensor:
         """The matrix that makes the logits, (padded_vocab_size, n_embd): the embedding's if it is tied."""
-        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+        if self.lm_head is not None:
+            return self.lm_head.weight
+        return self.wte.weight
 
     @property
     def parameter_count(self) -> int:
@@ -308,16 +345,16 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def parameter_kinds(self) -> dict[str, ParameterKind]:
-        """The kind of every parameter by name; growth, weight decay and Muon go by it."""
+        """Map every parameter's name to its kind, by which growth, weight decay and Muon go."""
         return {name: parameter_kind(name) for name, _ in self.named_parameters()}
 
     def flops_per_token(
         self, seq_len: int | None = None, blocks: float | None = None
     ) -> FlopsPerToken:
-        """FLOPs per trained token at `seq_len` (default: the full length) where `blocks` blocks ran (default: all)."""
-        config = self.config
-        seq_len = config.seq_len if seq_len is None else seq_len
-        return flops_per_token(config, seq_len, config.n_layer if blocks is None else blocks)
+        """Return FLOPs per trained token at `seq_len` (default: the full length) if `blocks` ran (default: all)."""
+        if blocks is None:
+            blocks = self.config.n_layer
+        return flops_per_token(self.config, seq_len or self.config.seq_len, blocks)
 
     def init_weights(self, seed: int) -> None:
         """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.
@@ -329,7 +366,9 @@ class GPT(nn.Module):
         config, generator = self.config, torch.Generator().manual_seed(seed)
         facts = config.init_facts
         tables = ("wte.weight", "wpe.weight", "lm_head.weight")
-        table_std = math.sqrt(0.5) if config.position_facts.has_table else 1.0
+        table_std = 1.0
+        if config.position_facts.has_table:
+            table_std = math.sqrt(0.5)
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name.endswith("bias"):
@@ -338,8 +377,10 @@ class GPT(nn.Module):
                     parameter.fill_(1.0)
                 else:
                     std = facts.std
-                    if std is None:
-                        std = table_std if name in tables else 1 / math.sqrt(parameter.shape[1])
+                    if std is None and name in tables:
+                        std = table_std
+                    elif std is None:
+                        std = 1 / math.sqrt(parameter.shape[1])
                     if facts.shrinks_projections and name.endswith("c_proj.weight"):
                         std /= math.sqrt(2 * config.n_layer)
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
@@ -347,17 +388,18 @@ class GPT(nn.Module):
             self.head_weight[config.vocab_size :].zero_()
 
     def replace_linears(self, make: Callable[[str, nn.Linear], nn.Module]) -> None:
-        """Puts `make(name, layer)` in the place of every linear layer of the blocks, in order; `name` is that of its
-        module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their names. The head is not one
-        of them."""
-        for name, module in [
-            (name, m) for name, m in self.h.named_modules() if isinstance(m, nn.Linear)
-        ]:
-            parent, _, child = name.rpartition(".")
-            setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
+        """Put `make(name, layer)` in the place of every linear layer of the blocks, in order, the head excluded.
+
+        `name` is that of its module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their
+        names.
+        """
+        for name, module in list(self.h.named_modules()):
+            if isinstance(module, nn.Linear):
+                parent, _, child = name.rpartition(".")
+                setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
-        """Token ids (B, T) -> residual stream (B, T, C); the first token stands at `position`.
+        """Embed token ids (B, T) in the residual stream (B, T, C); the first token stands at `position`.
 
         Raises:
             ValueError: the sequence reaches beyond the model's positions.
@@ -368,7 +410,9 @@ class GPT(nn.Module):
         x = self.wte(tokens)
         if self.wpe is not None:
             x = x + self.wpe.weight[position:end]
-        return x.to(self.residual_dtype) if torch.is_autocast_enabled(x.device.type) else x
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(self.residual_dtype)
+        return x
 
     def run_blocks(
         self,
@@ -379,34 +423,43 @@ class GPT(nn.Module):
         run_block: RunBlock = run_eagerly,
         terms: list[Tensor] | None = None,
     ) -> Tensor:
-        """Residual stream (B, T, C) through the blocks.
+        """Pass the residual stream (B, T, C) through the blocks.
 
-        A block whose gate is False is skipped, not masked. `scales` is (n_layer,) or None for 1. With `recompute`, a
-        block's activations are computed again in the backward pass instead of stored. `run_block` computes one block.
-        Each block's terms, (activations asked for,), are appended to `terms`, in the order of the blocks that ran.
+        Args:
+            gates: a block whose gate is False is skipped, not masked.
+            scales: (n_layer,), of each block's branches; None: 1.
+            recompute: compute a block's activations again in the backward pass instead of storing them.
+            run_block: computes one block.
+            terms: each block's terms, (activations asked for,), are appended to it, in the order of the blocks.
         """
         for i, module in enumerate(self.h):
             block = cast(Block, module)
             if gates is not None and not gates[i]:
                 continue
-            arguments = block, x, None if scales is None else scales[i]
-            out = (
-                checkpoint(run_block, *arguments, use_reentrant=False)
-                if recompute
-                else run_block(*arguments)
-            )
-            x, *found = out if isinstance(out, tuple) else (out,)
+            scale = None
+            if scales is not None:
+                scale = scales[i]
+            if recompute:
+                out = checkpoint(run_block, block, x, scale, use_reentrant=False)
+            else:
+                out = run_block(block, x, scale)
+            if not isinstance(out, tuple):
+                x = out
+                continue
+            x, block_terms = out
             if terms is not None:
-                terms += found
+                terms.append(block_terms)
         return x
 
     def before_head(self, x: Tensor) -> Tensor:
-        """Residual stream (..., C) -> what is multiplied with the vocabulary, (..., C)."""
-        x, scale = self.ln_f(x), self.config.logit_scale
-        return x if scale == 1 else x * scale
+        """Return what is multiplied with the vocabulary, (..., C), of the residual stream (..., C)."""
+        x = self.ln_f(x)
+        if self.config.logit_scale != 1:
+            x = x * self.config.logit_scale
+        return x
 
     def head(self, x: Tensor) -> Tensor:
-        """Residual stream (..., C) -> logits (..., V), padding columns cut off."""
+        """Compute logits (..., V) of the residual stream (..., C), padding columns cut off."""
         x = self.before_head(x)
         if self.narrow_head is None:
             logits = F.linear(x, self.head_weight)
@@ -415,8 +468,10 @@ class GPT(nn.Module):
         return capped(logits[..., : self.config.vocab_size], self.config.softcap)
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Summed cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T). While
-        gradients are wanted of a model `with_squares`, `summed_losses`, (2,)."""
+        """Sum the cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T).
+
+        While gradients are wanted of a model `with_squares`, return `summed_losses`, (2,).
+        """
         x, config = self.before_head(x).flatten(0, -2), self.config
         with_squares = self.with_squares and torch.is_grad_enabled()
         if self.narrow_head is not None:
@@ -438,16 +493,16 @@ class GPT(nn.Module):
         recompute: bool = False,
         run_block: RunBlock = run_eagerly,
     ) -> Tensor:
-        """Summed cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
+        """Sum the cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
         x = self.run_blocks(self.embed(tokens), gates, scales, recompute, run_block)
         return self.head_loss_sum(x, targets)
 
     def new_caches(self) -> list[KeyValueCache]:
-        """An empty cache for each block."""
+        """Make an empty cache for each block."""
         return [KeyValueCache() for _ in self.h]
 
     def hidden(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
-        """Residual stream (B, T, C) after the last block; `head` makes logits of it, or of the positions that matter.
+        """Compute the residual stream (B, T, C) after the last block, of which `head` makes logits.
 
         With `caches` (one per block) only the tokens are given that follow those already seen.
 
@@ -462,5 +517,5 @@ class GPT(nn.Module):
         return x
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits (B, T, V)."""
+        """Compute logits (B, T, V)."""
         return self.head(self.hidden(tokens))

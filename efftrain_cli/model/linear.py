@@ -67,8 +67,12 @@ class Arithmetic:
         if self.is_wide(role):
             return a @ b
         assert role is not None
-        count = saturated if role.exponent_bits < 8 else None
-        block = BLOCK if self.fidelity == "blocked" else 0
+        count = None
+        if role.exponent_bits < 8:
+            count = saturated
+        block = 0
+        if self.fidelity == "blocked":
+            block = BLOCK
         return torch.ops.efftrain.narrow_matmul(
             a, b, role.bits, role.chunk, block, draw, role.exponent_bits, count
         )
@@ -190,23 +194,23 @@ def find_overflow(model: nn.Module, compute: Callable[[], object]) -> dict[str, 
     overflows: list[dict[str, str]] = []
     hooks = []
 
-    def finite(*tensors: Tensor | None) -> bool:
-        return all(tensor is None or bool(tensor.isfinite().all()) for tensor in tensors)
+    def is_finite(tensor: Tensor | None) -> bool:
+        return tensor is None or bool(tensor.isfinite().all())
 
     def watch(name: str, layer: nn.Module, weight: Tensor) -> None:
         def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if finite(inputs[0], weight) and not finite(output):
+            if is_finite(inputs[0]) and is_finite(weight) and not is_finite(output):
                 overflows.append({"layer": name, "role": "forward"})
 
         def after_backward(
             _: nn.Module, grad_x: tuple[Tensor | None, ...], grad_y: tuple[Tensor | None, ...]
         ) -> None:
-            if finite(*grad_y) and not finite(grad_x[0]):
+            coming[0] = is_finite(grad_y[0])
+            if coming[0] and not is_finite(grad_x[0]):
                 overflows.append({"layer": name, "role": "grad_input"})
-            coming[0] = finite(*grad_y)
 
         def with_gradient(grad: Tensor) -> None:
-            if coming[0] and not finite(grad):
+            if coming[0] and not is_finite(grad):
                 overflows.append({"layer": name, "role": "grad_weight"})
 
         coming = [True]
@@ -224,7 +228,7 @@ def find_overflow(model: nn.Module, compute: Callable[[], object]) -> dict[str, 
     finally:
         for hook in hooks:
             hook.remove()
-    return overflows[0] if overflows else None
+    return next(iter(overflows), None)
 
 
 def narrow_linear(
@@ -239,11 +243,17 @@ def narrow_linear(
 
     Without gradients, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of its own.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
-    noise = draw if arithmetic.stochastic and torch.is_grad_enabled() else None
+    device, dtype = x.device.type, torch.float32
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    noise = None
+    if arithmetic.stochastic and torch.is_grad_enabled():
+        noise = draw
+    linear: type[Function] = _Emulated
+    if arithmetic.fidelity == "hardware":
+        linear = _Hardware
+
     with torch.autocast(device, enabled=False):
-        linear = _Hardware if arithmetic.fidelity == "hardware" else _Emulated
         y = linear.apply(x.float().flatten(0, -2), weight, bias, arithmetic, noise, seen, dtype)
     return y.unflatten(0, x.shape[:-1])
 
@@ -292,12 +302,11 @@ class _Emulated(Function):
             return F.linear(x, weight, bias).to(dtype)
         rounded, weight_scale = to_operand(weight, arithmetic.operands)
         note_scale(seen, weight_scale, WEIGHTS)
-        y = _unscaled(
-            arithmetic.product(x, rounded.t(), arithmetic.forward, draw, seen[0]),
-            scale,
-            weight_scale,
-        )
-        return (y if bias is None else y + bias).to(dtype)
+        product = arithmetic.product(x, rounded.t(), arithmetic.forward, draw, seen[0])
+        y = _unscaled(product, scale, weight_scale)
+        if bias is not None:
+            y = y + bias
+        return y.to(dtype)
 
     @staticmethod
     @once_differentiable
@@ -313,22 +322,21 @@ class _Emulated(Function):
         grad_x = grad_weight = None
         if ctx.needs_input_grad[0]:
             rounded, weight_scale = to_operand(weight, arithmetic.operands)
-            noise = None if draw is None else draw + 1
+            noise = _next_draw(draw, 1)
             product = arithmetic.product(grad, rounded, arithmetic.grad_input, noise, ctx.seen[1])
             grad_x = _unscaled(product, grad_scale, weight_scale)
         if ctx.needs_input_grad[1]:
-            noise = None if draw is None else draw + 2
+            noise = _next_draw(draw, 2)
             product = arithmetic.product(grad.t(), x, arithmetic.grad_weight, noise, ctx.seen[2])
             grad_weight = _unscaled(product, grad_scale, scale)
-        return (
-            grad_x,
-            grad_weight,
-            wide_grad.sum(0) if ctx.has_bias else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        grad_bias = wide_grad.sum(0) if ctx.has_bias else None
+        return grad_x, grad_weight, grad_bias, None, None, None, None
+
+
+def _next_draw(draw: Tensor | None, product: int) -> Tensor | None:
+    if draw is None:
+        return None
+    return draw + product
 
 
 def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
@@ -359,13 +367,16 @@ class _Hardware(Function):
         ctx.save_for_backward(x.to(dtype), weight)
         role, format_ = arithmetic.forward, arithmetic.operands
         if role is None:
-            return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+            narrow_bias = None if bias is None else bias.to(dtype)
+            return F.linear(x.to(dtype), weight.to(dtype), narrow_bias)
         y, scale, weight_scale = fp8_matmul(
             x, format_, weight, format_, role.fast_accumulation, dtype
         )
         note_scale(seen, scale, INPUTS)
         note_scale(seen, weight_scale, WEIGHTS)
-        return y if bias is None else y + bias.to(dtype)
+        if bias is not None:
+            y = y + bias.to(dtype)
+        return y
 
     @staticmethod
     @once_differentiable
@@ -398,15 +409,8 @@ class _Hardware(Function):
                     left, of_gradient, right, format_, role.fast_accumulation, torch.float32
                 )
                 note_scale(ctx.seen, scale, GRADIENTS)
-        return (
-            grad_x,
-            grad_weight,
-            grad.float().sum(0) if ctx.has_bias else None,
-            None,
-            None,
-            None,
-            None,
-        )
+        grad_bias = grad.float().sum(0) if ctx.has_bias else None
+        return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 def fp8_matmul(

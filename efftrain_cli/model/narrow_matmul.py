@@ -80,12 +80,20 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
     drop = 23 - bits
     if drop <= 0:
         return x
-    whole = x.view(torch.int32)
-    # CUDA's NaN is all ones, and adding to it would give a finite number.
-    keep_nan = x.isnan() if x.device.type == "cuda" else None
-    last = torch.bitwise_right_shift(whole, drop, out=scratch)
-    whole.add_(last.bitwise_and_(1).add_((1 << (drop - 1)) - 1)).bitwise_and_(-(1 << drop))
-    return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
+    last = torch.bitwise_right_shift(x.view(torch.int32), drop, out=scratch)
+    return _add_and_cut_(x, drop, last.bitwise_and_(1).add_((1 << (drop - 1)) - 1))
+
+
+def _add_and_cut_(x: Tensor, drop: int, addend: Tensor) -> Tensor:
+    """Add `addend`, int32, to the bits of `x`, then clear the last `drop` of them, in place."""
+    is_nan = None
+    if x.device.type == "cuda":
+        # CUDA's NaN is all ones, and adding to it would give a finite number.
+        is_nan = x.isnan()
+    x.view(torch.int32).add_(addend).bitwise_and_(-(1 << drop))
+    if is_nan is not None:
+        x.masked_fill_(is_nan, float("nan"))
+    return x
 
 
 def round_stochastic_(
@@ -100,11 +108,8 @@ def round_stochastic_(
     drop = 23 - bits
     if drop <= 0:
         return x
-    whole = x.view(torch.int32)
-    keep_nan = x.isnan() if x.device.type == "cuda" else None
     noise = torch.bitwise_right_shift(random, 32 - drop, out=scratch)
-    whole.add_(noise.bitwise_and_((1 << drop) - 1)).bitwise_and_(-(1 << drop))
-    return x if keep_nan is None else x.masked_fill_(keep_nan, float("nan"))
+    return _add_and_cut_(x, drop, noise.bitwise_and_((1 << drop) - 1))
 
 
 def round_in_range_(
@@ -154,8 +159,10 @@ FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 
 def scale_of(x: Tensor, operands: str) -> Tensor:
-    """Return the power of two, 0-d fp32 and at most 2^126, that brings the largest magnitude of `x` just inside the
-    format's range. It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format rounds."""
+    """Return the power of two, 0-d fp32 and at most 2^126, that brings the largest of |x| just inside the format.
+
+    It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format rounds.
+    """
     if operands not in FP8:
         return torch.ones((), device=x.device)
     largest = x.detach().abs().amax().float()
@@ -185,7 +192,7 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
 def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
     """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks; chunk 0: one chunk."""
     n = terms.shape[0]
-    chunk = n if chunk == 0 else min(chunk, n)
+    chunk = min(chunk or n, n)
     count = -(-n // chunk)
     if count * chunk > n:  # a sum does not change by adding zeros
         terms = torch.cat([terms, terms.new_zeros(count * chunk - n, *terms.shape[1:])])
@@ -221,7 +228,7 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
         return total
 
     sums = []
-    chunks = 1 if chunk == 0 else -(-terms.shape[0] // chunk)
+    chunks = -(-terms.shape[0] // (chunk or terms.shape[0]))
     for samples in terms.split(max(16, _SUMS // chunks), dim=1):
         steps = _in_chunks(samples.contiguous(), chunk)
         partial = running(steps, (len(widths), *steps.shape[1:]))  # (widths, chunks, samples)
@@ -256,20 +263,24 @@ def narrow_matmul(
         saturated: 0-d, to which is added how many roundings saturated.
     """
     (m, k), n = a.shape, b.shape[1]
-    chunk = k if chunk == 0 else min(chunk, k)
+    chunk = min(chunk or k, k)
     if block == 0:
         # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks is the only one.
         chunk, block = k, chunk
     block = min(block, chunk)
     out = a.new_empty(m, n)
-    rows = m if a.device.type != "cpu" else max(1, _TILE // n)
+    rows = m
+    if a.device.type == "cpu":
+        rows = max(1, _TILE // n)
     for start in range(0, m, rows):
         tile, left = out[start : start + rows], a[start : start + rows]
         scratch = torch.empty(tile.shape, dtype=torch.int32, device=a.device)
-        within = tile if chunk >= k else torch.empty_like(tile)
-        random = (
-            None if draw is None else random_bits(draw, tile.numel(), start * n).view(tile.shape)
-        )
+        within = tile
+        if chunk < k:
+            within = torch.empty_like(tile)
+        random = None
+        if draw is not None:
+            random = random_bits(draw, tile.numel(), start * n).view(tile.shape)
         for first in range(0, k, chunk):
             for begin in range(first, min(first + chunk, k), block):
                 part = slice(begin, min(begin + block, first + chunk, k))
@@ -289,7 +300,9 @@ def narrow_matmul(
 
 def _next(random: Tensor | None) -> Tensor | None:
     """Advance each element's own sequence of random numbers, in place."""
-    return None if random is None else random.mul_(_LCG[0]).add_(_LCG[1])
+    if random is None:
+        return None
+    return random.mul_(_LCG[0]).add_(_LCG[1])
 
 
 def _round_(

@@ -12,6 +12,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from efftrain_cli.model.cross_entropy import at_least_fp32
 from efftrain_cli.model.gpt import GPT, Affine, Block
 
 Moments = Literal["channel", "token"]
@@ -29,7 +30,7 @@ class _Divergence(torch.autograd.Function):
     def forward(
         ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float
     ) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
+        wide = at_least_fp32(x)
         mean = wide.mean(dim, keepdim=True)
         # In place: a second large tensor costs more than the sums.
         variance = (wide - mean).square_().mean(dim, keepdim=True)
@@ -54,7 +55,7 @@ class _Divergence(torch.autograd.Function):
 def standardization_loss(
     x: Tensor, moments: Moments = "channel", eps: float = 0.0, skip_first: bool = False
 ) -> Tensor:
-    """Divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 where x is).
+    """Compute the divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 if x is).
 
     Args:
         moments: "channel": of each channel over all sequences and positions, as in the paper; the mean is over
@@ -64,14 +65,16 @@ def standardization_loss(
     """
     if skip_first:
         x = x[..., 1:, :]
-    return _Divergence.apply(x.flatten(0, -2), 0 if moments == "channel" else -1, eps)
+    dim = {"channel": 0, "token": -1}[moments]
+    return _Divergence.apply(x.flatten(0, -2), dim, eps)
 
 
 def folded(model: GPT) -> GPT:
-    """A model that computes the same to rounding, whose scales and shifts are part of the neighbouring matrices: y = (W
-    x + b) g + s has the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What follows the last block stays
-    as it is: the matrix after it is the embedding too. `model` stays as it is, and is returned itself where there is
-    nothing to fold."""
+    """Fold scales and shifts into the neighbouring matrices: return a model that computes the same to rounding.
+
+    y = (W x + b) g + s has the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What follows the last block
+    stays: the matrix after it is the embedding too. `model` is not changed, and is returned itself if it has no others.
+    """
     kept = tuple(name for name in model.config.affine if name == "ln_f")
     if kept == model.config.affine:
         return model
