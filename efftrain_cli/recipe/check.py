@@ -1,4 +1,4 @@
-"""Checking a recipe's tables against its dataclasses, and saying what is wrong so that the reader learns the key.
+"""Check a recipe's tables against its dataclasses, and say what is wrong so that the reader learns the key.
 
 Works for any pydantic dataclass made of pydantic dataclasses; the rules themselves stand in `rules.py` and the methods.
 """
@@ -75,9 +75,11 @@ def inner_class(annotation: Any) -> Any:
     value."""
     if hasattr(annotation, "__pydantic_fields__"):
         return annotation
-    return next(
-        (found for part in get_args(annotation) if (found := inner_class(part)) is not None), None
-    )
+    for part in get_args(annotation):
+        inner = inner_class(part)
+        if inner is not None:
+            return inner
+    return None
 
 
 def is_many(annotation: Any) -> bool:
@@ -98,12 +100,12 @@ def may_be_absent(annotation: Any) -> bool:
 @cache
 def methods_in(cls: Any) -> dict[str, type[Method]]:
     """Return the sections of a recipe class that are methods, by name."""
-    inner = {name: inner_class(info.annotation) for name, info in cls.__pydantic_fields__.items()}
-    return {
-        name: section
-        for name, section in inner.items()
-        if section is not None and issubclass(section, Method)
-    }
+    methods = {}
+    for name, info in cls.__pydantic_fields__.items():
+        section = inner_class(info.annotation)
+        if section is not None and issubclass(section, Method):
+            methods[name] = section
+    return methods
 
 
 def aliases_of(cls: Any) -> dict[str, str]:
@@ -111,8 +113,12 @@ def aliases_of(cls: Any) -> dict[str, str]:
     key."""
     called = dict(_ALSO_CALLED)
     for name, method in methods_in(cls).items():
-        called |= {f"{name}.{key}".rstrip("."): names for key, names in method.aliases.items()}
-    return {alias: key for key, names in called.items() for alias in names.split()}
+        for key, names in method.aliases.items():
+            called[f"{name}.{key}".rstrip(".")] = names
+    aliases = {}
+    for key, names in called.items():
+        aliases.update(dict.fromkeys(names.split(), key))
+    return aliases
 
 
 def summary(cls: Any) -> str:
@@ -126,10 +132,9 @@ def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
     keys: dict[str, str] = {}
     for name, info in cls.__pydantic_fields__.items():
         section = inner_class(info.annotation)
-        keys[f"{prefix}{name}"] = info.description or (
-            summary(section) if section is not None else ""
-        )
+        keys[f"{prefix}{name}"] = info.description or ""
         if section is not None:
+            keys[f"{prefix}{name}"] = info.description or summary(section)
             keys.update(known_keys(section, f"{prefix}{name}."))
     return keys
 
@@ -195,13 +200,15 @@ class Check:
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
         """Record a problem with the key's value, place and description."""
-        described = suggestion if suggestion in self.known else unnumbered(key)
-        doc = (
-            f"{described}: {' '.join(self.known[described].split())}"
-            if self.known.get(described or "")
-            else ""
-        )
-        shown = _shown(value) if value is not None else None
+        described = unnumbered(key)
+        if suggestion is not None and suggestion in self.known:
+            described = suggestion
+        doc = " ".join(self.known.get(described, "").split())
+        if doc:
+            doc = f"{described}: {doc}"
+        shown = None
+        if value is not None:
+            shown = _shown(value)
         self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
 
     def _section(
@@ -256,9 +263,9 @@ class Check:
         """Return the section of a table, None if a field of it is wrong."""
         if not isinstance(value, Mapping):
             rule = f"is a section: write [{key}] with its keys below"
-            self.add(
-                key, f"{rule}, or {key} = false to do without" if value is True else rule, value
-            )
+            if value is True:
+                rule += f", or {key} = false to do without"
+            self.add(key, rule, value)
             return None
         valid, wrong = self._section(cls, value, f"{key}.")
         if not wrong:
@@ -271,26 +278,36 @@ class Check:
             self.add(key, f"is a list of sections: write [[{key}]] before the keys of each", value)
             return None
         built = [self._one(cls, item, f"{key}.{index}") for index, item in enumerate(value)]
-        return None if any(item is None for item in built) else tuple(built)
+        if None in built:
+            return None
+        return tuple(built)
 
     def _unknown(self, key: str, value: Any) -> None:
-        is_table = isinstance(value[0] if isinstance(value, list) and value else value, Mapping)
-        rule = "unknown section" if is_table else "unknown key"
+        if isinstance(value, list) and value:
+            is_table = isinstance(value[0], Mapping)
+        else:
+            is_table = isinstance(value, Mapping)
+        rule = "unknown key"
+        if is_table:
+            rule, value = "unknown section", None
         if len(self.problems) >= MISTAKES:  # comparing it with all keys takes milliseconds
             self.add(key, rule)
             return
         suggestion = self._nearest_key(key, is_table)
         if suggestion is None:
             section = key.rpartition(".")[0]
-            names = [
-                k.rpartition(".")[2]
-                for k in self.known
-                if k.rpartition(".")[0] == unnumbered(section)
-            ]
-            rule += f"; {f'[{section}]' if section else 'the top level'} has {', '.join(names)}"
+            names = []
+            for known in self.known:
+                home, _, leaf = known.rpartition(".")
+                if home == unnumbered(section):
+                    names.append(leaf)
+            place = "the top level"
+            if section:
+                place = f"[{section}]"
+            rule += f"; {place} has {', '.join(names)}"
         else:
             self._meant.add(suggestion)
-        self.add(key, rule, None if is_table else value, suggestion)
+        self.add(key, rule, value, suggestion)
 
     def _nearest_key(self, key: str, is_table: bool) -> str | None:
         """Return the valid dotted key that an unknown one means: by alias, then by spelling, in its
@@ -302,11 +319,12 @@ class Check:
         def likeness(candidate: str) -> float:
             home, _, leaf = candidate.rpartition(".")
             same = _likeness(name, leaf)
-            return (
-                same
-                if home == section
-                else same - (0.1 if same == 1 else 0.3) + 0.1 * _likeness(section, home)
-            )
+            if home == section:
+                return same
+            penalty = 0.3
+            if same == 1:
+                penalty = 0.1
+            return same - penalty + 0.1 * _likeness(section, home)
 
         best = max(same_kind, key=likeness)
         if likeness(best) >= 0.85:
@@ -315,7 +333,9 @@ class Check:
         for spelling in (key, name):
             if aliases.get(spelling) in self.known:
                 return aliases[spelling]
-        return best if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8 else None
+        if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8:
+            return best
+        return None
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
         """Yield (field, rule) of what pydantic finds wrong; rule None: missing; field "": the
@@ -334,17 +354,10 @@ class Check:
                 yield path[0], None
                 continue
             # A validator of the whole section has no field; its message names the one to look at first.
-            words = (
-                path[:1]
-                or [
-                    w
-                    for w in re.findall(r"\w+", str(breach["msg"]))
-                    if w in cls.__pydantic_fields__
-                ][:1]
-            )
-            rules.setdefault("".join(words), []).append(
-                rule_of(breach, path)
-            )  # a union has one breach per alternative
+            words = path or re.findall(r"\w+", str(breach["msg"]))
+            field = next((word for word in words if path or word in cls.__pydantic_fields__), "")
+            # A union has one breach per alternative.
+            rules.setdefault(field, []).append(rule_of(breach, path))
         for name, alternatives in rules.items():
             yield name, " or ".join(dict.fromkeys(alternatives))
 
@@ -356,7 +369,9 @@ def _beyond_64_bits(value: Any) -> bool:
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    return value
 
 
 def _shown(value: Any) -> str:
@@ -364,7 +379,9 @@ def _shown(value: Any) -> str:
         text = toml_value(value)
     except TypeError:
         text = str(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    if len(text) > 100:
+        text = f"{text[:97]}..."
+    return text
 
 
 def _near_choice(value: Any, rule: str) -> str | None:
@@ -373,8 +390,8 @@ def _near_choice(value: Any, rule: str) -> str | None:
         return None
     import difflib
 
-    near = difflib.get_close_matches(value.lower(), re.findall(r"'([^']*)'", rule), n=1, cutoff=0.5)
-    return near[0] if near else None
+    choices = re.findall(r"'([^']*)'", rule)
+    return next(iter(difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)), None)
 
 
 _TYPES = {
@@ -406,6 +423,13 @@ def rule_of(breach: Any, path: list[str]) -> str:
         return str(context["error"])
     if kind == "missing" and item is not None:
         return f"needs {int(item) + 1} items or more"
-    numbers = {name: f"{v:g}" if isinstance(v, float) else v for name, v in context.items()}
-    rule = _TYPES[kind].format(**numbers) if kind in _TYPES else str(breach["msg"])
-    return f"item {int(item) + 1} {rule}" if item is not None else rule
+    rule = str(breach["msg"])
+    if kind in _TYPES:
+        numbers = dict(context)
+        for name, value in context.items():
+            if isinstance(value, float):
+                numbers[name] = f"{value:g}"
+        rule = _TYPES[kind].format(**numbers)
+    if item is not None:
+        rule = f"item {int(item) + 1} {rule}"
+    return rule

@@ -1,7 +1,7 @@
-"""Recipes as files: finding them, and reading TOML with inheritance and overrides.
+"""Find recipes' files, and read their TOML with inheritance and overrides into a draft.
 
-Knows nothing of what a recipe means (`recipe.py` does); it keeps for every key where its value was written, so that
-a message can point there.
+What a recipe means is `recipe.py`'s; a draft keeps for every key where its value was written, so that a message can
+point there.
 
 A file may name another with `base = "name"`; its own keys win. `key = false` takes an inherited optional key or
 section away, in a file (`parallel = false`) and on the command line (`--set parallel=false`).
@@ -50,7 +50,9 @@ def shown_path(path: Path) -> str:
     """Return the path as a user would type it: relative to the working directory where it lies
     below it."""
     path = path.absolute()
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return str(path)
 
 
 def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
@@ -60,11 +62,10 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
     ]
     for problem in problems[:MISTAKES]:
         what = " = ".join(part for part in (problem.key, problem.value) if part)
-        lines += ["", f"  {what}   ({problem.source})"]
-        lines.append(
-            f"    {problem.rule}"
-            + (f"; did you mean {problem.suggestion}?" if problem.suggestion else "")
-        )
+        rule = problem.rule
+        if problem.suggestion:
+            rule += f"; did you mean {problem.suggestion}?"
+        lines += ["", f"  {what}   ({problem.source})", f"    {rule}"]
         if problem.doc:
             lines.append(f"    {problem.doc}")
     if len(problems) > MISTAKES:
@@ -78,19 +79,26 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
 def shipped_recipes() -> Path:
     """Return the folder of the recipes that ship with the program."""
     in_wheel = _PACKAGE / "recipes"
-    return in_wheel if in_wheel.is_dir() else _PACKAGE.parent / "recipes"
+    if in_wheel.is_dir():
+        return in_wheel
+    return _PACKAGE.parent / "recipes"
 
 
 def recipe_folders() -> list[Path]:
     """List the folders that a recipe's name is looked up in: ./recipes, then the recipes that ship
     with the program."""
     shipped, here = shipped_recipes(), Path("recipes")
-    return [here] if here.resolve() == shipped.resolve() else [here, shipped]
+    if here.resolve() == shipped.resolve():
+        return [here]
+    return [here, shipped]
 
 
 def recipe_names() -> list[str]:
     """List the names of every recipe that --recipe finds, sorted."""
-    return sorted({path.stem for folder in recipe_folders() for path in folder.glob("*.toml")})
+    names: set[str] = set()
+    for folder in recipe_folders():
+        names |= {path.stem for path in folder.glob("*.toml")}
+    return sorted(names)
 
 
 def is_path(name_or_path: str) -> bool:
@@ -110,7 +118,9 @@ def recipe_name(name_or_path: str) -> str:
     if not is_path(name_or_path):
         return name_or_path
     path = Path(name_or_path)
-    return path.absolute().parent.name if path.name == "recipe.toml" else path.stem
+    if path.name == "recipe.toml":
+        return path.absolute().parent.name
+    return path.stem
 
 
 def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
@@ -137,10 +147,15 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
             return path
         if path.is_dir():
             inside = path / "recipe.toml"
-            hint = f"; did you mean {inside}?" if inside.is_file() else ""
+            hint = ""
+            if inside.is_file():
+                hint = f"; did you mean {inside}?"
             raise RecipeError(f"{name_or_path} is a folder, not a recipe{hint}")
         raise RecipeError(f"there is no recipe file {shown_path(path)}")
-    for folder in ([beside.parent] if beside is not None else []) + recipe_folders():
+    folders = recipe_folders()
+    if beside is not None:
+        folders = [beside.parent, *folders]
+    for folder in folders:
         path = folder / f"{name_or_path}.toml"
         if path.is_file() and not (beside is not None and path.samefile(beside)):
             return path
@@ -154,15 +169,14 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
             f"  to train on it as text: --recipe small --set data.train={name_or_path}"
         )
     names = recipe_names()
+    places = [shown_path(folder / f"{name_or_path}.toml") for folder in recipe_folders()]
     hint = nearest(name_or_path, names, most=1)
+    way = f"recipes here: {', '.join(names) or 'none'}"
+    if hint:
+        hint = f"; {hint}"
+        way = "`efftrain recipes list` shows all"
     raise RecipeError(
-        f"there is no recipe {name_or_path!r}{hint and '; '}{hint}\n"
-        f"  looked for: {' and '.join(shown_path(folder / (name_or_path + '.toml')) for folder in recipe_folders())}\n"
-        + (
-            "  `efftrain recipes list` shows all"
-            if hint
-            else f"  recipes here: {', '.join(names) or 'none'}"
-        )
+        f"there is no recipe {name_or_path!r}{hint}\n  looked for: {' and '.join(places)}\n  {way}"
     )
 
 
@@ -267,8 +281,9 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         rule, _, where = str(error).partition(" (at ")
         lines = text.rstrip().split("\n")
-        line_number = re.match(r"line (\d+)", where)
-        number = int(line_number[1]) if line_number else len(lines)
+        number = len(lines)
+        if line_number := re.match(r"line (\d+)", where):
+            number = int(line_number[1])
         line = lines[min(number, len(lines)) - 1].strip()
         rule = f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}"
         problem = Problem("", rule, line or None, f"{shown_path(path)}:{number}")
@@ -322,7 +337,8 @@ def _places(text: str, file: str) -> Mapping[str, str]:
     for number, line in enumerate(text.split("\n"), 1):
         place = f"{file}:{number}"
         if fence is not None:
-            fence = None if fence in line else fence
+            if fence in line:
+                fence = None
         elif header := _HEADER.match(line):
             section = _dotted(header["key"])
             if header["open"] == "[[":
@@ -394,7 +410,9 @@ def parse_override(override: str) -> tuple[str, Any]:
         parsed = tomllib.loads(f"value = {written}")
     except tomllib.TOMLDecodeError:
         return key, written
-    return key, parsed["value"] if parsed.keys() == {"value"} else written
+    if parsed.keys() != {"value"}:
+        return key, written
+    return key, parsed["value"]
 
 
 def _override(draft: Draft, override: str) -> None:
@@ -411,16 +429,14 @@ def _override(draft: Draft, override: str) -> None:
         return
     *sections, name = key.split(".")
     into: Any = draft.values
-    there = 0  # sections on the way that exist already
+    existing = 0  # sections on the way that exist already
     for section in sections:
-        path = ".".join(sections[: there + 1])
+        path = ".".join(sections[: existing + 1])
         if isinstance(into, list):
             if not section.isdecimal() or int(section) >= len(into):
-                rule = (
-                    f"there are {len(into)} of them, numbered from 0"
-                    if into
-                    else "there are none of them"
-                )
+                rule = "there are none of them"
+                if into:
+                    rule = f"there are {len(into)} of them, numbered from 0"
                 draft.problems.append(Problem(path, rule, None, source))
                 return
             into = into[int(section)]
@@ -428,19 +444,13 @@ def _override(draft: Draft, override: str) -> None:
             into = into[section]
         else:
             break
-        there += 1
+        existing += 1
     if not isinstance(into, dict):
         rule = "is one list: set it whole, as in optim.betas=[0.9, 0.95]; of a list of sections, name one, as in stages.0.lr"
-        draft.problems.append(Problem(".".join(sections[:there]), rule, None, source))
+        draft.problems.append(Problem(".".join(sections[:existing]), rule, None, source))
         return
     table = {name: value}
-    for section in reversed(sections[there:]):
+    for section in reversed(sections[existing:]):
         table = {section: table}
-    _merge(
-        draft,
-        into,
-        table,
-        "".join(f"{section}." for section in sections[:there]),
-        source,
-        {key: source},
-    )
+    prefix = "".join(f"{section}." for section in sections[:existing])
+    _merge(draft, into, table, prefix, source, {key: source})

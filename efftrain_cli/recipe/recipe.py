@@ -78,25 +78,34 @@ class Recipe:
         return shapes_of_stages(self.model, self.stages)[stage]
 
     def optim_at(self, stage: int) -> Optim:
-        """Return the optimizer's settings in a stage: those of [optim], with the stage's own peak
-        learning rate."""
-        lr = self.stages[stage].lr if self.stages else None
-        return self.optim if lr is None else replace(self.optim, lr=lr)
+        """Return the optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
+        if not self.stages:
+            return self.optim
+        lr = self.stages[stage].lr
+        if lr is None:
+            return self.optim
+        return replace(self.optim, lr=lr)
 
     @property
     def affine(self) -> tuple[str, ...]:
         """The model's activations that a learned scale and shift follow, by name."""
-        return () if self.standardization_loss is None else self.standardization_loss.affine_names()
+        if self.standardization_loss is None:
+            return ()
+        return self.standardization_loss.affine_names()
 
     @property
     def lanes(self) -> int | None:
-        """Lanes of [parallel]; None where results may depend on the number of devices by rounding."""
-        return None if self.parallel is None else self.parallel.lanes
+        """Lanes of [parallel]; None if results may depend on the number of devices by rounding."""
+        if self.parallel is None:
+            return None
+        return self.parallel.lanes
 
     @property
     def delayed_gradients(self) -> Ouroboros | None:
-        """Return the method that delays gradients; None if none does."""
-        return self.ouroboros if self.ouroboros is not None and self.ouroboros.modules > 1 else None
+        """The method that delays gradients; None if none does."""
+        if self.ouroboros is None or self.ouroboros.modules == 1:
+            return None
+        return self.ouroboros
 
     @cached_property
     def methods(self) -> dict[str, Method]:
@@ -117,19 +126,19 @@ class Recipe:
 
     @model_validator(mode="after")
     def _rules_between_sections(self) -> Recipe:
-        found = [f"{key}: {rule}" for key, rule in chain.from_iterable(rules_between(self))]
-        if found:
-            raise ValueError("\n".join(found))
+        problems = [f"{key}: {rule}" for key, rule in chain.from_iterable(rules_between(self))]
+        if problems:
+            raise ValueError("\n".join(problems))
         return self
 
 
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections that are methods and present, by name; [[stages]] alone are staged
-    training too."""
-    found = {name: sections[name] for name in methods_in(Recipe) if sections.get(name) is not None}
+    """Return the sections that are methods and present, by name; [[stages]] alone are staged training too."""
+    names = [name for name in methods_in(Recipe) if sections.get(name) is not None]
+    methods = {name: sections[name] for name in names}
     if sections.get("stages"):
-        found.setdefault("staged_growth", StagedGrowth())
-    return found
+        methods.setdefault("staged_growth", StagedGrowth())
+    return methods
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -153,7 +162,10 @@ def check_draft(draft: Draft) -> Recipe:
         with suppress(AttributeError):  # a rule is skipped if it reads a value that is itself wrong
             for key, rule in rules:
                 section, _, name = key.partition(".")
-                check.add(key, rule, getattr(getattr(known, section), name) if name else None)
+                value = None
+                if name:
+                    value = getattr(getattr(known, section), name)
+                check.add(key, rule, value)
     if check.problems:
         raise RecipeError(report(draft.name, check.problems), check.problems)
     return Recipe(**check.valid)
@@ -166,7 +178,9 @@ def recipe_values(section: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if is_dataclass(value):
             return recipe_values(value)
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
+        if isinstance(value, tuple):
+            return [plain(item) for item in value]
+        return value
 
     values = {field.name: plain(getattr(section, field.name)) for field in fields(section)}
     if not values.get("stages", True):

@@ -18,11 +18,11 @@ def rules_between(recipe: Sections) -> list[Iterator[tuple[str, str]]]:
     They are independent: one that meets a missing attribute, of a recipe with mistakes, does not stop the others.
     """
     rules = (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules)
-    own = (_own_rules(method, recipe) for method in recipe.methods.values())
-    return [*(rule(recipe) for rule in rules), *own]
+    of_methods = (_problems_of(method, recipe) for method in recipe.methods.values())
+    return [*(rule(recipe) for rule in rules), *of_methods]
 
 
-def _own_rules(method: Method, recipe: Sections) -> Iterator[tuple[str, str]]:
+def _problems_of(method: Method, recipe: Sections) -> Iterator[tuple[str, str]]:
     yield from method.problems(recipe)
 
 
@@ -96,10 +96,12 @@ def _method_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
 
 
 def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
-    lanes = None if recipe.parallel is None else recipe.parallel.lanes
-    if recipe.parallel is not None and recipe.parallel.strategy == "shard":
+    parallel = recipe.parallel
+    if parallel is None:
+        return
+    if parallel.strategy == "shard":
         unable = {
-            "parallel.lanes": lanes is not None,
+            "parallel.lanes": parallel.lanes is not None,
             f'optim.name = "{recipe.optim.name}"': not recipe.optim.facts.supports_sharding,
             **{name: not method.supports_sharding for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
@@ -107,66 +109,68 @@ def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
             "eval.sample": recipe.eval.sample is not None,
             "eval.positions": recipe.eval.positions,
         }
-        if found := [name for name, there in unable.items() if there]:
-            them = "it" if len(found) == 1 else "them"
+        present = [name for name, is_present in unable.items() if is_present]
+        if present:
+            them = "it" if len(present) == 1 else "them"
             yield (
                 "parallel.strategy",
-                f'"shard" works without {", ".join(found)}: take out {them}, or replicate',
+                f'"shard" works without {", ".join(present)}: take out {them}, or replicate',
             )
-    elif lanes is not None:
+    elif parallel.lanes is not None:
         whole = recipe.train.batch_size
-        smallest = min(
-            (method.batch_bounds(whole)[0] for method in recipe.methods.values()), default=whole
-        )
-        if smallest < lanes:
+        methods = recipe.methods.values()
+        smallest = min((method.batch_bounds(whole)[0] for method in methods), default=whole)
+        if smallest < parallel.lanes:
             rule = f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
             yield "parallel.lanes", rule
 
 
 def warnings_of(recipe: Sections) -> list[str]:
-    """List what is legal and probably not meant, one sentence each; `pretrain` prints them before
-    step 1."""
-    found = []
+    """List what is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
+    warnings = []
     model, optim, train, steps = recipe.model, recipe.optim, recipe.train, recipe.full_steps
     step_tokens = train.batch_size * model.seq_len
     if train.tokens < step_tokens:
-        found.append(
+        warnings.append(
             f"train.tokens = {train.tokens:,} is less than one full step, {step_tokens:,} tokens"
         )
     if train.micro_batch_tokens < model.seq_len:
-        found.append(
+        warnings.append(
             f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence of {model.seq_len:,} tokens: "
             "a forward pass holds one sequence anyway"
         )
     if steps is not None and optim.warmup_steps >= steps:
-        found.append(
+        warnings.append(
             f"optim.warmup_steps = {optim.warmup_steps:,}, but the budget ends after {steps:,} steps: "
             "the learning rate never reaches its peak"
         )
     elif steps is not None and optim.warmup_steps > steps / 2:
-        found.append(
+        warnings.append(
             f"optim.warmup_steps = {optim.warmup_steps:,} is {optim.warmup_steps / steps:.0%} of the run's {steps:,} steps: the learning "
             "rate climbs for most of the run; 1 to 10 % is usual"
         )
     if not optim.has_end and not (optim.decay_tokens is None and optim.decay_steps is None):
-        found.append(
+        warnings.append(
             f'optim.schedule = "{optim.schedule}" has no end: decay_tokens and decay_steps have no effect'
         )
     elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
-        found.append(
+        warnings.append(
             f"optim.decay_tokens = {optim.decay_tokens:,} lies beyond the budget, train.tokens = {train.tokens:,}: "
             "the learning rate never reaches min_lr"
         )
     elif steps is not None and optim.decay_steps is not None and optim.decay_steps > steps:
-        found.append(
+        warnings.append(
             f"optim.decay_steps = {optim.decay_steps:,} lies beyond the budget's {steps:,} steps: "
             "the learning rate never reaches min_lr"
         )
     slw = recipe.methods.get("seq_len_warmup")
-    early = recipe.varies & {"length", "batch"} and not (slw is not None and slw.batch == "tokens")
+    keeps_tokens = slw is not None and slw.batch == "tokens"
+    early = recipe.varies & {"length", "batch"} and not keeps_tokens
     if early and "steps" not in recipe.varies and optim.has_end and optim.decay_steps is not None:
-        found.append(
+        warnings.append(
             "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning rate falls too early; "
             "decay by tokens instead (decay_steps = false)"
         )
-    return found + [line for method in recipe.methods.values() for line in method.warnings(recipe)]
+    for method in recipe.methods.values():
+        warnings += method.warnings(recipe)
+    return warnings

@@ -193,7 +193,9 @@ class Optim:
             if done <= start:
                 return self.lr
         share = schedule.share(done, start, end)
-        return self.lr if share == 1 else self.min_lr + (self.lr - self.min_lr) * share
+        if share == 1:
+            return self.lr
+        return self.min_lr + (self.lr - self.min_lr) * share
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

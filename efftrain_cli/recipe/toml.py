@@ -1,4 +1,4 @@
-"""Values as TOML, exactly: reading back gives what was written. And nested tables as dotted keys."""
+"""Write values as TOML that reads back to what was written, and nested tables as dotted keys."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def _toml_item(value: Any) -> Any:
 
 
 def _toml_key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+    if re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        return name
+    return toml_value(name)
 
 
 def _is_tables(value: Any) -> bool:
@@ -71,15 +73,13 @@ def toml_lines(
     comments = comments or {}
 
     def body(table: Mapping[str, Any], prefix: str) -> list[str]:
-        written = [
-            (f"{_toml_key(name)} = {toml_value(value)}", f"{prefix}{name}")
-            for name, value in table.items()
-        ]
-        width = max((len(line) for line, key in written if key in comments), default=0)
-        return [
-            f"{line:<{width}}  # {comments[key]}" if key in comments else line
-            for line, key in written
-        ]
+        lines = {}
+        for name, value in table.items():
+            lines[f"{prefix}{name}"] = f"{_toml_key(name)} = {toml_value(value)}"
+        width = max((len(line) for key, line in lines.items() if key in comments), default=0)
+        for key in comments.keys() & lines.keys():
+            lines[key] = f"{lines[key]:<{width}}  # {comments[key]}"
+        return list(lines.values())
 
     plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not _is_tables(v)}
     yield from body(plain, "")
