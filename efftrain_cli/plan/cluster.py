@@ -48,7 +48,7 @@ class Cluster:
     latency: float = LATENCY
 
     def ring(self, size: float) -> float:
-        """Seconds in which that many bytes of every device are added up on all: twice around a ring."""
+        """Return the seconds in which `size` bytes of every device are added up on all: twice around a ring."""
         return 2 * (self.devices - 1) * (size / self.devices / self.bandwidth + self.latency)
 
 
@@ -113,15 +113,19 @@ def step_time(
 
 
 def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int) -> int:
-    """Bytes of one device, by `training_bytes`: activations, and the state or its share and two gathered blocks."""
-    dtype = "fp32" if recipe.train.dtype in ("fp32", "tf32") else "bf16"
+    """Return one device's bytes: activations, and the state or its share and two gathered blocks."""
+    dtype = "bf16"
+    if recipe.train.dtype in ("fp32", "tf32"):
+        dtype = "fp32"
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     state, whole = (
         training_bytes(recipe, config, count, seq_len, dtype=dtype, ranks=devices)
         for count in (0, sequences)
     )
     if not _is_sharded(recipe):
-        return whole + (4 * BUCKET_BYTES if devices > 1 else 0)
+        if devices > 1:
+            whole += 4 * BUCKET_BYTES
+        return whole
     tables = parameter_count(config) - inner_parameters(config)
     return state // devices + (whole - state) + 4 * (2 * block_parameters(config) + tables)
 
@@ -157,6 +161,7 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
             f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each needs one\n"
             f"  use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
+    is_sharded = _is_sharded(recipe)
     times = {}
     for kind, count in kinds.items():
         plan = plans[kind]
@@ -168,8 +173,8 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
             cluster,
             flops=flops[kind] / count * busiest / plan.batch_size,
             parameters=parameters,
-            sharded_micro_batches=here if _is_sharded(recipe) else 0,
-            sums=2 if plan.measure_similarity else 1,
+            sharded_micro_batches=here * is_sharded,
+            sums=1 + plan.measure_similarity,
             lanes=recipe.lanes is not None,
         )
     seconds = sum(count * times[kind].total for kind, count in kinds.items())

@@ -1,4 +1,4 @@
-"""What a recipe costs before anything is spent: FLOPs, memory and disk, by arithmetic. No torch."""
+"""Cost a recipe before anything is spent: FLOPs, memory and disk, by arithmetic. No torch."""
 
 from __future__ import annotations
 
@@ -42,25 +42,21 @@ class PlanCost:
 
 
 def vocabulary_of(tokenizer: str) -> int | None:
-    """Tokens of a recipe's tokenizer, as far as its name or file says; "bpe:N" may come out smaller on a small text."""
+    """Return the tokens of a tokenizer, if its name or file says; "bpe:N" may come out smaller on a small text."""
     if tokenizer == "gpt2":
         return GPT2_VOCABULARY
     if tokenizer.startswith("bpe:") and tokenizer[4:].isdigit():
         return int(tokenizer[4:])
     try:
-        found = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
-        return len(
-            {
-                *found["model"]["vocab"],
-                *(token["content"] for token in found.get("added_tokens", [])),
-            }
-        )
+        file = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
+        added = [token["content"] for token in file.get("added_tokens", [])]
+        return len({*file["model"]["vocab"], *added})
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def likely_vocabulary(tokenizer: str) -> int:
-    """`vocabulary_of`, or where only preparing the data would tell GPT-2's, the largest that is usual."""
+    """Return `vocabulary_of`, or GPT-2's, the largest that is usual, if only preparing the data would tell."""
     return vocabulary_of(tokenizer) or GPT2_VOCABULARY
 
 
@@ -71,7 +67,9 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         return None
     config = model_config(recipe, vocab_size)
     summary = summarize_plan(recipe, None, vocab_size, until)
-    dtype = "bf16" if recipe.train.dtype == "bf16" else "fp32"
+    dtype = "fp32"
+    if recipe.train.dtype == "bf16":
+        dtype = "bf16"
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
@@ -139,7 +137,7 @@ def training_bytes(
     """
     if recompute is None:
         recompute = recipe.train.activation_checkpointing is True
-    element = 2 if dtype == "bf16" else 4
+    element = {"bf16": 2, "fp32": 4}[dtype]
     state = state_bytes(recipe, config, ranks) + in_flight_bytes(recipe, config)
     if dtype == "bf16":
         state += element * parameter_count(config)
@@ -178,7 +176,7 @@ def memory_bytes(recipe: Recipe) -> int:
 
 
 def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
-    """Refuses more runs at once than memory holds.
+    """Refuse more runs at once than memory holds.
 
     Raises:
         OutOfMemoryError: the largest of the recipes does not fit `jobs` times; the message says how often it does.
@@ -189,10 +187,10 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
     largest = max(map(memory_bytes, recipes))
     if largest * jobs > free:
         fits = max(1, free // largest)
-        cut_matters = any(
-            method.cut_matters() for recipe in recipes for method in recipe.methods.values()
-        )
-        note = ", another result by a method" if cut_matters else ", which changes no result"
+        note = ", which changes no result"
+        for recipe in recipes:
+            if any(method.cut_matters() for method in recipe.methods.values()):
+                note = ", another result by a method"
         raise OutOfMemoryError(
             f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
             f"  use --jobs {fits}, or lower train.micro_batch_tokens{note}"
@@ -200,14 +198,15 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that this process could still take: the machine's, or what its control group leaves, whose
-    cache of files gives way; None where no system says so."""
-    found = []
+    """Return the bytes of memory that this process could still take; None if no system says so.
+
+    They are the machine's, or what its control group leaves, whose cache of files gives way.
+    """
+    limits = []
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found.append(
-            next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-        )
+        available = next(line for line in lines if line.startswith("MemAvailable:"))
+        limits.append(1024 * int(available.split()[1]))
     except (OSError, StopIteration, ValueError):
         pass
     try:
@@ -217,7 +216,7 @@ def free_memory() -> int | None:
         of_files = ("active_file ", "inactive_file ")
         cached = [int(line.split()[1]) for line in lines if line.startswith(of_files)]
         if limit != "max":
-            found.append(max(0, int(limit) - used + sum(cached)))
+            limits.append(max(0, int(limit) - used + sum(cached)))
     except (OSError, ValueError):
         pass
-    return min(found, default=None)
+    return min(limits, default=None)

@@ -1,4 +1,4 @@
-"""Where the methods meet: what each step does, and what a finished step makes of the run's progress.
+"""Decide each step, and what a finished step makes of the run's progress: the methods meet here.
 
 Both functions are pure. Everything that a method decides about a step is decided here and nowhere else, so a schedule
 can be printed before anything is spent (`efftrain pretrain --plan`), tested without a trainer, and resumed exactly.
@@ -48,40 +48,47 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
 def model_config(
     recipe: Recipe, vocab_size: int, vocab_rows: int | None = None, stage: int | None = None
 ) -> GPTConfig:
-    """Shape of the recipe's model (of a stage, from 0; default: of [model]). Its table has `vocab_rows` rows; default:
-    `vocab_size` padded."""
-    rows = padded_vocab_size(recipe, vocab_size) if vocab_rows is None else vocab_rows
-    return config_of(recipe.model_at(stage), vocab_size, rows, recipe.affine)
+    """Return the shape of the recipe's model, of a stage from 0; default: of [model].
+
+    Its table has `vocab_rows` rows; default: `vocab_size` padded.
+    """
+    if vocab_rows is None:
+        vocab_rows = padded_vocab_size(recipe, vocab_size)
+    return config_of(recipe.model_at(stage), vocab_size, vocab_rows, recipe.affine)
 
 
 def config_of(
     model: Model, vocab_size: int, vocab_rows: int, affine: tuple[str, ...] = ()
 ) -> GPTConfig:
-    """Shape of a [model] with that vocabulary."""
+    """Return the shape of a [model] with that vocabulary."""
     shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
     return GPTConfig(vocab_size=vocab_size, padded_vocab_size=vocab_rows, affine=affine, **shared)
 
 
 def model_overrides(config: GPTConfig) -> list[str]:
-    """Overrides that give any recipe's [model] this shape, the vocabulary apart."""
-    is_llama = all(vars(config)[key] == value for key, value in LLAMA.items())
-    values = [f"model.arch={'llama' if is_llama else 'gpt2'}"]
+    """List overrides that give any recipe's [model] this shape, the vocabulary apart."""
+    arch = "gpt2"
+    if all(vars(config)[key] == value for key, value in LLAMA.items()):
+        arch = "llama"
+    overrides = [f"model.arch={arch}"]
     for name in Model.__dataclass_fields__:
         if name in _SHARED_FIELDS:
             value = vars(config)[name]
-            values.append(f"model.{name}={json.dumps(False if value is None else value)}")
-    return values
+            if value is None:
+                value = False
+            overrides.append(f"model.{name}={json.dumps(value)}")
+    return overrides
 
 
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
-    """Parameters of the recipe's model (of a stage, from 0; default: of [model]) with so many rows of the embedding."""
+    """Count the parameters of the recipe's model (of a stage; default: of [model]) with so many embedding rows."""
     return parameter_count(model_config(recipe, vocab_rows, vocab_rows, stage))
 
 
 def token_flops(
     recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None
 ) -> FlopsPerToken:
-    """FLOPs per trained token of the recipe's model (of a stage) at `seq_len`, where `blocks` blocks are executed."""
+    """Return FLOPs per trained token of the recipe's model (of a stage) at `seq_len` over `blocks` executed blocks."""
     return flops_per_token(model_config(recipe, rows, rows, stage), seq_len, blocks)
 
 
@@ -91,13 +98,12 @@ def optimizer_flops(recipe: Recipe, model: Dimensions) -> float:
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
-    """Decides the step after `progress`. On several `ranks` only the number of micro-batches may differ."""
+    """Decide the step after `progress`. On several `ranks` only the number of micro-batches may differ."""
     step = progress.step + 1
     full = recipe.model.seq_len
-    train = recipe.train
-    n_layer, optim = (
-        _stage(recipe, progress.stage) if recipe.stages else (recipe.model.n_layer, recipe.optim)
-    )
+    train, optim, n_layer = recipe.train, recipe.optim, recipe.model.n_layer
+    if recipe.stages:
+        n_layer, optim = _stage(recipe, progress.stage)
 
     seq_len, per_window, batch_size = full, 1, train.batch_size
     if recipe.seq_len_warmup is not None:
@@ -148,9 +154,12 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
 
 
 def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int = 1) -> int:
-    """Micro-batches of a step of `batch_size` sequences of `seq_len` tokens: as few as hold no more whole sequences
-    each than fit into train.micro_batch_tokens, and one sequence where none fits. They differ by at most one sequence.
-    Every lane, or every rank where the recipe has no lanes, gets equally many; SimiGrad's two halves do too."""
+    """Count the micro-batches of a step of `batch_size` sequences of `seq_len` tokens.
+
+    As few as hold no more whole sequences each than fit into train.micro_batch_tokens, and one sequence if none fits.
+    They differ by at most one sequence. Every lane, or every rank if the recipe has no lanes, gets equally many;
+    SimiGrad's two halves do too.
+    """
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
     multiple = micro_batch_multiple(recipe, ranks)
     return -(-batch_size // fits // multiple) * multiple
@@ -166,16 +175,20 @@ def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, A
 
 
 def micro_batch_multiple(recipe: Recipe, ranks: int = 1) -> int:
-    """What the number of a step's micro-batches is a multiple of."""
+    """Return what the number of a step's micro-batches is a multiple of."""
     multiple = recipe.lanes or ranks
-    return multiple if recipe.simigrad is None else math.lcm(multiple, 2)
+    if recipe.simigrad is not None:
+        multiple = math.lcm(multiple, 2)
+    return multiple
 
 
 def full_plan(
     recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1
 ) -> StepPlan:
-    """A step that no schedule shortens, with all blocks and all measurements. For probes; its learning rate is 0."""
-    scales = None if recipe.progressive_layer_drop is None else (1.0,) * n_layer
+    """Plan a step that no schedule shortens, with all blocks and all measurements, for probes: its rate is 0."""
+    scales = None
+    if recipe.progressive_layer_drop is not None:
+        scales = (1.0,) * n_layer
     measures = recipe.simigrad is not None
     return StepPlan(
         1, 0.0, sequences, seq_len, micro_batches, 0, 1, _keep_all(n_layer), False, scales, measures
@@ -183,13 +196,15 @@ def full_plan(
 
 
 def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepResult) -> Progress:
-    """The run's progress once `plan` has been carried out with `result`. `best_loss` and `train_seconds`, which the
-    host learns later, are set by `trainer.read_records`."""
+    """Return the run's progress once `plan` has been carried out with `result`.
+
+    `best_loss` and `train_seconds`, which the host reads later, are set by `trainer.read_records`.
+    """
     schedule_step = progress.schedule_step + 1
     schedule_tokens = progress.schedule_tokens + result.tokens
-    lr_warmup_tokens = (
-        schedule_tokens if schedule_step <= recipe.optim.warmup_steps else progress.lr_warmup_tokens
-    )
+    lr_warmup_tokens = progress.lr_warmup_tokens
+    if schedule_step <= recipe.optim.warmup_steps:
+        lr_warmup_tokens = schedule_tokens
     batch_size, window = progress.batch_size, progress.simigrad_window
     if recipe.simigrad is not None:
         batch_size, window = recipe.simigrad.decide(
@@ -218,7 +233,7 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
 
 
 def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
-    """What the recipe's methods add to a step's row of metrics.jsonl: each column with its method's prefix."""
+    """Return the methods' columns of a step's row of metrics.jsonl, each with its method's prefix."""
     columns: dict[str, float | None] = {}
     for method in recipe.methods.values():
         columns |= method.columns(recipe, plan, result)
@@ -226,8 +241,11 @@ def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[s
 
 
 def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Progress:
-    """The progress once the host knows a validation loss, where the stage's switch reads it. Losses of the learning
-    rate's warmup and of the re-warmup after growth say nothing about the model's own curve and are left out."""
+    """Return the progress once the host has read a validation loss, if the stage's switch reads it.
+
+    Losses of the learning rate's warmup and of the re-warmup after growth say nothing about the model's own curve and
+    are left out.
+    """
     stage = recipe.stages[progress.stage]
     rewarming = progress.stage > 0 and progress.step - progress.stage_step <= stage.rewarmup_steps
     if stage.switch is None or rewarming or progress.schedule_step <= recipe.optim.warmup_steps:
@@ -237,13 +255,15 @@ def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Pro
 
 
 def reads_val_loss(recipe: Recipe, progress: Progress) -> bool:
-    """Whether `after_evaluation` needs the validation losses of this stage."""
-    switch = recipe.stages[progress.stage].switch if recipe.stages else None
+    """Return whether `after_evaluation` needs the validation losses of this stage."""
+    if not recipe.stages:
+        return False
+    switch = recipe.stages[progress.stage].switch
     return switch is not None and switch.reads_val_loss()
 
 
 def stage_ended(recipe: Recipe, progress: Progress) -> bool:
-    """Whether the model grows before the next step."""
+    """Return whether the model grows before the next step."""
     if progress.stage + 1 >= len(recipe.stages):
         return False
     switch = recipe.stages[progress.stage].switch
@@ -251,8 +271,11 @@ def stage_ended(recipe: Recipe, progress: Progress) -> bool:
 
 
 def after_growth(recipe: Recipe, progress: Progress) -> Progress:
-    """The progress with which the next stage begins: the schedule stands where a model of the new size would have
-    reached this loss; steps, tokens and FLOPs stay what was spent."""
+    """Return the progress with which the next stage begins.
+
+    The schedule stands where a model of the new size would have reached this loss; steps, tokens and FLOPs stay what
+    was spent.
+    """
     stage = recipe.stages[progress.stage + 1]
     ratio = stage.schedule_ratio or default_schedule_ratio(map(parse_operator, stage.operators))
     schedule_tokens = round(ratio * progress.schedule_tokens)
@@ -270,27 +293,29 @@ def after_growth(recipe: Recipe, progress: Progress) -> Progress:
 def plan_run(
     recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None
 ) -> Iterator[tuple[StepPlan, Progress]]:
-    """Every step from `progress` to the end of the budget, each with the progress after it.
+    """Yield every step from `progress` to the end of the budget, each with the progress after it.
 
     Where a step's outcome decides later ones (adaptive batching, a growth trigger) the plan assumes what the method
     states for it: SimiGrad's batch stays as it is. FLOPs are 0 unless `vocab_size` is given.
     """
-    progress = Progress() if progress is None else progress
-    rows = None if vocab_size is None else padded_vocab_size(recipe, vocab_size)
+    if progress is None:
+        progress = Progress()
+    rows = None
+    if vocab_size is not None:
+        rows = padded_vocab_size(recipe, vocab_size)
     while progress.tokens < recipe.train.tokens:
         if stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)
         plan = plan_step(recipe, progress)
-        progress = after_step(
-            recipe, progress, plan, assumed_result(recipe, plan, rows, progress.stage)
-        )
+        result = assumed_result(recipe, plan, rows, progress.stage)
+        progress = after_step(recipe, progress, plan, result)
         yield plan, progress
 
 
 def assumed_result(
     recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage: int = 0
 ) -> StepResult:
-    """What a step is expected to be before it runs: every target trained on, blocks executed at their mean."""
+    """Return what a step is expected to be before it runs: every target trained on, blocks at their mean."""
     tokens = plan.batch_size * plan.seq_len
     if vocab_rows is None:
         return StepResult(tokens, 0.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 
 from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.plan.plan import plan_run
@@ -39,7 +38,7 @@ def summarize_plan(
     vocab_size: int | None = None,
     until: int | None = None,
 ) -> PlanSummary:
-    """Totals of the plan from `progress` to the end of the budget, or to step `until`."""
+    """Add up the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
     evaluations, largest, shapes, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size
     largest_batch = max(
@@ -72,9 +71,11 @@ def summarize_plan(
 def steps_until(
     recipe: Recipe, progress: Progress | None, vocab_size: int | None, until: int | None
 ) -> Iterator[tuple[StepPlan, Progress]]:
-    """`plan_run`, cut after step `until`."""
-    steps = plan_run(recipe, progress, vocab_size)
-    return steps if until is None else takewhile(lambda step: step[0].step <= until, steps)
+    """Yield the steps of `plan_run` up to `until`."""
+    for plan, after in plan_run(recipe, progress, vocab_size):
+        if until is not None and plan.step > until:
+            return
+        yield plan, after
 
 
 def csv_lines(
@@ -109,17 +110,14 @@ def turning_points(
         if before is None:
             always.append(("first step", plan, after))
         else:
-            changed = ["length"] * (plan.seq_len != before.seq_len) + ["batch"] * (
-                plan.batch_size != before.batch_size
-            )
-            if changed:
-                changes.append(
-                    (
-                        f"{' and '.join(changed)} change{'s' if len(changed) == 1 else ''}",
-                        plan,
-                        after,
-                    )
-                )
+            other_length = plan.seq_len != before.seq_len
+            other_batch = plan.batch_size != before.batch_size
+            if other_length and other_batch:
+                changes.append(("length and batch change", plan, after))
+            elif other_length:
+                changes.append(("length changes", plan, after))
+            elif other_batch:
+                changes.append(("batch changes", plan, after))
             if after.stage != stage:
                 operators = ", ".join(recipe.stages[after.stage].operators)
                 always.append((f"grown: {operators}", plan, after))
@@ -144,5 +142,8 @@ def turning_points(
 
 
 def assumptions(recipe: Recipe) -> list[str]:
-    """What a plan cannot know in advance, and what it assumes instead."""
-    return [line for method in recipe.methods.values() for line in method.assumptions(recipe)]
+    """List what a plan cannot know in advance, and what it assumes instead."""
+    lines = []
+    for method in recipe.methods.values():
+        lines += method.assumptions(recipe)
+    return lines
