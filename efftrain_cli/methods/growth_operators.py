@@ -362,8 +362,11 @@ def grow_depth(
 
     for name in state.parameters:
         parameter_kind(name)  # raises for a parameter that is not a GPT's
-        if not name.startswith("h."):
-            take(name, name, False)
+    # In the model's own order: tables, layers, then what follows them.
+    outside = [name for name in state.parameters if not name.startswith("h.")]
+    tables = [name for name in outside if parameter_kind(name).endswith("embedding")]
+    for name in tables:
+        take(name, name, False)
     parts = [name.removeprefix("h.0.") for name in state.parameters if name.startswith("h.0.")]
     for new in range(factor * layers):
         source, inserted = new // factor, new % factor > 0
@@ -371,6 +374,8 @@ def grow_depth(
             source, inserted = new % layers, new >= layers
         for part in parts:
             take(f"h.{new}.{part}", f"h.{source}.{part}", inserted)
+    for name in outside[len(tables) :]:
+        take(name, name, False)
     return _grown(state, config, parameters, optimizer, moments)
 
 

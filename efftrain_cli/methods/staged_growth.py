@@ -80,7 +80,7 @@ class Operator(NamedTuple):
 
 
 def parse_operator(text: str) -> Operator:
-    """Reads "width", "depth" (both x 2), "width:3", and the sizes of "pad:192", "d_ff:512", "n_kv_head:4".
+    """Read "width", "depth" (both x 2), "width:3", and the sizes of "pad:192", "d_ff:512", "n_kv_head:4".
 
     Raises:
         ValueError: another kind, or a factor that is not an integer of at least 2.
@@ -91,12 +91,13 @@ def parse_operator(text: str) -> Operator:
             f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3', and with a size "
             "pad:192, d_ff:512 and n_kv_head:4"
         )
-    multiplies = kind in ("width", "depth")
-    if (factor or not multiplies) and re.fullmatch(r"[0-9]{1,9}", factor) is None:
+    is_number = re.fullmatch(r"[0-9]{1,9}", factor) is not None
+    if kind not in ("width", "depth"):
+        if not is_number:
+            raise ValueError(f"{text!r}: write the new size, as in '{kind}:192'")
+    elif factor and not is_number:
         raise ValueError(
             f"{text!r}: the factor must be a whole number: the operators repeat whole copies; write '{kind}' or '{kind}:3'"
-            if multiplies
-            else f"{text!r}: write the new size, as in '{kind}:192'"
         )
     if factor and int(factor) < 2:
         raise ValueError(f"{text!r}: the factor must be 2 or more; growth makes no model smaller")
@@ -132,6 +133,10 @@ def _check_operator(text: str) -> str:
     return text
 
 
+def _count_if_text(value: object) -> object:
+    return parse_count(value) if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StageModel:
     """How a stage's model differs from `[model]`."""
@@ -152,7 +157,7 @@ class StageModel:
     """Added inside each norm; `pad` from width d to e makes d / e of it."""
 
     def applied(self, model: S) -> S:
-        """`model` with what differs."""
+        """Return `model` with what differs."""
         given = {key: value for key, value in vars(self).items() if value is not None}
         return replace(model, **given)  # type: ignore[type-var]
 
@@ -165,10 +170,7 @@ class Switch:
     """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value` ("loss"); or its slope
     d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope").
     Evaluations during the learning rate's warmup and re-warmup do not count."""
-    value: Annotated[
-        float,
-        BeforeValidator(lambda value: parse_count(value) if isinstance(value, str) else value),
-    ]
+    value: Annotated[float, BeforeValidator(_count_if_text)]
     """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for "slope" (the paper's
     released thresholds: -0.0575 before doubling the depth, -0.0475 before doubling the width)."""
     window: int = Field(default=15, ge=5)
@@ -179,11 +181,11 @@ class Switch:
     """Tokens of the run at which the stage ends in any case; a plan assumes them for a stage by "loss" or "slope"."""
 
     def reads_val_loss(self) -> bool:
-        """Whether the rule needs the validation losses of the stage."""
+        """Return whether the rule needs the validation losses of the stage."""
         return self.rule in ("loss", "slope")
 
     def reached(self, progress: Progress) -> bool:
-        """Whether the stage is over."""
+        """Return whether the stage is over."""
         if self.latest is not None and progress.tokens >= self.latest:
             return True
         counts = {"steps": progress.step, "tokens": progress.tokens, "flops": progress.flops}
@@ -194,14 +196,14 @@ class Switch:
             return bool(curve) and curve[-1][1] <= self.value
         if len(curve) < self.window + self.times - 1:
             return False
-        ends = range(len(curve) - self.times + 1, len(curve) + 1)
-        return all(
-            log_log_slope(*zip(*curve[end - self.window : end], strict=True)) >= self.value
-            for end in ends
-        )
+        for end in range(len(curve) - self.times + 1, len(curve) + 1):
+            tokens, losses = zip(*curve[end - self.window : end], strict=True)
+            if not log_log_slope(tokens, losses) >= self.value:
+                return False
+        return True
 
     def with_evaluation(self, curve: Curve, tokens: int, loss: float) -> Curve:
-        """The curve with one more (schedule_tokens, loss), as long as the rule needs it."""
+        """Return the curve with one more (schedule_tokens, loss), as long as the rule needs it."""
         return (*curve, (tokens, loss))[-(self.window + self.times - 1) :]
 
 
@@ -235,7 +237,7 @@ def _planned_end(recipe: Sections, switch: Switch | None) -> float | None:
         if recipe.varies & {"length", "batch"}:
             return None
         end *= recipe.train.batch_size * recipe.model.seq_len
-    return end if switch.latest is None else min(end, switch.latest)
+    return min(end, switch.latest or math.inf)
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -265,9 +267,9 @@ class StagedGrowth(Method):
         model = recipe.model
         for rule in stage_problems(model, recipe.stages):
             yield "stages", rule
-        kinds = {
-            kind for stage in recipe.stages for kind, _ in map(parse_operator, stage.operators)
-        }
+        kinds = set()
+        for stage in recipe.stages:
+            kinds |= {parse_operator(text).kind for text in stage.operators}
         if kinds & {"width", "pad"} and (
             not model.norm_facts.vectors or model.init_facts.std is None
         ):
@@ -322,39 +324,38 @@ class StagedGrowth(Method):
         return round(schedule + recipe.train.tokens - trained)
 
     def assumptions(self, recipe: Sections) -> list[str]:
-        return [
-            f"Stage {index} ends by the {switch.rule} of the validation loss; the plan assumes "
-            + (
-                "the end of the budget."
-                if switch.latest is None
-                else f"{switch.latest:,} tokens, its latest."
-            )
-            for index, switch in enumerate(stage.switch for stage in recipe.stages)
-            if switch is not None and switch.reads_val_loss()
-        ]
+        lines = []
+        for index, stage in enumerate(recipe.stages):
+            switch = stage.switch
+            if switch is None or not switch.reads_val_loss():
+                continue
+            end = "the end of the budget"
+            if switch.latest is not None:
+                end = f"{switch.latest:,} tokens, its latest"
+            rule = f"Stage {index} ends by the {switch.rule} of the validation loss"
+            lines.append(f"{rule}; the plan assumes {end}.")
+        return lines
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
-        return {
-            "stages": tuple(
-                stage
-                if stage.switch is None
-                else replace(stage, switch=Switch(rule="steps", value=half + i))
-                for i, stage in enumerate(recipe.stages)
-            )
-        }
+        stages = list(recipe.stages)
+        for index, stage in enumerate(stages):
+            if stage.switch is not None:
+                switch = Switch(rule="steps", value=half + index)
+                stages[index] = replace(stage, switch=switch)
+        return {"stages": tuple(stages)}
 
     def without_schedule(self) -> dict[str, Any]:
         return {"stages": ()}  # the model that they end with
 
     def preserves_loss(self, operators: Iterable[Operator]) -> bool:
-        """Whether these operators, in this section's variants, claim to leave loss and logits as they are."""
+        """Return whether these operators, in this section's variants, claim to leave loss and logits as they are."""
         exact_depth = self.depth in ("identity", "zero_out_proj")
         keeps = {"width": self.symmetry != "noise", "depth": exact_depth}
         return all(keeps.get(kind, True) for kind, _ in operators)
 
 
 def shapes_of_stages(target: S, stages: Sequence[Stage]) -> list[S]:
-    """The model of each stage: first `target` with the stage's changes, then what the operators make of it."""
+    """Return the model of each stage: `target` with the first's changes, then what the operators make of it."""
     shapes = [stages[0].model.applied(target)]
     for stage in stages[1:]:
         shapes.append(reduce(grown_shape, map(parse_operator, stage.operators), shapes[-1]))
@@ -374,12 +375,12 @@ SIZES = {
 
 
 def sizes_of(model: Dimensions) -> dict[str, float]:
-    """What stages change of a model, given or not, by its key."""
+    """Return the sizes of a model that stages change, given or not, by their keys."""
     return {key: attrgetter(attribute)(model) for key, attribute in SIZES.items()}
 
 
 def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]:
-    """Every rule that the stages of a recipe break; `target` is [model]."""
+    """Yield every rule that the stages of a recipe break; `target` is [model]."""
     if len(stages) == 1:
         yield "one stage is not staged training: add a second [[stages]] with operators, or remove this one"
     for index, stage in enumerate(stages):
@@ -393,9 +394,8 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
         if last and stage.switch is not None and len(stages) > 1:
             yield f"stage {index} is the last and ends with train.tokens; remove its switch"
         if stage.switch is not None:
-            yield from (
-                f"stage {index}: {rule}" for rule in _switch_problems(stage.switch, stages[:index])
-            )
+            for rule in _switch_problems(stage.switch, stages[:index]):
+                yield f"stage {index}: {rule}"
     try:
         aims = sizes_of(target)
     except AttributeError:
@@ -420,7 +420,9 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
             yield f"stage {index}: {name} = {sizes[name]} {rule.replace('model.', '')}"
         before = sizes_of(shapes[max(0, index - 1)])
         for kind, value in map(parse_operator, stage.operators):
-            key = "n_embd" if kind == "pad" else kind
+            key: str = kind
+            if kind == "pad":
+                key = "n_embd"
             if key in before and value < before[key]:
                 yield f"stage {index}: {kind}:{value} is less than the stage before's {key} = {before[key]}; growth makes no model smaller"
     if len(stages) > 1:
@@ -438,26 +440,24 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
 def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
     if switch.rule == "slope" and switch.value >= 0:
         yield f"switch.value = {switch.value:g}: the loss falls, so the slope to wait for is negative, as in -0.0575"
-    nothing_trained = (
-        switch.rule == "steps" and switch.value == 0
-    )  # a run grown before its first step
-    if switch.rule != "slope" and switch.value <= 0 and not nothing_trained:
+    if switch.rule == "slope":
+        return
+    # A run may be grown before its first step.
+    is_before_training = switch.rule == "steps" and switch.value == 0
+    if switch.value <= 0 and not is_before_training:
         yield f"switch.value = {switch.value:g} must be positive"
+    sign, order = 1, "less"
+    if switch.rule == "loss":
+        sign, order = -1, "more"
     for earlier in before:
-        if earlier.switch and earlier.switch.rule == switch.rule and switch.rule != "slope":
-            falling = switch.rule == "loss"
-            if (
-                switch.value > earlier.switch.value
-                if falling
-                else switch.value < earlier.switch.value
-            ):
-                order = "more" if falling else "less"
-                yield f"switch.value = {switch.value:g} must not be {order} than an earlier stage's {earlier.switch.value:g}"
+        if earlier.switch is None or earlier.switch.rule != switch.rule:
+            continue
+        if sign * switch.value < sign * earlier.switch.value:
+            yield f"switch.value = {switch.value:g} must not be {order} than an earlier stage's {earlier.switch.value:g}"
 
 
 def default_schedule_ratio(operators: Iterable[Operator]) -> float:
-    """rho = S_target / S_small of these operators together, from the authors' constants per doubling
-    (`SAME_LOSS_STEPS`).
+    """Return rho = S_target / S_small of these operators, from the authors' constants per doubling (`SAME_LOSS_STEPS`).
 
     A factor k other than 2 counts as log2(k) doublings, which is our extension. Operators to a size count nothing: set
     `schedule_ratio` for them.
@@ -467,30 +467,31 @@ def default_schedule_ratio(operators: Iterable[Operator]) -> float:
         if kind in doublings:
             doublings[kind] += math.log2(factor)
     both = min(doublings.values())
-    return SAME_LOSS_STEPS_BOTH**-both * math.prod(
-        SAME_LOSS_STEPS[k] ** -(n - both) for k, n in doublings.items()
-    )
+    alone = [SAME_LOSS_STEPS[kind] ** -(count - both) for kind, count in doublings.items()]
+    return SAME_LOSS_STEPS_BOTH**-both * math.prod(alone)
 
 
 def rewarmup_factor(steps_in_stage: int, rewarmup_steps: int) -> float:
-    """Factor on the schedule's learning rate at the 1-based step of a stage: i / w up to step w, then 1.
+    """Return the factor of the schedule's learning rate at the 1-based step of a stage: i / w up to step w, then 1.
 
     The released code climbs to the value that the schedule has at the end of the re-warmup, we to the schedule itself,
     which differs by less than the schedule falls in those w steps.
     """
-    return 1.0 if steps_in_stage >= rewarmup_steps else steps_in_stage / rewarmup_steps
+    if steps_in_stage >= rewarmup_steps:
+        return 1.0
+    return steps_in_stage / rewarmup_steps
 
 
 def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
-    """Least-squares slope of log y against log x, d log y / d log x.
+    """Fit the slope of log y against log x, d log y / d log x, by least squares.
 
     Raises:
         ValueError: fewer than two points.
     """
-    lx, ly = [math.log(v) for v in x], [math.log(v) for v in y]
-    if len(lx) < 2:
-        raise ValueError(f"a slope needs two points or more, here are {len(lx)}")
-    mx, my = sum(lx) / len(lx), sum(ly) / len(ly)
-    return sum((a - mx) * (b - my) for a, b in zip(lx, ly, strict=True)) / sum(
-        (a - mx) ** 2 for a in lx
-    )
+    log_x, log_y = list(map(math.log, x)), list(map(math.log, y))
+    count = len(log_x)
+    if count < 2:
+        raise ValueError(f"a slope needs two points or more, here are {count}")
+    mean_x, mean_y = sum(log_x) / count, sum(log_y) / count
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(log_x, log_y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in log_x)
