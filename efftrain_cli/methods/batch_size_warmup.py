@@ -42,14 +42,14 @@ class BatchSizeWarmup(Method):
     """Length of the ramp, in sequences trained."""
 
     def batch_size_at(self, consumed: int, full: int) -> int:
-        """Sequences of the next step, after `consumed` of them, where `full` is the final batch, train.batch_size."""
+        """Return the sequences of the next step, after `consumed` of them; `full` is the final batch."""
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)
         return self.start + int(consumed / per_increment) * self.increment
 
     def steps_of_ramp(self, full: int) -> int:
-        """Optimizer steps that run at less than the `full` batch."""
+        """Count the optimizer steps that run at less than the `full` batch."""
         steps = consumed = 0
         while (batch_size := self.batch_size_at(consumed, full)) < full:
             steps += 1
@@ -57,7 +57,7 @@ class BatchSizeWarmup(Method):
         return steps
 
     def sequences_through(self, step: int, full: int) -> int:
-        """Sequences trained by the end of `step`."""
+        """Count the sequences trained by the end of `step`."""
         consumed = 0
         while step > 0:
             batch_size = self.batch_size_at(consumed, full)
@@ -65,25 +65,27 @@ class BatchSizeWarmup(Method):
                 return consumed + step * full
             # Steps until the batch has grown.
             after = range(consumed + batch_size, consumed + step * batch_size, batch_size)
-            steps = (
-                bisect_left(
-                    after, batch_size + 1, key=lambda sequences: self.batch_size_at(sequences, full)
-                )
-                + 1
+            growth = bisect_left(
+                after, batch_size + 1, key=lambda sequences: self.batch_size_at(sequences, full)
             )
+            steps = growth + 1
             consumed += steps * batch_size
             step -= steps
         return consumed
 
     def sequences_for(self, steps: int, full: int) -> int:
-        """The `sequences` with which this ramp takes about `steps` optimizer steps: each of its n stretches has the
-        same number of sequences, at a batch of its own."""
+        """Return the `sequences` with which this ramp takes about `steps` optimizer steps.
+
+        Each of its n stretches has the same number of sequences, at a batch of its own.
+        """
         batch_sizes = range(self.start, full, self.increment)
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
-        # A lower bound of a sequence's tokens, if another method decides them.
-        seq_len = 1 if varying(recipe.methods, "length") else recipe.model.seq_len
+        # A lower bound of a sequence's tokens if another method decides them.
+        seq_len = recipe.model.seq_len
+        if varying(recipe.methods, "length"):
+            seq_len = 1
         for key, rule in self.validation_errors(
             recipe.train.batch_size, seq_len, recipe.train.tokens
         ):
@@ -104,8 +106,13 @@ class BatchSizeWarmup(Method):
         return {"batch_size_warmup": None}
 
     def validation_errors(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
-        """What is wrong with this ramp in a recipe of `full` sequences per step, `seq_len` tokens each, and `budget`
-        tokens: pairs of the key (without the section) and what to do about it."""
+        """List what is wrong with this ramp: pairs of the key, without the section, and the rule.
+
+        Args:
+            full: sequences of a full step.
+            seq_len: tokens of a sequence.
+            budget: tokens of the run.
+        """
         if self.start > full:
             rule = f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it"
             return [("start", rule)]

@@ -37,6 +37,7 @@ from efftrain_cli.model.accumulator import Accumulator
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from efftrain_cli.model.gpt import GPT
 
@@ -181,11 +182,9 @@ class ChunkedAccumulation(Method):
         ]
 
     def lengths(self, recipe: Sections) -> dict[str, tuple[int, ...]]:
-        """Products in a sum of each role, ascending, in the blocks' layers of the last stage at full micro-batches."""
-        width = recipe.model.n_embd
-        sequences = min(
-            recipe.train.batch_size, max(1, recipe.train.micro_batch_tokens // recipe.model.seq_len)
-        )
+        """Return the products in a sum of each role, ascending, in the blocks' layers at full micro-batches."""
+        width, train = recipe.model.n_embd, recipe.train
+        sequences = min(train.batch_size, max(1, train.micro_batch_tokens // recipe.model.seq_len))
         return {
             "forward": (width, 4 * width),
             "grad_input": (width, 3 * width, 4 * width),
@@ -193,9 +192,10 @@ class ChunkedAccumulation(Method):
         }
 
     def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Columns of a step from what its layers saw, fp64 (9,) as `linear.Seen`: how many roundings saturated in each
-        role whose exponents are narrow, and log2 of the smallest and the largest scale of the 8-bit tensors of each
-        kind. 0-d, fp64.
+        """Return a step's columns, each 0-d fp64, from what its layers saw, fp64 (9,) as `linear.Seen`.
+
+        They are how many roundings saturated in each role whose exponents are narrow, and log2 of the smallest and the
+        largest scale of the 8-bit tensors of each kind.
 
         With recomputed activations, a forward product counts as often as it is computed.
         """
@@ -206,8 +206,9 @@ class ChunkedAccumulation(Method):
             for number, (name, role) in enumerate(self.roles.items())
             if role is not None and role.exponent_bits < 8
         }
+        formats = {name: self.operands for name in OPERANDS} | {"gradients": self.gradient_format}
         for kind, name in enumerate(OPERANDS):
-            if (self.gradient_format if name == "gradients" else self.operands).startswith("fp8"):
+            if formats[name].startswith("fp8"):
                 columns[f"chunked_log2_scale_min_{name}"] = -seen[Seen.SMALLEST + kind]
                 columns[f"chunked_log2_scale_max_{name}"] = seen[Seen.LARGEST + kind]
         return columns
@@ -233,10 +234,16 @@ class ChunkedAccumulation(Method):
             grad_input=self.grad_input,
             grad_weight=self.grad_weight,
         )
-        outer = () if self.layers == "all" else ("h.0.", f"h.{len(model.h) - 1}.")
-        model.replace_linears(
-            lambda name, layer: layer if name.startswith(outer) else NarrowLinear(layer, arithmetic)
-        )
+        wide: tuple[str, ...] = ()
+        if self.layers == "inner":
+            wide = ("h.0.", f"h.{len(model.h) - 1}.")
+
+        def narrow(name: str, layer: nn.Linear) -> nn.Module:
+            if name.startswith(wide):
+                return layer
+            return NarrowLinear(layer, arithmetic)
+
+        model.replace_linears(narrow)
         if self.head:
             model.narrow_head = NarrowHead(arithmetic, device)
 

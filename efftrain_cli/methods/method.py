@@ -57,51 +57,55 @@ class Method:
     """What other programs and papers call its keys, in lower case and with _ for -; "" is the section itself."""
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
-        """(dotted key, rule) of everything in `recipe` that this method cannot work with."""
+        """Yield (dotted key, rule) of everything in `recipe` that this method cannot work with."""
         yield from ()
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
-        """What is legal and probably not meant, one sentence each."""
+        """Yield what is legal and probably not meant, one sentence each."""
         yield from ()
 
     def cut_matters(self) -> bool:
-        """Whether a step's gradient depends on how it is cut into micro-batches by more than rounding:
-        train.micro_batch_tokens is then a setting of the method, and devices that cut it otherwise need
-        parallel.lanes."""
+        """Return whether a step's gradient depends on how it is cut into micro-batches by more than rounding.
+
+        If so, train.micro_batch_tokens is a setting of the method, and devices that cut it otherwise need
+        parallel.lanes.
+        """
         return False
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
-        """Fewest and most sequences of a step, where train.batch_size is `batch_size` and the number is not planned."""
+        """Return the fewest and most sequences of a step whose number is not planned; train.batch_size is given."""
         return batch_size, batch_size
 
     def batch_multiple(self) -> int:
-        """What the sequences of every step are a multiple of, where their number is not planned; else 0."""
+        """Return what the sequences of every step are a multiple of if their number is not planned; else 0."""
         return 0
 
     def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
-        """Bytes of its own tensors between two full steps, which each checkpoint holds too."""
+        """Return the bytes of its own tensors between two full steps, which each checkpoint holds too."""
         return 0
 
     def assumptions(self, recipe: Sections) -> list[str]:
-        """What a plan cannot know in advance, and what it assumes instead, one sentence each."""
+        """List what a plan cannot know in advance, and what it assumes instead, one sentence each."""
         return []
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
-        """Fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences, so
-        that it changes before and after a stop in the middle. Empty where the method has no schedule."""
+        """Return fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences.
+
+        It then changes before and after a stop in the middle. Empty if the method has no schedule.
+        """
         return {}
 
     def without_schedule(self) -> dict[str, Any]:
-        """Fields of the recipe with which every step is a full one; empty where this method's steps are."""
+        """Return fields of the recipe with which every step is a full one; empty if this method's steps are."""
         return {}
 
     def columns(
         self, recipe: Sections, plan: StepPlan, result: StepResult
     ) -> dict[str, float | None]:
-        """This method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
+        """Return this method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
         return {}
 
 
 def varying(methods: Mapping[str, Method], *what: str) -> list[str]:
-    """The sections among `methods` that vary any of `what`."""
+    """List the sections among `methods` that vary any of `what`."""
     return [name for name, method in methods.items() if not method.varies.isdisjoint(what)]

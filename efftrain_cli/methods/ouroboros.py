@@ -78,12 +78,14 @@ class Ouroboros(Method):
         return max(1, self.modules - 1)
 
     def staleness(self, module: int) -> int:
-        """tau_k in steps, for module k from 1."""
+        """Return tau_k in steps, for module k from 1."""
         return self.modules - module
 
     def device_of(self, module: int) -> int:
-        """The device in the ring, from 0, that holds module k."""
-        return 0 if module == self.modules else module - 1
+        """Return the device in the ring, from 0, that holds module k."""
+        if module == self.modules:
+            return 0
+        return module - 1
 
     def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
         n_layer = recipe.model.n_layer
@@ -131,14 +133,11 @@ class Ouroboros(Method):
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.modules == 1:
             return []
-        after = (
-            f", after {self.warmup_steps} steps of ordinary training" if self.warmup_steps else ""
-        )
-        again = (
-            " FLOPs leave out the second forward pass of replayed modules."
-            if self.variant == "replay"
-            else ""
-        )
+        after = again = ""
+        if self.warmup_steps:
+            after = f", after {self.warmup_steps} steps of ordinary training"
+        if self.variant == "replay":
+            again = " FLOPs leave out the second forward pass of replayed modules."
         return [
             f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago, the last fresh{after}. A module waits "
             f"unchanged for its first one; the last ones in flight are dropped.{again}"
@@ -156,7 +155,7 @@ class Ouroboros(Method):
         return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
 
     def blocks(self, shape: GPTConfig) -> tuple[int, ...]:
-        """Blocks of each module, first module first: `split`, or the most even one."""
+        """Return the blocks of each module, first module first: `split`, or the most even one."""
         return self.split or balanced_split(self.modules, shape)
 
     def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
@@ -169,14 +168,18 @@ class Ouroboros(Method):
             vectors = sum(stale) - stale[0] + self.modules - 1
             return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * vectors
         sizes = [blocks * block_parameters(shape) for blocks in self.blocks(shape)[:-1]]
-        positions = shape.seq_len if shape.position_facts.has_table else 0
-        sizes[0] += (shape.padded_vocab_size + positions) * shape.n_embd
+        rows = shape.padded_vocab_size
+        if shape.position_facts.has_table:
+            rows += shape.seq_len
+        sizes[0] += rows * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
 
     def ring_speed(self, shape: GPTConfig) -> float:
-        """How many times as fast as one device a ring of this implementation is at most: even FLOP rates, free
-        messages, the backward pass twice the forward one, delayed modules run forward twice, and each device's delayed
-        backward after its forward."""
+        """Return how many times as fast as one device a ring of this implementation is at most.
+
+        With even FLOP rates, free messages, the backward pass twice the forward one, delayed modules run forward twice,
+        and each device's delayed backward after its forward.
+        """
         forward = [*map(float, self.blocks(shape))]
         forward[-1] += head_in_blocks(shape)
         whole = sum(forward)
@@ -186,31 +189,30 @@ class Ouroboros(Method):
         return 3 * whole / max(ends)
 
     def recomputed_share(self, shape: GPTConfig) -> float:
-        """FLOPs of running the delayed modules forward a second time, as a share of a step's."""
+        """Return the FLOPs of running the delayed modules forward a second time, as a share of a step's."""
         return sum(self.blocks(shape)[:-1]) / (3 * (shape.n_layer + head_in_blocks(shape)))
 
     def delays_at(self, step: int) -> bool:
-        """Whether 1-based `step` uses delayed gradients."""
+        """Return whether 1-based `step` uses delayed gradients."""
         return self.modules > 1 and step > self.warmup_steps
 
     def measures_cosine_at(self, step: int) -> bool:
-        """Whether 1-based `step` compares its delayed gradients with today's."""
+        """Return whether 1-based `step` compares its delayed gradients with today's."""
         return self.cosine_every > 0 and step % self.cosine_every == 0
 
 
 def head_in_blocks(shape: GPTConfig) -> float:
-    """FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
+    """Return the FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
     none, one = (flops_per_token(shape, shape.seq_len, blocks) for blocks in (0, 1))
     return (none.with_logits - none.without_logits) / (one.without_logits - none.without_logits)
 
 
 def balanced_split(modules: int, shape: GPTConfig) -> tuple[int, ...]:
-    """Blocks of each of K modules so that the busiest of the K - 1 devices has least to do, the head counted with the
-    last module.
+    """Split blocks over K modules so that the busiest of the K - 1 devices has least to do.
 
-    The first device's blocks are halved between the first and the last module, the last taking an odd one, as in the
-    authors' code; so is the model where K = 2. The modules between take equal shares, the earlier ones one block more
-    where there is a remainder.
+    The head counts with the last module. The first device's blocks are halved between the first and the last module,
+    the last taking an odd one, as in the authors' code; so is the model if K = 2. The modules between take equal
+    shares, the earlier ones one block more if there is a remainder.
     """
     n_layer, between = shape.n_layer, modules - 2
     if modules == 1:

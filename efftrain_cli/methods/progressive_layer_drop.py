@@ -84,11 +84,9 @@ class ProgressiveLayerDrop(Method):
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
-        return (
-            {"progressive_layer_drop": replace(self, steps=2 * half)}
-            if self.steps > 2 * half
-            else {}
-        )
+        if self.steps <= 2 * half:
+            return {}
+        return {"progressive_layer_drop": replace(self, steps=2 * half)}
 
     def columns(
         self, recipe: Sections, plan: StepPlan, result: StepResult
@@ -96,41 +94,46 @@ class ProgressiveLayerDrop(Method):
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:
-        """theta(t) of 1-based `step`, before which there were t = step - 1 updates: step 1 drops nothing, unless theta
-        is constant."""
+        """Return theta(t) of 1-based `step`, t = step - 1: step 1 drops nothing, unless theta is constant."""
         if self.steps == 0:
             return self.theta
         return (1 - self.theta) * math.exp(-GAMMA_STEPS / self.steps * (step - 1)) + self.theta
 
     def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block first."""
+        """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block first."""
         drop = 1 - self.theta_at(step)
-        before = 1 if self.keep == "code" else 0
+        before = int(self.keep == "code")
         return tuple(1 - (block - before) / n_layer * drop for block in range(1, n_layer + 1))
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """Factor of each block's two branches in 1-based `step`: 1 / p_l of the equation, for both values of `keep`."""
+        """Return the factor of each block's branches in 1-based `step`: 1 / p_l of the equation, for both `keep`."""
         drop = 1 - self.theta_at(step)
         return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
 
     def gates(
         self, keep: Sequence[float], *, seed: int, step: int, micro_step: int, paired: bool = False
     ) -> tuple[bool, ...]:
-        """Which blocks run in micro-batch `micro_step` (from 0, in the whole step) of 1-based `step`; `keep` is the
-        plan's.
+        """Draw which blocks run in a micro-batch of 1-based `step`.
 
-        `paired`: micro-batches 2j and 2j + 1 share their gates, for a method that compares the gradients of a batch's
-        two halves: with gates of their own the halves would differ by which blocks ran, and it would enlarge the batch
-        to average that away.
+        Args:
+            keep: the plan's.
+            micro_step: number of the micro-batch in the whole step, from 0.
+            paired: micro-batches 2j and 2j + 1 share their gates, for a method that compares the gradients of a batch's
+                two halves: with gates of their own the halves would differ by which blocks ran, and it would enlarge
+                the batch to average that away.
         """
-        draw = 0 if self.granularity == "step" else micro_step // (2 if paired else 1)
+        draw = micro_step
+        if self.granularity == "step":
+            draw = 0
+        elif paired:
+            draw = micro_step // 2
         return draw_gates(keep, seed=seed, updates=step - 1, draw=draw)
 
 
 def draw_gates(keep: Sequence[float], *, seed: int, updates: int, draw: int) -> tuple[bool, ...]:
-    """G_l ~ Bernoulli(keep_l), a pure function of its arguments: the counter of a Philox generator is (draw, updates).
+    """Draw G_l ~ Bernoulli(keep_l) as a function of the arguments alone: the counter of Philox is (draw, updates).
 
-    No state is kept, so there is none to save, to synchronise between ranks or to disturb by other random draws.
+    A generator without state has nothing to save, to synchronise between ranks or to disturb by other random draws.
     """
     import numpy as np
 

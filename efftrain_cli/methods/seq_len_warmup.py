@@ -74,11 +74,11 @@ class SeqLenWarmup(Method):
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_cut_windows_whole(cls, given: Any) -> Any:
-        keys = given.kwargs if isinstance(given, ArgsKwargs) else given
-        if isinstance(keys, dict) and keys.get("batch") == "tokens":
-            keys = {"mode": "reshape", **keys}
-        return ArgsKwargs((), keys) if isinstance(given, ArgsKwargs) else keys
+    def _tokens_cut_windows_whole(cls, given: ArgsKwargs) -> ArgsKwargs:
+        values = given.kwargs or {}
+        if values.get("batch") != "tokens":
+            return given
+        return ArgsKwargs(given.args, {"mode": "reshape", **values})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -123,8 +123,7 @@ class SeqLenWarmup(Method):
         return self
 
     def seq_len_at(self, step: int, full: int) -> int:
-        """Length in tokens of the sequences of 1-based optimizer `step`, where `full` (seqlen_e) is the model's
-        seq_len.
+        """Return the length, in tokens, of the sequences of 1-based `step`; `full` (seqlen_e) is the model's seq_len.
 
         DeepSpeed's floating-point expression, so that lengths agree with it to the step; without its defects: no length
         is below `multiple` (DeepSpeed can give 0), a full length that is not a multiple is reached at step T (there:
@@ -145,30 +144,39 @@ class SeqLenWarmup(Method):
         return min(max(length, self.multiple), full)
 
     def batch_size_at(self, seq_len: int, full: int, batch_size: int) -> int:
-        """Sequences of `seq_len` tokens in a step, where a full one has `batch_size` of `full` tokens."""
-        return batch_size if self.batch == "sequences" else batch_size * full // seq_len
+        """Return the sequences of `seq_len` tokens in a step, if a full one has `batch_size` of `full` tokens."""
+        if self.batch == "sequences":
+            return batch_size
+        return batch_size * full // seq_len
 
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
-        """Sequences of `seq_len` tokens from one window of `full` tokens: 1 when truncating, floor(full / seq_len) when
-        reshaping. What a batch does not need, and the remainder, is discarded."""
-        return 1 if self.mode == "truncate" else full // seq_len
+        """Return the sequences of `seq_len` tokens from one window of `full` tokens.
+
+        1 when truncating, floor(full / seq_len) when reshaping. What a batch does not need, and the remainder, is
+        discarded.
+        """
+        if self.mode == "truncate":
+            return 1
+        return full // seq_len
 
     @property
     def last_step(self) -> int:
         """The last step of the warmup's schedule: T, or the end of the last phase but one."""
         if self.steps is not None:
             return self.steps
-        return self.until[-1] if self.until else 0
+        return max(self.until, default=0)
 
     def phases(self, full: int) -> Iterator[tuple[int, int]]:
-        """(first step, length) of every stretch of steps with one length, in order; the last one has no end."""
+        """Yield (first step, length) of every stretch of steps with one length, in order; the last has no end."""
         if self.steps is None:
             starts = [1, *(end + 1 for end in self.until)]
             yield from zip(starts, (min(length, full) for length in self.lengths), strict=True)
             return
         first, length = 1, self.seq_len_at(1, full)
         yield first, length
-        degree = self.degree if self.pacing == "root" else 1
+        degree = 1
+        if self.pacing == "root":
+            degree = self.degree
         while length < full:
             longer = min(length - length % self.multiple + self.multiple, full)
             # Near where the pacing function has its inverse; then exactly, for rounding and for what is cut off at
@@ -183,7 +191,7 @@ class SeqLenWarmup(Method):
             yield first, length
 
     def tokens_through(self, step: int, full: int, batch_size: int) -> int:
-        """Tokens trained by the end of `step`, where a full step has `batch_size` sequences."""
+        """Count the tokens trained by the end of `step`, if a full step has `batch_size` sequences."""
         total, first, tokens = 0, 1, 0
         for begins, length in self.phases(full):
             if begins > step:
@@ -202,7 +210,9 @@ class SeqLenWarmup(Method):
             recipe.model.seq_len, smallest, recipe.train.tokens
         ):
             yield f"seq_len_warmup.{key}", rule
-        for name in varying(recipe.methods, "batch") if self.batch == "tokens" else ():
+        if self.batch == "sequences":
+            return
+        for name in varying(recipe.methods, "batch"):
             yield (
                 "seq_len_warmup.batch",
                 f'"tokens" cannot be combined with {name}: both decide the sequences of a step; set it to "sequences", or '
@@ -212,22 +222,27 @@ class SeqLenWarmup(Method):
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
         if self.steps is not None:
             return {"seq_len_warmup": replace(self, steps=min(self.steps, 2 * half))}
-        until = (min(self.until[0], half + 1),) if len(self.until) == 1 else self.until
+        until = self.until
+        if len(until) == 1:
+            until = (min(until[0], half + 1),)
         return {"seq_len_warmup": replace(self, until=until)}
 
     def without_schedule(self) -> dict[str, Any]:
         return {"seq_len_warmup": None}
 
     def validation_errors(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
-        """What is wrong with this warmup in a recipe of `full` tokens per sequence, `batch_size` sequences per step and
-        `budget` tokens: pairs of the key (without the section) and what to do about it."""
+        """List what is wrong with this warmup: pairs of the key, without the section, and the rule.
+
+        Args:
+            full: tokens of a full sequence.
+            batch_size: sequences of a full step.
+            budget: tokens of the run.
+        """
         if above := [length for length in self.lengths if length > full]:
-            return [
-                (
-                    "lengths",
-                    f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}",
-                )
-            ]
+            rule = (
+                f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}"
+            )
+            return [("lengths", rule)]
         if self.lengths and self.lengths[-1] != full:
             rule = (
                 f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "
@@ -240,16 +255,19 @@ class SeqLenWarmup(Method):
         needed = self.tokens_through(self.last_step, full, batch_size)
         if needed <= budget:
             return []
-        fitting = self.steps and self.longest_within(budget, full, batch_size)
-        way = f"lower it to at most {fitting}" if fitting else "end the warmup earlier"
+        key, value, way = "until", str(list(self.until)), "end the warmup earlier"
+        if self.steps:
+            key, value = "steps", str(self.steps)
+            if fitting := self.longest_within(budget, full, batch_size):
+                way = f"lower it to at most {fitting}"
         rule = (
-            f"{self.steps or list(self.until)} is beyond the budget: the warmup alone trains {needed:,} tokens, "
+            f"{value} is beyond the budget: the warmup alone trains {needed:,} tokens, "
             f"train.tokens is {budget:,}; {way}, or raise train.tokens"
         )
-        return [("steps" if self.steps else "until", rule)]
+        return [(key, rule)]
 
     def longest_within(self, budget: int, full: int, batch_size: int) -> int:
-        """The largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""
+        """Find the largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""
 
         def cost(steps: int) -> int:
             return replace(self, steps=steps).tokens_through(steps, full, batch_size)

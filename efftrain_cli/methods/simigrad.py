@@ -139,9 +139,8 @@ class SimiGrad(Method):
             return self.lowest, self.highest
         # The released code cuts off below the lower bound, and passes over an upper one that is not a multiple.
         quantum = self.quantum
-        return max(quantum, self.min_batch_size // quantum * quantum), -(
-            -self.max_batch_size // quantum
-        ) * quantum
+        lowest = max(quantum, self.min_batch_size // quantum * quantum)
+        return lowest, -(-self.max_batch_size // quantum) * quantum
 
     def cut_matters(self) -> bool:
         return True
@@ -169,28 +168,36 @@ class SimiGrad(Method):
         }
 
     def measures_at(self, step: int) -> bool:
-        """Whether 1-based `step` measures the similarity. The released code does so at the beginning of an interval
-        and acts on it at the end, `interval` - 1 steps later."""
-        return (step - 1 if self.mode == "reference" else step) % self.interval == 0
+        """Return whether 1-based `step` measures the similarity.
+
+        The released code does so at the beginning of an interval and acts on it at the end, `interval` - 1 steps later.
+        """
+        if self.mode == "reference":
+            step -= 1
+        return step % self.interval == 0
 
     def resting_batch_size(self, noise: float | None) -> float | None:
-        """Batch at which phi would meet a positive target with gradient noise scale `noise`, in sequences."""
+        """Return the batch, in sequences, at which phi would meet a positive target with noise scale `noise`."""
         if noise is None or self.target <= 0:
             return None
         return 2 * self.target / (1 - self.target) * noise
 
     def lr_factor(self, batch_size: int, initial: int) -> float:
-        """Factor of the learning rate at `batch_size`, where its schedule was made for `initial` sequences."""
+        """Return the factor of the learning rate at `batch_size`, whose schedule was made for `initial` sequences."""
         if self.lr_scaling == "none":
             return 1.0
-        ratio = batch_size / initial
-        factor = math.sqrt(ratio) if self.lr_scaling == "sqrt" else ratio
-        # At 1 not computed, for the last bit's sake.
-        return factor if self.lr_adjust_factor == 1 else 1 + self.lr_adjust_factor * (factor - 1)
+        factor = batch_size / initial
+        if self.lr_scaling == "sqrt":
+            factor = math.sqrt(factor)
+        if self.lr_adjust_factor == 1:  # computed, the last bit could differ
+            return factor
+        return 1 + self.lr_adjust_factor * (factor - 1)
 
     def next_batch_size(self, batch_size: int, phi: float | None) -> int:
-        """The batch after a decision on `phi`, in sequences: a multiple of the quantum within the bounds, different by
-        a tenth or less, or by one quantum where that is more."""
+        """Return the batch after a decision on `phi`, in sequences.
+
+        A multiple of the quantum within the bounds, different by a tenth or less, or by one quantum if that is more.
+        """
         if self.mode == "reference":
             lower, upper = self.min_batch_size, self.max_batch_size
             return reference_batch_size(
@@ -201,39 +208,37 @@ class SimiGrad(Method):
                 upper=upper,
                 micro_batch_size=self.quantum,
             )[0]
-        wanted = batch_size
+        quantum, wanted = self.quantum, batch_size
         if phi is not None and phi < self.target:
-            wanted = max(
-                batch_size + self.quantum, 11 * batch_size // (10 * self.quantum) * self.quantum
-            )
+            tenth_more = 11 * batch_size // (10 * quantum) * quantum
+            wanted = max(batch_size + quantum, tenth_more)
         elif phi is not None and phi > self.target:
-            wanted = min(
-                batch_size - self.quantum, -(-9 * batch_size // (10 * self.quantum)) * self.quantum
-            )
+            tenth_less = -(-9 * batch_size // (10 * quantum)) * quantum
+            wanted = min(batch_size - quantum, tenth_less)
         return max(self.lowest, min(wanted, self.highest))
 
     def columns(
         self, recipe: Sections, plan: StepPlan, result: StepResult
     ) -> dict[str, float | None]:
-        """None in a step that did not measure, and where the value does not exist.
+        """Return SimiGrad's columns, None in a step that did not measure, and if the value does not exist.
 
         `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
         the batch that was run is `batch_size`, in sequences like both of them. A ratio of noisy numbers is biased: to
         average the noise scale over steps, average the three products first (`mean_dots`) and take the ratio of those.
         """
         batch_size, dots = plan.batch_size, result.simigrad_dots
-        larger_half = batch_size - batch_size // 2
-        noise = None if dots is None else noise_scale(dots, larger_half, batch_size // 2)
-        finite = dots if dots is not None and all(map(math.isfinite, dots)) else (None, None, None)
+        measured: tuple[float | None, ...] = (None, None, None)
+        phi = noise = None
+        if dots is not None:
+            larger_half = batch_size - batch_size // 2
+            phi, noise = similarity(dots), noise_scale(dots, larger_half, batch_size // 2)
+            if all(map(math.isfinite, dots)):
+                measured = dots
         return {
-            "simigrad_similarity": None if dots is None else similarity(dots),
-            **dict(
-                zip(
-                    ("simigrad_a_dot_b", "simigrad_a_square", "simigrad_b_square"),
-                    finite,
-                    strict=True,
-                )
-            ),
+            "simigrad_similarity": phi,
+            "simigrad_a_dot_b": measured[0],
+            "simigrad_a_square": measured[1],
+            "simigrad_b_square": measured[2],
             "simigrad_noise_scale": noise,
             "simigrad_batch_target": self.resting_batch_size(noise),
             "simigrad_lr_factor": self.lr_factor(batch_size, recipe.train.batch_size),
@@ -242,7 +247,7 @@ class SimiGrad(Method):
     def decide(
         self, step: int, batch_size: int, window: Window, dots: Dots | None
     ) -> tuple[int, Window]:
-        """Batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`, or nothing.
+        """Return batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`.
 
         Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees
         gradients of another batch size. (A sliding mean that is acted on every step drives the batch into a limit
@@ -251,16 +256,19 @@ class SimiGrad(Method):
         if dots is None and self.measures_at(step):
             window = ()  # a plan that assumes no measurement: nothing is left to decide on
         elif dots is not None and similarity(dots) is None:
-            # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either, and
-            # fit JSON.
-            dots = (0.0, 0.0, 0.0) if self.mode == "reference" else None
+            dots = None
+            if self.mode == "reference":
+                # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either,
+                # and fit JSON.
+                dots = (0.0, 0.0, 0.0)
         if dots is not None:
             window = (*window, dots)[-self.window :]
         if self.mode == "reference":
             if step % self.interval == 0 and window:
                 cosines = [phi for phi in map(similarity, window) if phi is not None]
-                # No change where the newest is not finite.
-                mean = None if similarity(window[-1]) is None else math.fsum(cosines) / len(cosines)
+                mean = None  # no change if the newest is not finite
+                if similarity(window[-1]) is not None:
+                    mean = math.fsum(cosines) / len(cosines)
                 batch_size = self.next_batch_size(batch_size, mean)
             return batch_size, window
         if len(window) < self.window:
@@ -269,7 +277,7 @@ class SimiGrad(Method):
 
 
 def similarity(dots: Dots) -> float | None:
-    """phi = <A,B> / (|A| |B|), or None where a gradient is zero or not finite."""
+    """Return phi = <A,B> / (|A| |B|), or None if a gradient is zero or not finite."""
     a_dot_b, a_square, b_square = dots
     if not all(map(math.isfinite, dots)) or a_square <= 0 or b_square <= 0:
         return None
@@ -277,18 +285,17 @@ def similarity(dots: Dots) -> float | None:
 
 
 def mean_dots(window: Sequence[Dots]) -> Dots:
-    """Means of the three products: their phi is less noisy than a mean of cosines, and nearly unbiased."""
-    a_dot_b, a_square, b_square = (
-        math.fsum(column) / len(window) for column in zip(*window, strict=True)
-    )
-    return a_dot_b, a_square, b_square
+    """Average the three products: their phi is less noisy than a mean of cosines, and nearly unbiased."""
+    a_dot_b, a_square, b_square = map(math.fsum, zip(*window, strict=True))
+    count = len(window)
+    return a_dot_b / count, a_square / count, b_square / count
 
 
 def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
-    """B_s = tr(Sigma) / |G|^2, in sequences, from the mean gradients of halves of so many sequences.
+    """Estimate B_s = tr(Sigma) / |G|^2, in sequences, from the mean gradients of halves of so many sequences.
 
     McCandlish et al. 2018, appendix A: <A,B> estimates |G|^2 and |A - B|^2 / (1/n_A + 1/n_B) estimates tr(Sigma), both
-    without bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None where <A,B> is not positive: too noisy to tell.
+    without bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None if <A,B> is not positive: too noisy to tell.
     """
     a_dot_b, a_square, b_square = dots
     if not all(map(math.isfinite, dots)) or a_dot_b <= 0:
@@ -299,8 +306,7 @@ def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
 def half_dots(
     a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequences_b: int
 ) -> Tensor:
-    """(<A,B>, |A|^2, |B|^2) as a (3,) fp64 tensor, from gradients a, b that are sums of the halves' losses over one
-    constant.
+    """Compute (<A,B>, |A|^2, |B|^2), fp64 (3,), from gradients a, b of the halves' summed losses over one constant.
 
     `a` and `b` list the same parameters; each is divided by its share of the sequences, so that halves of unequal size
     are compared as means. Products are summed in fp32 over chunks that fit a CPU's cache, and the chunks in fp64.
@@ -309,10 +315,11 @@ def half_dots(
 
     products = []
     for tensor_a, tensor_b in zip(a, b, strict=True):
-        length = CHUNK if tensor_a.device.type == "cpu" else tensor_a.numel()
-        for x, y in zip(
-            tensor_a.flatten().split(length), tensor_b.flatten().split(length), strict=True
-        ):
+        length = tensor_a.numel()
+        if tensor_a.device.type == "cpu":
+            length = CHUNK
+        chunks_a, chunks_b = tensor_a.flatten().split(length), tensor_b.flatten().split(length)
+        for x, y in zip(chunks_a, chunks_b, strict=True):
             products += [torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]
     sums = torch.stack(products).view(-1, 3).sum(dim=0, dtype=torch.float64)
     share_a = sequences_a / (sequences_a + sequences_b)
@@ -326,11 +333,11 @@ def accumulate_by_halves(
     parameters: Sequence[Tensor],
     plan: StepPlan,
 ) -> Dots:
-    """Accumulates the gradient of all micro-batches into `.grad`, and returns the dot products of its two halves: even
-    micro-batches of the step, then odd; so taken, they differ by one sequence at most. `micro_batches` are this rank's,
-    while `accumulate` gives the sum over all ranks.
+    """Accumulate the gradient of all micro-batches into `.grad`, and return the dot products of its two halves.
 
-    Reads three numbers from the device: the only read inside training, once per `interval`.
+    The halves are the even micro-batches of the step and the odd ones, which differ by one sequence at most.
+    `micro_batches` are this rank's, while `accumulate` gives the sum over all ranks. Three numbers are read from the
+    device: the only read inside training, once per `interval`.
     """
     import torch
 
@@ -340,9 +347,8 @@ def accumulate_by_halves(
     first_half = take_gradients(parameters)
     accumulate([part for part in micro_batches if part.number % 2 == 1])
     second_half = take_gradients(parameters)
-    sequences_a, sequences_b = (
-        sum(map(plan.sequences_of, range(i, plan.accumulation_steps, 2))) for i in (0, 1)
-    )
+    sequences_a = sum(map(plan.sequences_of, range(0, plan.accumulation_steps, 2)))
+    sequences_b = sum(map(plan.sequences_of, range(1, plan.accumulation_steps, 2)))
     dots = half_dots(first_half, second_half, sequences_a, sequences_b)
     torch._foreach_add_(second_half, first_half)
     for parameter, gradient in zip(parameters, second_half, strict=True):
@@ -362,7 +368,7 @@ def reference_batch_size(
     micro_batch_size: int = 1,
     max_micro_batch_size: int | None = None,
 ) -> tuple[int, int, int]:
-    """(batch size, accumulation steps, micro-batch size per rank) after one decision of the released code.
+    """Return (batch size, accumulation steps, micro-batch size per rank) after one decision of the released code.
 
     github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum
     world_size * micro_batch_size. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,

@@ -19,7 +19,6 @@ output.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -71,35 +70,38 @@ class StandardizationLoss(Method):
     """Leave each sequence's first position, whose activations are often far the largest, out of the moments."""
 
     def names(self) -> tuple[str, ...]:
-        """The activations that are asked for, of a block and of the end."""
+        """Name the activations that are asked for, of a block and of the end."""
         return SITES[self.sites]
 
     def affine_names(self) -> tuple[str, ...]:
-        """The activations that a learned scale and shift follow."""
-        return self.names() if self.affine else ()
+        """Name the activations that a learned scale and shift follow."""
+        if not self.affine:
+            return ()
+        return self.names()
 
     def sites_of(self, n_layer: int) -> list[str]:
-        """The name of every site of a model, in order: "h.0.attn.c_attn"."""
-        in_blocks = [
-            f"h.{number}.{name}"
-            for number in range(n_layer)
-            for name in self.names()
-            if name != "ln_f"
-        ]
-        return in_blocks + ["ln_f"] * ("ln_f" in self.names())
+        """Name every site of a model, in order: "h.0.attn.c_attn"."""
+        sites = []
+        for number in range(n_layer):
+            sites += [f"h.{number}.{name}" for name in self.names() if name != "ln_f"]
+        if "ln_f" in self.names():
+            sites.append("ln_f")
+        return sites
 
     def site_weights(self, config: Dimensions) -> list[float]:
-        """Each site's share of the mean over sites and channels; of moments per token, over sites. They add up to 1."""
-        names = [site.split(".", 2)[-1] for site in self.sites_of(config.n_layer)]
-        widths = channels(config)
-        sizes = [widths[name] if self.moments == "channel" else 1 for name in names]
+        """Weigh each site in the mean over sites and channels, with moments per token over sites: the sum is 1."""
+        sizes = self._channels_of_sites(config)
+        if self.moments == "token":
+            sizes = [1] * len(sizes)
         return [size / sum(sizes) for size in sizes]
 
     def weight_sum(self, config: Dimensions) -> float:
-        """The paper's lambda: the factor of the sum over all sites and channels."""
+        """Return the paper's lambda: the factor of the sum over all sites and channels."""
+        return self.weight / sum(self._channels_of_sites(config))
+
+    def _channels_of_sites(self, config: Dimensions) -> list[int]:
         widths = channels(config)
-        names = [site.split(".", 2)[-1] for site in self.sites_of(config.n_layer)]
-        return self.weight / sum(widths[name] for name in names)
+        return [widths[site.split(".", 2)[-1]] for site in self.sites_of(config.n_layer)]
 
     # --- what the recipe says of it ---
 
@@ -124,8 +126,9 @@ class StandardizationLoss(Method):
         if ouroboros is not None and ouroboros.modules > 1 and ouroboros.variant == "replay":
             why = "a module that is run again does so for the cross-entropy alone"
             yield "ouroboros.variant", f'must be "stash" with standardization_loss: {why}'
-        warmup = recipe.methods.get("seq_len_warmup")
-        shortest = model.seq_len if warmup is None else warmup.seq_len_at(1, model.seq_len)
+        warmup, shortest = recipe.methods.get("seq_len_warmup"), model.seq_len
+        if warmup is not None:
+            shortest = warmup.seq_len_at(1, model.seq_len)
         if self.skip_first_position and shortest < 2:
             rule = f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more"
             yield "standardization_loss.skip_first_position", rule
@@ -160,17 +163,19 @@ class StandardizationLoss(Method):
     # --- what it computes ---
 
     def attach(self, model: GPT) -> None:
-        """Has the blocks of `model` return the divergence of each of their sites."""
+        """Have the blocks of `model` return the divergence of each of their sites."""
         names = self.names()
 
         def of_site(name: str, activation: Tensor) -> Tensor | None:
-            return self.site_loss(activation) if name in names else None
+            if name not in names:
+                return None
+            return self.site_loss(activation)
 
         for block in model.h:
             block.term = of_site  # type: ignore[assignment]
 
     def site_loss(self, activation: Tensor) -> Tensor:
-        """Mean divergence of one site's activation (B, T, channels), 0-d fp32, nats per channel."""
+        """Compute the mean divergence of one site's activation (B, T, channels), 0-d fp32, nats per channel."""
         from efftrain_cli.model.standardization import standardization_loss
 
         if self.weight == 0:
@@ -180,7 +185,7 @@ class StandardizationLoss(Method):
     def of_sites(
         self, terms: Sequence[Tensor], gates: Sequence[bool] | None, x: Tensor, n_layer: int
     ) -> Tensor:
-        """The divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks that did not run.
+        """Return the divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks that did not run.
 
         Args:
             terms: of each block that ran, its sites' (sites of a block,).
@@ -189,12 +194,13 @@ class StandardizationLoss(Method):
         """
         import torch
 
-        ran = iter(terms)
-        in_block = len(self.names()) - ("ln_f" in self.names())
-        nothing = x.new_zeros(in_block, dtype=torch.float32)
-        parts = [
-            next(ran) if gates is None or gates[number] else nothing for number in range(n_layer)
-        ]
+        of_blocks = iter(terms)
+        parts = []
+        for number in range(n_layer):
+            if gates is None or gates[number]:
+                parts.append(next(of_blocks))
+            else:
+                parts.append(x.new_zeros(self._sites_per_block, dtype=torch.float32))
         if "ln_f" in self.names():
             parts.append(self.site_loss(x)[None])
         return torch.cat(parts)
@@ -207,20 +213,24 @@ class StandardizationLoss(Method):
         gates: Sequence[Sequence[bool] | None],
         n_layer: int,
     ) -> dict[str, Tensor]:
-        """Columns of a step, each 0-d: the mean, and in steps that are evaluated the divergence of each site, over the
-        micro-batches in which its block ran; of a block that never ran there is none."""
+        """Return a step's columns, each 0-d: the mean, and in steps that are evaluated the divergence of each site.
+
+        That of a site is over the micro-batches in which its block ran; a block that never ran has no column.
+        """
         columns = {"standardization_loss": (divergences * shares).sum()}
-        if plan.evaluate:
-            per_block = len(self.names()) - ("ln_f" in self.names())
-            for number, (site, value) in enumerate(
-                zip(self.sites_of(n_layer), divergences, strict=True)
-            ):
-                block = number // per_block
-                ran = math.fsum(
-                    plan.sequences_of(part)
-                    for part, gate in enumerate(gates)
-                    if gate is None or block >= n_layer or gate[block]
-                )
-                if ran:
-                    columns[f"std_kl_{site}"] = value * (plan.batch_size / ran)
+        if not plan.evaluate:
+            return columns
+        sites = zip(self.sites_of(n_layer), divergences, strict=True)
+        for number, (site, value) in enumerate(sites):
+            block = number // self._sites_per_block
+            sequences = 0
+            for part, gate in enumerate(gates):
+                if gate is None or block >= n_layer or gate[block]:
+                    sequences += plan.sequences_of(part)
+            if sequences:
+                columns[f"std_kl_{site}"] = value * (plan.batch_size / sequences)
         return columns
+
+    @property
+    def _sites_per_block(self) -> int:
+        return len(self.names()) - ("ln_f" in self.names())

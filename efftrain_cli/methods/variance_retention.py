@@ -121,15 +121,9 @@ def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, i
         "mlp.c_proj": (4 * n_embd, n_embd),
         "head": (n_embd, vocab_rows),
     }
-    lengths = {
-        name: {"forward": a, "grad_input": b, "grad_weight": tokens}
-        for name, (a, b) in layers.items()
-    }
-    return [
-        (name, role, lengths[name][role])
-        for role in ("forward", "grad_input", "grad_weight")
-        for name in layers
-    ]
+    sums = [(name, "forward", inputs) for name, (inputs, _) in layers.items()]
+    sums += [(name, "grad_input", outputs) for name, (_, outputs) in layers.items()]
+    return sums + [(name, "grad_weight", tokens) for name in layers]
 
 
 def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
@@ -139,5 +133,7 @@ def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
 
     Fitted to simulations of sums rounded after every addition; neither paper gives it.
     """
-    length = n if chunk == 0 or chunk >= n else chunk + n / chunk
+    length: float = n
+    if 0 < chunk < n:
+        length = chunk + n / chunk
     return 0.15 * math.sqrt(length) * 2.0**-m_acc
