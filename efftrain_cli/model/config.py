@@ -1,4 +1,4 @@
-"""The shape of a GPT, as numbers: no torch, so that plans can be costed without it."""
+"""Describe the shape of a GPT as numbers: no torch, so that plans can be costed without it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Dimensions:
         return INITS[self.init]
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
-        """(field, rule) of each size that does not fit the others."""
+        """Yield (field, rule) of each size that does not fit the others."""
         heads, width = self.n_head, self.n_embd
         if self.head_dim is None and width % heads:
             rule = f"must divide model.n_embd = {width}: every head has n_embd / n_head channels"
@@ -227,4 +227,6 @@ class GPTConfig(Dimensions):
     @property
     def logit_scale(self) -> float:
         """Factor on the product with the vocabulary."""
-        return 1 / math.sqrt(self.n_embd) if self.init_facts.std is None else 1.0
+        if self.init_facts.std is None:
+            return 1 / math.sqrt(self.n_embd)
+        return 1.0

@@ -1,5 +1,4 @@
-"""What a step costs and how well the device is used. Plain arithmetic: no torch, so that plans can be costed without
-it.
+"""Count parameters and FLOPs of a step, and the peak rates of devices. No torch, so that plans can be costed.
 
 Convention (reported with every figure): (6 N + 12 n_layer n_head head_dim seq_len) FLOPs per trained token over the
 blocks that ran, forward and backward together. N counts norms and biases, and of the tables only the one that makes
@@ -25,8 +24,10 @@ class FlopsPerToken(NamedTuple):
 
 
 def channels(config: Dimensions) -> dict[str, int]:
-    """Channels of the activations that have a name, in the order in which a model computes them: the input of a norm,
-    the output of a linear layer. All but "ln_f" are in every block."""
+    """Return the channels of the activations that have a name, in the order in which a model computes them.
+
+    They are inputs of norms and outputs of linear layers. All but "ln_f" are in every block.
+    """
     width = config.n_embd
     return {
         "ln_1": width,
@@ -40,7 +41,7 @@ def channels(config: Dimensions) -> dict[str, int]:
 
 
 def norm_parameters(config: GPTConfig) -> int:
-    """Parameters of one norm: a scale for each channel, and a layer norm's shift."""
+    """Count the parameters of one norm: a scale for each channel, and a layer norm's shift."""
     vectors = [name for name in config.norm_facts.vectors if name != "bias" or config.bias]
     return config.n_embd * len(vectors)
 
@@ -67,8 +68,11 @@ def newton_schulz_flops(config: Dimensions) -> float:
 
 
 def block_parameters(config: GPTConfig) -> int:
-    """Parameters of one block: the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a
-    scale and shift for each of the block's activations in `affine`."""
+    """Count the parameters of one block.
+
+    They are the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a scale and shift for
+    each of the block's activations in `affine`.
+    """
     matrices = block_matrices(config)
     total = sum(rows * columns for rows, columns in matrices)
     if config.bias:
@@ -81,26 +85,29 @@ def block_parameters(config: GPTConfig) -> int:
 
 
 def last_norm_parameters(config: GPTConfig) -> int:
-    """Parameters between the last block and the head: those of the final norm, or of the scale and shift in its
-    place."""
-    return 2 * config.n_embd if "ln_f" in config.affine else norm_parameters(config)
+    """Count the parameters between the last block and the head, of a norm or of a scale and shift in its place."""
+    if "ln_f" in config.affine:
+        return 2 * config.n_embd
+    return norm_parameters(config)
 
 
 def inner_parameters(config: GPTConfig) -> int:
-    """Parameters without tables: blocks and final norm."""
+    """Count the parameters without tables: blocks and final norm."""
     return config.n_layer * block_parameters(config) + last_norm_parameters(config)
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """Parameters of a GPT: table of tokens, table of positions if learned, blocks, final norm, head if untied."""
-    rows = config.padded_vocab_size * (1 if config.tied else 2)
+    """Count the parameters: table of tokens, table of positions if learned, blocks, final norm, head if untied."""
+    rows = config.padded_vocab_size
+    if not config.tied:
+        rows += config.padded_vocab_size
     if config.position_facts.has_table:
         rows += config.seq_len
     return rows * config.n_embd + inner_parameters(config)
 
 
 def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerToken:
-    """FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be fractional)."""
+    """Return FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be fractional)."""
     attention = 12.0 * config.attention_size * seq_len
     in_blocks = blocks * (6.0 * block_parameters(config) + attention)
     without_logits = in_blocks + 6.0 * last_norm_parameters(config)
@@ -150,11 +157,13 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Peak dense matmul rate of a device by the name that PyTorch gives it, FLOP/s, for "bf16", "tf32" or "fp32".
+    """Return the peak dense matmul rate of a device by PyTorch's name for it, FLOP/s, for "bf16", "tf32" or "fp32".
 
     Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU and a CPU have no
     entry, and their MFU is null rather than a guess.
     """
-    peaks = _PEAK_TFLOPS.get(device_name.removeprefix("NVIDIA "))
-    tflops = None if peaks is None else peaks[("bf16", "tf32", "fp32").index(dtype)]
-    return None if tflops is None else tflops * 1e12
+    peaks = _PEAK_TFLOPS.get(device_name.removeprefix("NVIDIA "), (None, None, None))
+    tflops = peaks[("bf16", "tf32", "fp32").index(dtype)]
+    if tflops is None:
+        return None
+    return tflops * 1e12

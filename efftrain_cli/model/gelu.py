@@ -25,8 +25,7 @@ _CHUNK = 1 << 19
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), elementwise; `F.gelu(x, approximate="tanh")` within
-    rounding."""
+    """Compute x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is PyTorch's tanh form within rounding."""
     if (
         x.device.type != "cpu"
         or x.dtype not in (torch.float32, torch.float64)
@@ -54,7 +53,7 @@ class _Gelu(Function):
 
 
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
-    """The function's value at `x`, contiguous; its derivative is written to `slope` unless that is None."""
+    """Compute the function of `x`, contiguous; write its derivative to `slope` unless that is None."""
     y = torch.empty_like(x)
     z, s = x.new_empty(2, min(_CHUNK, x.numel()))
     slopes = repeat(None) if slope is None else slope.view(-1).split(_CHUNK)

@@ -45,7 +45,7 @@ GREEDY = Sampling(temperature=0)
 def generate(
     model: GPT, prompt: Tensor, sampling: Sampling, context_length: int | None = None
 ) -> Iterator[Tensor]:
-    """Continues `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and step.
+    """Continue `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and step.
 
     At most `context_length` (default: the model's) positions are used. When they are full, reading starts anew with the
     later half of them, so the text goes on with less context behind it.
@@ -69,7 +69,7 @@ def generate(
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """One token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits' device."""
+    """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits' device."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
     logits = logits / sampling.temperature
@@ -79,9 +79,8 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
     probabilities = logits.softmax(-1)
     if sampling.top_p is not None:
         falling, order = probabilities.sort(-1, descending=True)
-        beyond = (
-            falling.cumsum(-1) - falling >= sampling.top_p
-        )  # what stands before it already adds up to top_p
+        # Those before it already add up to top_p.
+        beyond = falling.cumsum(-1) - falling >= sampling.top_p
         probabilities = probabilities.masked_fill(beyond.gather(-1, order.argsort(-1)), 0.0)
     drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)[:, 0]
     return drawn.to(logits.device)

@@ -11,8 +11,10 @@ import torch
 
 @contextmanager
 def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
-    """Which kernels attention may choose from. Around the backward pass too, as activation checkpointing chooses again
-    there; compiled code keeps what it found when it was compiled, so each kind of shape needs a graph of its own.
+    """Limit the kernels that attention may choose from, where shapes keep changing.
+
+    Enter it around the backward pass too, as activation checkpointing chooses again there. Compiled code keeps the
+    choice of its compilation, so each kind of shape needs a graph of its own.
 
     PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its choice stands where
     one shape is asked for again and again (`same_shape`). cuDNN makes a plan for every shape, so where shapes keep
@@ -30,23 +32,24 @@ def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
 
 
 def choose_matmul_precision(dtype: str, device: torch.device) -> None:
-    """Lets fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) where `dtype` is "tf32", and
-    nowhere else; for the whole process."""
+    """Let fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) only if `dtype` is "tf32".
+
+    It holds for the whole process.
+    """
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
 
 
 def choose_determinism(deterministic: bool) -> None:
-    """Lets PyTorch use only kernels that repeat bit for bit, or any kernels; for the whole process.
+    """Let PyTorch use only kernels that repeat bit for bit, or any kernels; for the whole process.
 
     Call it before the first matrix product: cuBLAS reads its setting once. cuDNN's attention is not deterministic, so
     FlashAttention takes its place.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if (
-        torch.are_deterministic_algorithms_enabled() == deterministic
-    ):  # saying so again would import the compiler
+    # Saying so again would import the compiler.
+    if torch.are_deterministic_algorithms_enabled() == deterministic:
         return
     torch.use_deterministic_algorithms(deterministic)
     # Our code reads no memory that it has not written; filling it first would cost a pass over every new tensor.

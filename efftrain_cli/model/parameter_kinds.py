@@ -1,4 +1,4 @@
-"""What each parameter of a GPT is, by its name: growth, weight decay and Muon treat the kinds differently. No torch."""
+"""Tell the kinds of a GPT's parameters by name: growth, weight decay and Muon treat them differently. No torch."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ _IN_BLOCK: dict[str, tuple[ParameterKind, ...]] = {
 
 
 def parameter_kind(name: str) -> ParameterKind:
-    """The kind of a GPT's parameter, such as "h.3.mlp.c_fc.weight".
+    """Return the kind of a GPT's parameter, such as "h.3.mlp.c_fc.weight".
 
     Raises:
         ValueError: a GPT has no such parameter.
     """
     module, _, end = name.rpartition(".")
-    number = re.match(r"h\.\d+\.", module)
-    kinds = _IN_BLOCK.get(module[number.end() :], ()) if number else _OUTSIDE.get(module, ())
-    found = dict(zip(("weight", "bias"), kinds, strict=False))
-    if end not in found:
+    kinds = _OUTSIDE.get(module, ())
+    if number := re.match(r"h\.\d+\.", module):
+        kinds = _IN_BLOCK.get(module[number.end() :], ())
+    by_end = dict(zip(("weight", "bias"), kinds, strict=False))
+    if end not in by_end:
         raise ValueError(
             f"the parameter {name!r} is not a GPT's: add its kind to model/parameter_kinds.py"
         )
-    return found[end]
+    return by_end[end]

@@ -40,33 +40,33 @@ class AdamW:
             scale = parameters.scales.get(name, GroupScale())
             decayed = decays(parameters.kinds[name])
             groups.setdefault((decayed, scale), []).append(parameter)
-        self._adamw = _FusedAdamW(
-            [
+        options = []
+        for (decayed, scale), members in groups.items():
+            weight_decay = 0.0
+            if decayed:
+                weight_decay = settings.weight_decay * scale.weight_decay
+            options.append(
                 {
                     "params": members,
-                    "weight_decay": settings.weight_decay * scale.weight_decay if decayed else 0.0,
+                    "weight_decay": weight_decay,
                     "eps": settings.eps * scale.eps,
                     "lr_scale": scale.lr,
                 }
-                for (decayed, scale), members in groups.items()
-            ],
-            lr=0.0,
-            betas=settings.betas,
-            fused=True,
-        )
+            )
+        self._adamw = _FusedAdamW(options, lr=0.0, betas=settings.betas, fused=True)
+
         named = parameters.named
         first = next(iter(named.values()))
-        shares = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in named.values()]
-        # fp32 (elements,): all of `exp_avg_sq`, each parameter's share padded with zeros to whole cache lines.
-        self._second_moments = torch.zeros(sum(shares), dtype=first.dtype, device=first.device)
+        sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in named.values()]
+        # fp32 (elements,): all of `exp_avg_sq`, each parameter's padded with zeros to whole cache lines.
+        self._second_moments = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
         self._state = {}
-        for (name, parameter), share in zip(
-            named.items(), self._second_moments.split(shares), strict=True
-        ):
+        views = self._second_moments.split(sizes)
+        for (name, parameter), view in zip(named.items(), views, strict=True):
             self._state[name] = self._adamw.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-                "exp_avg_sq": share[: parameter.numel()].view(parameter.shape),
+                "exp_avg_sq": view[: parameter.numel()].view(parameter.shape),
             }
 
     def step(self, lr: float, found_inf: Tensor) -> None:
@@ -79,19 +79,18 @@ class AdamW:
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Optimizer.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
-        return {
-            f"{key}.{name}": value
-            for name, state in self._state.items()
-            for key, value in state.items()
-        }
+        tensors: dict[str, Tensor] = {}
+        for name, state in self._state.items():
+            tensors |= {f"{key}.{name}": value for key, value in state.items()}
+        return tensors
 
     def columns(self) -> dict[str, Tensor]:
-        """Sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction).
+        """Return sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction).
 
         Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.
         """
         moments = self._second_moments
-        if not moments.numel():  # a share without rows
+        if not moments.numel():  # a rank that holds no rows
             return {name: moments.new_zeros(()) for name in ("adam_sqrt_v_l1", "adam_sqrt_v_max")}
         size = min(_CHUNK.get(moments.device.type, 1 << 22), moments.numel())
         # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in the cache.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def fill_gradients(parameters: Sequence[Tensor]) -> None:
-    """Gives each parameter of a block that no micro-batch ran the gradient that it has: zero.
+    """Give each parameter of a block that no micro-batch ran the gradient that it has: zero.
 
     An optimizer skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would
     fall behind.
@@ -20,12 +20,12 @@ def fill_gradients(parameters: Sequence[Tensor]) -> None:
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """Return the gradients that there are."""
+    """List the gradients of the parameters that have one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """The parameters' gradients, zeros where there is none; `.grad` is None afterwards, so that a new sum can begin."""
+    """Take the parameters' gradients, zeros for a missing one; `.grad` is None then, so that a new sum can begin."""
     fill_gradients(parameters)
     gradients = gradients_of(parameters)
     for parameter in parameters:

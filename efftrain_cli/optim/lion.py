@@ -56,5 +56,5 @@ class Lion:
         return {f"exp_avg.{name}": momentum for name, momentum in self._momentum.items()}
 
     def columns(self) -> dict[str, Tensor]:
-        """Nothing: there are no second moments."""
+        """Return no columns: Lion has no second moments."""
         return {}

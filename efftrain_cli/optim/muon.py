@@ -8,7 +8,7 @@ recommends, q, k and v are orthogonalized one by one, not as the one matrix that
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,15 +53,15 @@ class Muon:
                 rows = list(parameters.qkv_rows)
             parts = [nn.Parameter(part) for part in matrix.detach().split(rows)]
             self._parts.append((matrix, rows, parts))
+        all_parts = []
+        for _, _, parts in self._parts:
+            all_parts += parts
         self._muon = _TorchMuon(
-            [part for _, _, parts in self._parts for part in parts],
-            lr=0.0,
-            weight_decay=settings.weight_decay,
-            momentum=MOMENTUM,
+            all_parts, lr=0.0, weight_decay=settings.weight_decay, momentum=MOMENTUM
         )
         for (_, rows, parts), momentum in zip(self._parts, self._momentum.values(), strict=True):
-            for part, share in zip(parts, momentum.split(rows), strict=True):
-                self._muon.state[part]["momentum_buffer"] = share
+            for part, buffer in zip(parts, momentum.split(rows), strict=True):
+                self._muon.state[part]["momentum_buffer"] = buffer
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""
@@ -69,11 +69,13 @@ class Muon:
         for group in self._muon.param_groups:
             group["lr"] = lr * self._lr_ratio
         for matrix, rows, parts in self._parts:
-            gradients = [None] * len(rows) if matrix.grad is None else matrix.grad.split(rows)
+            gradients: Sequence[Tensor | None] = [None] * len(rows)
+            if matrix.grad is not None:
+                gradients = matrix.grad.split(rows)
             for part, gradient in zip(parts, gradients, strict=True):
                 part.grad = gradient
-        # torch's Muon knows no `found_inf`: what it changes is kept, and put back on the device where the step must not
-        # count.
+        # torch's Muon does not take `found_inf`: what it changes is kept, and put back on the device if the step must
+        # not count.
         changed = [*(matrix.detach() for matrix, _, _ in self._parts), *self._momentum.values()]
         before = [tensor.clone() for tensor in changed]
         self._muon.step()
@@ -90,5 +92,5 @@ class Muon:
         return momentum | self._adamw.tensors()
 
     def columns(self) -> dict[str, Tensor]:
-        """Nothing: sqrt(v) of the few parameters that AdamW updates here would be taken for that of a whole model."""
+        """Return no columns: sqrt(v) of the few parameters of AdamW would be taken for that of a whole model."""
         return {}

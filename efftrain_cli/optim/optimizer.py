@@ -1,4 +1,4 @@
-"""What the rest of the program knows of an optimizer."""
+"""Define what the rest of the program asks of an optimizer."""
 
 from __future__ import annotations
 
@@ -50,24 +50,26 @@ class Optimizer(Protocol):
     where a wider model's gradients are 1/k of the small one's, first moments become 1/k and second moments 1/k^2."""
 
     columns_by_max: frozenset[str]
-    """Measures of which the largest over all shares of a model is that of the whole; the others add up."""
+    """Columns of which the largest over all ranks is that of a sharded model; the others add up."""
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """Begin before the first step."""
 
     def step(self, lr: float, found_inf: Tensor) -> None:
-        """One update of every parameter that has a gradient, at the step's learning rate.
+        """Update every parameter that has a gradient, at the step's learning rate.
 
-        Where `found_inf` (0-d fp32 on the device) is 1, weights, moments and counters keep every bit. The host does not
+        If `found_inf` (0-d fp32 on the device) is 1, weights, moments and counters keep every bit. The host does not
         wait to find out.
         """
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`: the tensors themselves, to be saved or
-        written into. They exist from the start, so that step 0 can be saved and grown."""
+        """Return the whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`, to be saved or written into.
+
+        They are the tensors themselves, and exist from the start, so that step 0 can be saved and grown.
+        """
 
     def columns(self) -> dict[str, Tensor]:
-        """What the state says about stability, by column of metrics.jsonl: 0-d fp32 tensors on the device."""
+        """Return measures of stability by column of metrics.jsonl: 0-d fp32 tensors on the device."""
 
 
 def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
