@@ -88,8 +88,6 @@ class BenchResult:
     """As peak_memory_bytes, of every rank."""
     flops_per_token_recomputed: float | None = None
     """With Ouroboros: those of running late modules forward a second time included."""
-    ring_speed_limit: float | None = None
-    """With Ouroboros: at most so many times as fast as one device, by arithmetic."""
 
     @property
     def overhead(self) -> float:
@@ -205,7 +203,6 @@ def bench(
         devices=ranks.world_size,
         peak_memory_by_device=tuple(memories),
         flops_per_token_recomputed=_recomputed(section, model, per_token, ranks),
-        ring_speed_limit=None if section is None else section.ring_speed(model.config),
     )
 
 

@@ -28,7 +28,7 @@ def as_shipped(bench: Bench) -> Iterator[Figure]:
     run = training(bench, recipe_for(bench, micro_batches=16))  # the recipe's own batch of 512
     rate = rates(bench, run)
     yield rate_figure("117M, 16 x 32 x 1024, as shipped", rate)
-    measures = repeated_seconds(bench, run.state.optimizer.measures)
+    measures = repeated_seconds(bench, run.state.optimizer.columns)
     yield figure(
         "stability measures",
         measures / float(str(rate["seconds_per_step"])),

@@ -95,12 +95,9 @@ def bench(
     width = max(10, *map(len, result.phases))
     for phase, seconds in result.phases.items():
         print(f"{phase:{width}s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")
-    if result.ring_speed_limit is not None and result.flops_per_token_recomputed is not None:
+    if result.flops_per_token_recomputed is not None:
         again = result.flops_per_token_recomputed / result.flops_per_token - 1
-        print(
-            f"\nOuroboros  {again:.1%} more FLOPs a token, of modules that are run forward twice\n"
-            f"limit      a ring is at most {result.ring_speed_limit:.2f} times as fast as one device, by arithmetic: even rates, free messages"
-        )
+        print(f"\nOuroboros  {again:.1%} more FLOPs a token, of modules that are run forward twice")
     rest = "forward, backward or optimizer"
     if result.devices > 1:
         sent = "" if "work" in result.phases else ", nor what they send each other within it"

@@ -428,23 +428,3 @@ def small_model_scales(kind: ParameterKind, width_factor: int, tied: bool = True
     if kind.endswith("matrix"):
         return GroupScale(lr=1 / width_factor, eps=1 / width_factor, weight_decay=width_factor)
     return GroupScale(eps=1 / width_factor)
-
-
-def width_asymmetry(parameters: Mapping[str, Tensor], factor: int, config: GPTConfig) -> float:
-    """Measure how much the copies of a model widened k-fold differ: 0 while they are equal, of order 1 later.
-
-    |p - p'| / |p| over all matrices and embeddings together, where p' is p with the copies cyclically exchanged.
-    Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps of it.
-    """
-    difference = total = 0.0
-    for name, tensor in parameters.items():
-        if tensor.dim() != 2:
-            continue
-        kind = parameter_kind(name)
-        for part in _parts(kind, tensor, config):
-            exchanged = part.roll(part.shape[1] // factor, 1)
-            if kind.endswith("matrix"):
-                exchanged = exchanged.roll(part.shape[0] // factor, 0)
-            difference += float((part.double() - exchanged.double()).square().sum())
-            total += float(part.double().square().sum())
-    return math.sqrt(difference / max(total, 1e-300))

@@ -174,20 +174,6 @@ class Ouroboros(Method):
         sizes[0] += rows * shape.n_embd
         return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
 
-    def ring_speed(self, shape: GPTConfig) -> float:
-        """Return how many times as fast as one device a ring of this implementation is at most.
-
-        With even FLOP rates, free messages, the backward pass twice the forward one, delayed modules run forward twice,
-        and each device's delayed backward after its forward.
-        """
-        forward = [*map(float, self.blocks(shape))]
-        forward[-1] += head_in_blocks(shape)
-        whole = sum(forward)
-        wave = sum(forward[:-1])  # when the last module begins, unless its device is still busy
-        ends = [max(wave, 4 * forward[0]) + 3 * forward[-1]]
-        ends += [sum(forward[: k + 1]) + 3 * forward[k] for k in range(1, self.modules - 1)]
-        return 3 * whole / max(ends)
-
     def recomputed_share(self, shape: GPTConfig) -> float:
         """Return the FLOPs of running the delayed modules forward a second time, as a share of a step's."""
         return sum(self.blocks(shape)[:-1]) / (3 * (shape.n_layer + head_in_blocks(shape)))

@@ -66,10 +66,6 @@ SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
 """S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
 authors' released constants, measured on their GPT-2 runs; for both at once they give 2.455 (`SAME_LOSS_STEPS_BOTH`)."""
 SAME_LOSS_STEPS_BOTH = 2.455
-SYMMETRY_CHECK_STEPS = 20
-"""Steps after which a widened model's copies are looked at."""
-SYMMETRY_TOLERANCE = 1e-3
-"""Relative difference of the copies below which they count as equal: fp32 rounding reaches 1e-4 in 1,500 steps."""
 
 
 class Operator(NamedTuple):
@@ -228,6 +224,14 @@ class Stage:
     0.563 for width x 2, 0.407 for both."""
 
 
+def _kinds(stages: Sequence[Stage]) -> set[Kind]:
+    """Return the kinds of operators that the stages have."""
+    kinds: set[Kind] = set()
+    for stage in stages:
+        kinds |= {parse_operator(text).kind for text in stage.operators}
+    return kinds
+
+
 def _planned_end(recipe: Sections, switch: Switch | None) -> float | None:
     """Return the tokens of the run at which a stage ends, None if only training shows it."""
     if switch is None or switch.rule not in ("steps", "tokens"):
@@ -267,9 +271,7 @@ class StagedGrowth(Method):
         model = recipe.model
         for rule in stage_problems(model, recipe.stages):
             yield "stages", rule
-        kinds = set()
-        for stage in recipe.stages:
-            kinds |= {parse_operator(text).kind for text in stage.operators}
+        kinds = _kinds(recipe.stages)
         if kinds & {"width", "pad"} and (
             not model.norm_facts.vectors or model.init_facts.std is None
         ):
@@ -294,6 +296,11 @@ class StagedGrowth(Method):
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         optim, budget = recipe.optim, recipe.train.tokens
+        if self.symmetry == "none" and "width" in _kinds(recipe.stages):
+            yield (
+                'staged_growth.symmetry = "none": without dropout nothing makes the copies of a widened model differ, and it '
+                'learns no more than the narrow one; take "offdiag"'
+            )
         ends = [_planned_end(recipe, stage.switch) for stage in recipe.stages[:-1]]
         for index, stage_end in enumerate(ends):
             if stage_end is not None and stage_end >= budget:

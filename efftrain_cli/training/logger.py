@@ -25,7 +25,6 @@ from efftrain_cli.training.session import Session
 from efftrain_cli.training.stages import (
     GrowthRecord,
     growth_message,
-    symmetry_warning,
     train_stages,
 )
 from efftrain_cli.training.state import TrainState
@@ -243,9 +242,6 @@ def train_and_log(
                 book.add_growth(record)
                 continue
             book.add(record)
-            if warning := symmetry_warning(recipe, state):
-                run.event("symmetry", {"step": state.progress.step, "warning": warning})
-                screen.say(f"warning: {warning}")
     book.save()
     devices.end(state)
     return book.val_loss

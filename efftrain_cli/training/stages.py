@@ -6,21 +6,14 @@ model, its optimizer and its progress.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.methods.growth_operators import GrowthState, grow, width_asymmetry
-from efftrain_cli.methods.staged_growth import (
-    SYMMETRY_CHECK_STEPS,
-    SYMMETRY_TOLERANCE,
-    StagedGrowth,
-    parse_operator,
-)
+from efftrain_cli.methods.growth_operators import GrowthState, grow
+from efftrain_cli.methods.staged_growth import StagedGrowth, parse_operator
 from efftrain_cli.plan.plan import after_growth, stage_ended
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_state, compute_dtype
@@ -177,27 +170,3 @@ def describe_stages(recipe: Recipe) -> str:
         text += f" -> {', '.join(stage.operators)} -> " if index else ""
         text += f"{model.n_layer} x {model.n_embd}"
     return text
-
-
-def symmetry_warning(recipe: Recipe, state: TrainState) -> str | None:
-    """Return a warning if, `SYMMETRY_CHECK_STEPS` steps after a growth in width, the copies are still equal, else None.
-
-    The weights are read from the device at that one step.
-    """
-    progress = state.progress
-    if progress.stage == 0 or progress.step - progress.stage_step != SYMMETRY_CHECK_STEPS:
-        return None
-    operators = map(parse_operator, recipe.stages[progress.stage].operators)
-    factor = math.prod(times for kind, times in operators if kind == "width")
-    if factor == 1:
-        return None
-    with torch.no_grad():
-        asymmetry = width_asymmetry(model_tensors(state), factor, state.model.config)
-    if asymmetry > SYMMETRY_TOLERANCE:
-        return None
-    return (
-        f"step {progress.step}: {SYMMETRY_CHECK_STEPS} steps after growing in width the {factor} copies of the model are "
-        f"still equal (relative difference {asymmetry:.1e}). Without dropout nothing makes them differ: they get equal "
-        "gradients, and the wide model learns no more than the narrow one."
-        ' Use staged_growth.symmetry = "offdiag"'
-    )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 
 from efftrain_cli.methods.growth_operators import GrowthState
 from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
 
 CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
@@ -60,3 +64,25 @@ def tokens_of(config: GPTConfig, sequences: int = 4, seed: int = 6) -> torch.Ten
 def mean_loss(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
     logits = model(tokens[:, :-1]).flatten(0, 1)
     return F.cross_entropy(logits, tokens[:, 1:].flatten())
+
+
+def width_asymmetry(
+    parameters: Mapping[str, torch.Tensor], factor: int, config: GPTConfig
+) -> float:
+    """Measure how much the copies of a model widened k-fold differ: 0 while they are equal, of order 1 later.
+
+    |p - p'| / |p| over all matrices and embeddings together, where p' is p with the copies cyclically exchanged.
+    Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps of it.
+    """
+    difference = total = 0.0
+    for name, tensor in parameters.items():
+        if tensor.dim() != 2:
+            continue
+        kind = parameter_kind(name)
+        for part in tensor.split(config.qkv_rows) if kind.startswith("fused") else (tensor,):
+            exchanged = part.roll(part.shape[1] // factor, 1)
+            if kind.endswith("matrix"):
+                exchanged = exchanged.roll(part.shape[0] // factor, 0)
+            difference += float((part.double() - exchanged.double()).square().sum())
+            total += float(part.double().square().sum())
+    return math.sqrt(difference / max(total, 1e-300))

@@ -11,13 +11,20 @@ from efftrain_cli.methods.growth_operators import (
     grow_width,
     reset_moments,
     small_model_scales,
-    width_asymmetry,
 )
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.optimizer import ParameterSet
 from efftrain_cli.recipe.sections import Optim
-from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, state_of, tokens_of
+from tests.methods.grown import (
+    CONFIG,
+    mean_loss,
+    model_of,
+    small_model,
+    state_of,
+    tokens_of,
+    width_asymmetry,
+)
 
 
 def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:

@@ -17,6 +17,7 @@ from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, 
 from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import (
@@ -24,7 +25,6 @@ from efftrain_cli.training.stages import (
     describe_stages,
     growth_message,
     set_stage,
-    symmetry_warning,
     train_stages,
 )
 from efftrain_cli.training.state import (
@@ -70,9 +70,9 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
 
 def run(
     state: TrainState, windows: Windows, recipe: Recipe, until: int | None = None
-) -> tuple[list[dict], list[GrowthRecord], list[str]]:
-    """(rows, growths, warnings) of training `state` on."""
-    rows, growths, warnings = [], [], []
+) -> tuple[list[dict], list[GrowthRecord]]:
+    """(rows, growths) of training `state` on."""
+    rows, growths = [], []
     for record in train_stages(
         state, recipe, windows, windows.validation(recipe.eval.windows), until
     ):
@@ -80,9 +80,7 @@ def run(
             growths.append(record)
             continue
         rows += read_records(state, recipe, [record])
-        warning = symmetry_warning(recipe, state)
-        warnings += [warning] if warning else []
-    return rows, growths, warnings
+    return rows, growths
 
 
 def numbers_of(state: TrainState) -> dict[str, object]:
@@ -92,7 +90,7 @@ def numbers_of(state: TrainState) -> dict[str, object]:
 
 def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None:
     state = fresh(RECIPE, VOCAB)
-    rows, growths, warnings = run(state, windows, RECIPE)
+    rows, growths = run(state, windows, RECIPE)
     assert [row["stage"] for row in rows] == [0] * 9 + [1] * 8 + [2] * 8
     assert [row["step"] for row in rows] == list(range(25))
     assert [(g.step, g.stage, g.operators) for g in growths] == [
@@ -113,7 +111,6 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
     # conservation: nothing that was spent is rewritten by growth
     assert sum(row["flops"] for row in rows[1:]) == pytest.approx(state.progress.flops)
     assert state.progress.tokens == 24 * 64 and state.progress.windows == 24 * 4
-    assert warnings == []
 
 
 def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> None:
@@ -124,7 +121,7 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> No
     )
     recipe = replace(RECIPE, chunked_accumulation=section)
     state = fresh(recipe, VOCAB)
-    rows, growths, _ = run(state, windows, recipe)
+    rows, growths = run(state, windows, recipe)
     linear = [layer for layer in state.model.h.modules() if isinstance(layer, nn.Linear)]
     assert len(linear) == 2 * 4 and all(isinstance(layer, NarrowLinear) for layer in linear)
     assert all("chunked_saturated_forward" in row for row in rows[1:])
@@ -155,7 +152,7 @@ def test_resuming_at_every_step_moves_no_bit(
         set_stage(second, recipe, progress.stage)
         load_tensors(second, model, optimizer)
         second.progress = progress
-        later, _, _ = run(second, windows, recipe)
+        later, _ = run(second, windows, recipe)
         assert [row.get("loss") for row in later if row["step"] > step] == [
             row.get("loss") for row in rows[step + 1 :]
         ]
@@ -179,12 +176,12 @@ def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
     )
     recipe = replace(RECIPE, stages=stages, eval=Eval(every=1, windows=2))
     whole = fresh(recipe, VOCAB)
-    rows, growths, _ = run(whole, windows, recipe)
+    rows, growths = run(whole, windows, recipe)
     part = fresh(recipe, VOCAB)
     run(part, windows, recipe, until=7)
     assert part.progress.stage == 0 and len(part.progress.stage_curve) == 4
     part.progress = progress_from_json(progress_to_json(part.progress))
-    later, _, _ = run(part, windows, recipe)
+    later, _ = run(part, windows, recipe)
     assert [row["stage"] for row in rows[8:]] == [row["stage"] for row in later]
     assert [row["loss"] for row in rows[8:]] == [row["loss"] for row in later]
     assert len(growths) == 1
@@ -203,10 +200,10 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
     wide = Model(n_layer=1, n_head=2, n_embd=32, seq_len=16)
     growth = StagedGrowth(symmetry="none", dynamics="small")
     grown = replace(ungrown, model=wide, staged_growth=growth, stages=stages)
-    expected, _, _ = run(fresh(ungrown, VOCAB), windows, ungrown)
-    losses, _, _ = run(fresh(grown, VOCAB), windows, grown)
+    expected, _ = run(fresh(ungrown, VOCAB), windows, ungrown)
+    losses, _ = run(fresh(grown, VOCAB), windows, grown)
     target = replace(grown, staged_growth=StagedGrowth(symmetry="none", dynamics="target"))
-    others, _, _ = run(fresh(target, VOCAB), windows, target)
+    others, _ = run(fresh(target, VOCAB), windows, target)
 
     def distance(rows: list[dict]) -> float:
         return max(abs(a["loss"] - b["loss"]) for a, b in zip(rows[1:], expected[1:], strict=True))
@@ -220,24 +217,25 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
 @pytest.mark.parametrize(
     ("symmetry", "warned"), [("none", True), ("offdiag", False), ("noise", False)]
 )
-def test_equal_copies_are_noticed_once(windows: Windows, symmetry: str, warned: bool) -> None:
+def test_equal_copies_are_warned_of_before_the_run(
+    windows: Windows, symmetry: str, warned: bool
+) -> None:
     stages = (
         Stage(model=StageModel(n_head=1, n_embd=16), switch=Switch(rule="steps", value=2)),
         Stage(operators=("width",), rewarmup_steps=2),
     )
     recipe = replace(RECIPE, stages=stages, staged_growth=StagedGrowth(symmetry=symmetry))
-    _, growths, warnings = run(fresh(recipe, VOCAB), windows, recipe)
-    assert len(warnings) == warned
+    _, growths = run(fresh(recipe, VOCAB), windows, recipe)
     assert growths[0].preserves_loss == (symmetry != "noise")
-    if warned:
-        assert "step 22" in warnings[0] and "offdiag" in warnings[0]
+    warnings = [line for line in warnings_of(recipe) if "staged_growth.symmetry" in line]
+    assert len(warnings) == warned
 
 
 def test_a_run_that_ends_with_its_stage_does_not_grow(windows: Windows) -> None:
     state = fresh(RECIPE, VOCAB)
-    _, growths, _ = run(state, windows, RECIPE, until=8)
+    _, growths = run(state, windows, RECIPE, until=8)
     assert growths == [] and state.progress.stage == 0
-    _, growths, _ = run(state, windows, RECIPE, until=9)
+    _, growths = run(state, windows, RECIPE, until=9)
     assert [g.step for g in growths] == [8]
 
 
