@@ -9,14 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import invoke
+from tests.docs.pages import commands_of, text_of
 from tests.fake_runs import write_run
 
-TEXT = (Path(__file__).parent.parent.parent / "docs" / "compare.md").read_text()
-BLOCKS = "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
-INLINE = re.findall(r"`(efftrain [^`]+)`", TEXT.replace("\n", " "))
-COMMANDS = [line for line in BLOCKS.splitlines() if line.startswith("efftrain ")] + [
-    command for command in INLINE if " --" in command
-]
+INLINE = re.findall(r"`(efftrain [^`]+)`", text_of("compare").replace("\n", " "))
+COMMANDS = [*commands_of("compare"), *(command for command in INLINE if " --" in command)]
 
 
 def test_the_page_has_commands() -> None:

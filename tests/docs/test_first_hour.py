@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,11 @@ import pytest
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.study.rehearse import toy_recipe
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import Efftrain
+from tests.docs.pages import blocks_of, commands_of
 from tests.launch import made_text
 
-PAGE = (REPOSITORY / "docs" / "first-hour.md").read_text(encoding="utf-8")
+PAGE = "first-hour"
 
 
 @pytest.mark.slow
@@ -24,11 +24,10 @@ def test_every_command_works_in_order_at_toy_length(
     monkeypatch.chdir(tmp_path)
     for name in ("my", "text", "valid"):
         (tmp_path / f"{name}.txt").write_text(made_text())
-    (study,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (study,) = blocks_of(PAGE, "toml")
     study = study.replace("300_000", "1_536").replace("steps=30", "steps=6").replace("=32", "=8")
     (tmp_path / "study.toml").write_text(study)
-    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    commands = [line for block in blocks for line in block.splitlines()]
+    commands = commands_of(PAGE)
     assert len(commands) == 8
     for line in commands:
         words = shlex.split(line.replace("300_000", "1_536"), comments=True)[1:]

@@ -1,30 +1,13 @@
-"""docs/models.md: its commands run, and its table of defaults is the program's."""
+"""docs/models.md: its table of defaults is the program's."""
 
 from __future__ import annotations
-
-import re
-import shlex
 
 import pytest
 
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY, Efftrain
+from tests.docs.pages import text_of
 
-PAGE = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
-COMMANDS = [
-    line.partition("#")[0].strip()
-    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.splitlines()
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(efftrain: Efftrain, command: str) -> None:
-    program, *arguments = shlex.split(command)
-    assert program == "efftrain"
-    done = efftrain(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip()
+PAGE = text_of("models")
 
 
 @pytest.mark.parametrize("column", [1, 2], ids=["gpt2", "llama"])

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.docs.pages import text_of
 
-PAGE = (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
+PAGE = text_of("performance")
 
 
 def test_scripts_and_tests_exist() -> None:

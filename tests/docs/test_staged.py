@@ -1,39 +1,20 @@
-"""docs/methods/staged-training.md: its commands run, its recipe loads, and its figures are the program's."""
+"""docs/methods/staged-training.md: its recipe loads, and its figures are the program's."""
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
-
-import pytest
 
 from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule, relative_cost
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import invoke
+from tests.docs.pages import blocks_of, text_of
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "methods" / "staged-training.md"
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-COMMANDS = [
-    line.split("#")[0].strip()
-    for kind, block in BLOCKS
-    if kind == "sh"
-    for line in block.splitlines()
-]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command: str) -> None:
-    program, *arguments = shlex.split(command)
-    assert program == "efftrain"
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
+PAGE = "methods/staged-training"
 
 
 def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it_spells_out(
     tmp_path: Path,
 ) -> None:
-    (written,) = (block for kind, block in BLOCKS if kind == "toml")
+    (written,) = blocks_of(PAGE, "toml")
     path = tmp_path / "page.toml"
     path.write_text(written)
     page, shipped = load_recipe(str(path)), load_recipe("small-staged-depth")
@@ -43,7 +24,7 @@ def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it
 
 
 def test_figures_of_the_scaling_law_on_the_page() -> None:
-    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    text = " ".join(text_of(PAGE).split())
     for batch in ("fixed", "varying"):
         for stages in (2, 3, 4):
             figure = relative_cost(

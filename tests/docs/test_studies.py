@@ -14,13 +14,10 @@ import pytest
 from efftrain_cli.study.file import Primary, Study
 from efftrain_cli.study.reading import read_study
 from tests.conftest import REPOSITORY, Efftrain, invoke
+from tests.docs.pages import commands_of, text_of
 
-TEXT = (REPOSITORY / "docs" / "studies.md").read_text()
-COMMANDS = [
-    line
-    for line in "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)).splitlines()
-    if line.startswith("efftrain ")
-]
+TEXT = text_of("studies")
+COMMANDS = commands_of("studies")
 EVIDENCE = sorted((REPOSITORY / "docs" / "evidence").glob("*.toml"))
 EXAMPLE = "docs/studies/length-warmup.toml"
 HASHES = {

@@ -11,9 +11,10 @@ from efftrain_cli.cli.commands import register
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.tune_warmup.screen import plan_values
 from efftrain_cli.tune_warmup.search import Search
-from tests.conftest import REPOSITORY, invoke
+from tests.conftest import invoke
+from tests.docs.pages import text_of
 
-PAGE = (REPOSITORY / "docs" / "methods" / "sequence-length-warmup.md").read_text(encoding="utf-8")
+PAGE = text_of("methods/sequence-length-warmup")
 
 
 @pytest.mark.slow

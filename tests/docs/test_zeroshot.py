@@ -11,10 +11,11 @@ import pytest
 
 from efftrain_cli.zeroshot.local_data import FORMS, example
 from efftrain_cli.zeroshot.suites import SUITES, TASKS
-from tests.conftest import REPOSITORY, invoke
+from tests.conftest import invoke
+from tests.docs.pages import text_of
 from tests.trained_run import make_run
 
-PAGE = (REPOSITORY / "docs" / "zeroshot.md").read_text(encoding="utf-8")
+PAGE = text_of("zeroshot")
 
 
 @pytest.mark.slow
