@@ -79,6 +79,13 @@ class Launched:
                 return int(task.parent.name)
         raise AssertionError(f"rank {number} is not running")
 
+    def end(self, code: int = 0, message: str = "", timeout: float = 120) -> str:
+        """Wait for the end and return standard error, which has `message` once and no traceback."""
+        _, errors = self.process.communicate(timeout=timeout)
+        assert self.process.returncode == code, errors
+        assert "Traceback" not in errors and (not message or errors.count(message) == 1), errors
+        return errors
+
     def is_sound(self) -> bool:
         """The newest checkpoint passes verification."""
         return self.start("checkpoint", "verify", "r").wait(timeout=60) == 0
@@ -101,10 +108,8 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
     )
     run.wait_for_step(3)
     os.kill(run.process.pid if to == "launcher" else run.rank(1), signal.SIGTERM)
-    _, errors = run.process.communicate(timeout=60)
-    assert run.process.returncode == 75, errors
-    assert "continue with `efftrain pretrain --resume r`" in errors and "Traceback" not in errors
-    assert errors.count("stopped by") == 1
+    errors = run.end(75, "stopped by", timeout=60)
+    assert "continue with `efftrain pretrain --resume r`" in errors
     step = run.last_step()
     assert run.saved() == step
     row = json.loads((tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()[3])
@@ -123,8 +128,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
 def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
     """And one device goes on where two have stopped: with the same bits, so nothing else may be said."""
     run = Launched(tmp_path, "--set", "parallel.lanes=4", "--steps", "3", probe=True)
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == 0, errors
+    run.end()
     assert run.last_step() == 3
     resumed = run.start("pretrain", "--resume", "r", "--no-probe", "--steps", "4")
     _, errors = resumed.communicate(timeout=120)
@@ -140,30 +144,34 @@ def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> 
     run = Launched(tmp_path)
     run.wait_for_step(3)
     os.kill(run.rank(1), signal.SIGKILL)
-    _, errors = run.process.communicate(timeout=60)
-    assert run.process.returncode == 128 + signal.SIGKILL
-    assert errors.splitlines() == [
+    assert run.end(128 + signal.SIGKILL).splitlines() == [
         "error: rank 1 was ended by SIGKILL; the others have stopped",
         "resume the run from its last checkpoint",
     ]
     assert run.saved() == run.last_step()
 
 
+OTHER_SOURCE = "import efftrain_cli.training.joining as j\nj.source_hash = lambda: 'another'"
+OTHER_VERSION = "import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'"
+
+
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("args", "inject", "message"),
     [
-        (("--device", "cuda:0"), "give one of the two"),
-        (("--set", "train.batch_size=1"), "cannot be shared by 2 devices"),
-        (("--set", "parallel.lanes=3"), "must be a power of two"),
+        (("--device", "cuda:0"), "", "give one of the two"),
+        (("--set", "train.batch_size=1"), "", "cannot be shared by 2 devices"),
+        (("--set", "parallel.lanes=3"), "", "must be a power of two"),
+        ((), "import sys\nsys.argv += ['--steps', '7']", "command: ["),
+        ((), OTHER_SOURCE, "source: 'another' on rank 1"),
+        ((), OTHER_VERSION, "efftrain: '0.0.0' on rank 1"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused_once(
-    tmp_path: Path, args: tuple[str, ...], message: str
+def test_what_ranks_do_not_share_is_refused_once(
+    tmp_path: Path, args: tuple[str, ...], inject: str, message: str
 ) -> None:
-    run = Launched(tmp_path, *args)
-    _, errors = run.process.communicate(timeout=90)
-    assert run.process.returncode == 2, errors
-    assert errors.count(message) == 1 and "Traceback" not in errors
+    """F82, F90."""
+    run = Launched(tmp_path, *args, inject=inject)
+    run.end(2, message, timeout=90)
     assert not (tmp_path / "runs" / "r").exists()
 
 
@@ -210,18 +218,14 @@ def test_a_fault_of_one_rank_ends_all_with_one_message(
     """F80."""
     args = ("--set", f"parallel.strategy={strategy}")
     run = Launched(tmp_path, *args, inject=CALLS.replace("FAULT", fault), EFFTRAIN_HANG_SECONDS="3")
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == code, errors
-    assert errors.count(message) == 1 and "Traceback" not in errors
+    run.end(code, message)
     assert run.last_step() == (5 if code == 4 else 4) and run.saved() == 4 and run.is_sound()
 
 
 def test_every_rank_probes_its_memory(tmp_path: Path) -> None:
     fault = "raise RuntimeError('DefaultCPUAllocator: not enough memory')"
     run = Launched(tmp_path, probe=True, inject=CALLS.replace("FAULT", fault).replace("5", "1"))
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == 5, errors
-    assert errors.count("rank 1: out of memory in the largest micro-batch planned") == 1
+    run.end(5, "rank 1: out of memory in the largest micro-batch planned")
     assert run.last_step() == -1
 
 
@@ -230,9 +234,7 @@ def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path: Path) -> 
     run = Launched(tmp_path, EFFTRAIN_HANG_SECONDS="3")
     run.wait_for_step(7)
     os.kill(run.rank(0), signal.SIGSTOP)
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == 1
-    assert errors.count("rank 0 did not answer in time; all 2 processes end") == 1
+    run.end(1, "rank 0 did not answer in time; all 2 processes end")
     assert run.saved() == 5 and run.is_sound()
 
 
@@ -275,40 +277,7 @@ stopping()
         sleeper=sleeper,
         EFFTRAIN_HANG_SECONDS="2",
     )
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == 1, errors
-    assert errors.count(f"rank {sleeper} did not answer in time; all 2 processes end") == 1
-    assert "Traceback" not in errors
-
-
-@pytest.mark.parametrize(
-    ("inject", "message"),
-    [
-        ("import sys\nsys.argv += ['--steps', '7']", "command: ["),
-        (
-            "import efftrain_cli.training.joining as j\nj.source_hash = lambda: 'another'",
-            "source: 'another' on rank 1",
-        ),
-    ],
-)
-def test_another_command_or_source_on_one_rank_is_refused_by_all(
-    tmp_path: Path, inject: str, message: str
-) -> None:
-    """F90."""
-    run = Launched(tmp_path, inject=inject)
-    _, errors = run.process.communicate(timeout=60)
-    assert run.process.returncode == 2, errors
-    assert errors.count(message) == 1 and "Traceback" not in errors
-    assert not (tmp_path / "runs" / "r").exists()
-
-
-def test_another_version_on_one_rank_is_refused_by_all(tmp_path: Path) -> None:
-    """F82."""
-    run = Launched(tmp_path, inject="import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'")
-    _, errors = run.process.communicate(timeout=60)
-    assert run.process.returncode == 2
-    assert errors.count("efftrain: '0.0.0' on rank 1") == 1 and "Traceback" not in errors
-    assert run.last_step() == -1
+    run.end(1, f"rank {sleeper} did not answer in time; all 2 processes end")
 
 
 def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
@@ -318,8 +287,7 @@ def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
         f"time.{name} = lambda read=time.{name}: read() + 3600\n" for name in clocks
     )
     run = Launched(tmp_path, "--steps", "6", inject=inject, EFFTRAIN_HANG_SECONDS="5")
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == 0, errors
+    run.end()
     assert run.last_step() == run.saved() == 6 and run.is_sound()
     rows = [
         json.loads(line)
@@ -341,8 +309,7 @@ def test_all_ranks_rewind(tmp_path: Path) -> None:
         "8",
         inject=CALLS.replace("FAULT", "x = x * float('nan')"),
     )
-    _, errors = run.process.communicate(timeout=120)
-    assert run.process.returncode == 0, errors
+    run.end()
     ((start, end, skipped),) = [
         (e["from_step"], e["to_step"], e["skipped_windows"]) for e in run.events("rewind")
     ]
@@ -373,8 +340,6 @@ def test_weights_that_differ_are_found_before_they_are_saved(
     """F91: at the save after step 5, or before."""
     every = ("--set", "checkpoint.every=2") if saved else ()
     run = Launched(tmp_path, "--set", f"parallel.check_every={check_every}", *every, inject=FLIP)
-    _, errors = run.process.communicate(timeout=90)
-    assert run.process.returncode == 1, errors
-    assert errors.count(f"step {found}: the weights of rank 0, 1 differ") == 1
+    run.end(1, f"step {found}: the weights of rank 0, 1 differ", timeout=90)
     checkpoints = sorted((tmp_path / "runs" / "r" / "checkpoints").glob("step-????????"))
     assert [path.name for path in checkpoints] == ([f"step-{saved:08d}"] if saved else [])

@@ -30,28 +30,18 @@ from efftrain_cli.training.ranks import Ranks, _hung
 from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.worker import fix_sums
 
-ZEROS = {"ce": torch.zeros(())}
-
-
-def added(accumulate, parts, parameter, plan, here, lanes) -> dict[str, torch.Tensor]:  # type: ignore[no-untyped-def]
-    passes = Passes(lambda parts, before_last: accumulate(parts), [parameter], ZEROS)
-    return add_lanes(passes, parts, plan, here, lanes)
-
-
 RECIPE = Recipe(
     model=Model(n_layer=1, n_head=2, n_embd=16, seq_len=16),
     optim=Optim(lr=1e-3),
     train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
 )
 SLURM = (
-    *[
-        "SLURM_STEP_NUM_TASKS",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_STEP_NODELIST",
-        "SLURM_JOB_NODELIST",
-        "SLURM_JOB_ID",
-    ],
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_ID",
 )
 
 
@@ -163,60 +153,52 @@ def test_a_command_of_one_process_is_refused_as_one_of_several(
         refuse_several("sweep")
 
 
-def test_lanes_are_added_in_a_balanced_tree() -> None:
-    """((1 + e) + (e + e)) differs from ((1 + e) + e) + e where e is a bit too small to be seen beside 1 alone."""
-    small = 2.0**-24
-    values = [1.0, small, small, small]
-    plan = StepPlan(1, 0.0, 4, 1, 4, 0, 1, (), False)
-    parameter = torch.zeros((), requires_grad=True)
+def add(
+    gradients: dict[int, float], size: int, lanes: int, here: range
+) -> tuple[float, float, list[list[int]]]:
+    """Add the lanes `here` of `lanes` in a step of `size` micro-batches.
 
-    def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
-        ((number, *_),) = micro_batches
-        parameter.grad = torch.tensor(values[number])
-        return {"ce": torch.tensor(float(number))}
+    Args:
+        gradients: of the micro-batches of these lanes, by number; each has a loss of 3.
+
+    Returns:
+        Loss and gradient of all, and the numbers that were run together.
+    """
+    plan = StepPlan(1, 0.0, size, 1, size, 0, 1, (), False)
+    parameter = torch.zeros((), requires_grad=True)
+    zeros, together = {"ce": torch.zeros(())}, []
+
+    def accumulate(parts: list[MicroBatch], before_last: object) -> dict[str, torch.Tensor]:
+        if not parts:
+            return dict(zeros)
+        together.append([part.number for part in parts])
+        parameter.grad = torch.tensor([gradients[part.number] for part in parts]).sum()
+        return {"ce": torch.tensor(3.0 * len(parts))}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
-    parts = [MicroBatch(i, token, token) for i in range(4)]
-    losses = added(accumulate, parts, parameter, plan, range(4), lanes=4)
-    one_by_one = torch.tensor(0.0)
-    for value in values:
-        one_by_one += torch.tensor(value)
-    assert parameter.grad.item() == 1 + 2 * small != one_by_one.item()
-    assert losses["ce"].item() == 6
+    parts = [MicroBatch(number, token, token) for number in gradients]
+    passes = Passes(accumulate, [parameter], zeros)
+    losses = add_lanes(passes, parts, plan, here, lanes)
+    return losses["ce"].item(), parameter.grad.item(), together
+
+
+def test_lanes_are_added_in_a_balanced_tree() -> None:
+    """(1 + e) + (e + e) is not ((1 + e) + e) + e = 1 if e is too small to be seen beside 1 alone."""
+    small = 2.0**-24
+    loss, gradient, _ = add({0: 1.0, 1: small, 2: small, 3: small}, 4, 4, range(4))
+    assert (loss, gradient) == (12, 1 + 2 * small)
 
 
 def test_a_lane_is_a_stretch_of_neighbouring_micro_batches() -> None:
     """The second of two ranks has micro-batches 4 to 7 of eight: its lanes 2 and 3 of four take two each."""
-    plan = StepPlan(1, 0.0, 8, 1, 8, 0, 1, (), False)
-    parameter, asked = torch.zeros((), requires_grad=True), []
-
-    def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
-        asked.append([part.number for part in micro_batches])
-        parameter.grad = torch.tensor(float(len(micro_batches)))
-        return {"ce": torch.tensor(1.0)}
-
-    token = torch.zeros(1, 1, dtype=torch.int64)
-    here = [MicroBatch(i, token, token) for i in range(4, 8)]
-    added(accumulate, here, parameter, plan, range(2, 4), lanes=4)
-    assert asked == [[4, 5], [6, 7]] and parameter.grad.item() == 4
+    _, gradient, together = add(dict.fromkeys(range(4, 8), 1.0), 8, 4, range(2, 4))
+    assert (gradient, together) == (4, [[4, 5], [6, 7]])
 
 
 def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
     """Five sequences in eight lanes: the last three have none."""
-    plan = StepPlan(1, 0.0, 5, 1, 8, 0, 1, (), False)
-    parameter = torch.zeros((), requires_grad=True)
-
-    def accumulate(micro_batches: list[MicroBatch]) -> dict[str, torch.Tensor]:
-        if not micro_batches:
-            return dict(ZEROS)
-        parameter.grad = torch.tensor(2.0)
-        return {"ce": torch.tensor(3.0)}
-
-    token = torch.zeros(1, 1, dtype=torch.int64)
-    parts = [MicroBatch(i, token, token) for i in range(5)]
-    assert added(accumulate, parts, parameter, plan, range(8), lanes=8)["ce"].item() == 15
-    assert parameter.grad.item() == 10
-    assert added(accumulate, parts[4:], parameter, plan, range(4, 8), lanes=8)["ce"].item() == 3
+    assert add(dict.fromkeys(range(5), 2.0), 5, 8, range(8))[:2] == (15, 10)
+    assert add({4: 2.0}, 5, 8, range(4, 8))[:2] == (3, 2)
 
 
 def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(
