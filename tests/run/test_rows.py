@@ -38,6 +38,21 @@ def seal(path: Path) -> Path:
     return path
 
 
+def with_lines(folder: Path, changed: dict[int, str]) -> Path:
+    """A run of 101 rows without checks, in which these lines (from 0) stand in the place of their rows."""
+    path = write_run(folder, "r", 0) / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    for number, line in changed.items():
+        lines[number] = line
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def row(step: int, **changed: object) -> str:
+    """The line of a step of such a run."""
+    return json.dumps(rows_of(100, 0)[step] | changed)
+
+
 @pytest.mark.parametrize("with_checks", [False, True])
 def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks: bool) -> None:
     draw = random.Random(1)
@@ -123,22 +138,12 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
     assert "ends inside a line" in damage_of(path.parent)[0]
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ('"step": 50,', '"step": 10,'),
-        ('"step": 50,', '"step": 90,'),
-        ('"segment": 0', '"segment": 1'),
-    ],
-)
+@pytest.mark.parametrize("changed", [{"step": 10}, {"step": 90}, {"segment": 1}])
 def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_with_it(
-    tmp_path: Path, old: str, new: str
+    tmp_path: Path, changed: dict[str, int]
 ) -> None:
     """F59, of a run of an older version: one digit of step 50 must not make 40 rows vanish."""
-    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    lines[50] = lines[50].replace(old, new)
-    path.write_text("\n".join(lines) + "\n")
+    path = with_lines(tmp_path, {50: row(50, **changed)})
     for found in (
         read_metrics(path, ("step",)).columns["step"],
         [row["step"] for row in latest_rows(path)],
@@ -182,9 +187,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
 )
 def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
     """F62."""
-    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines[:30], line, *lines[30:]]) + "\n")
+    path = with_lines(tmp_path, {30: f"{line}\n{row(30)}"})
     read = read_metrics(path, ("step", "loss"))
     assert list(read.columns["step"]) == list(range(101))
     assert [number for number, _ in read.corrupt] == [31]
@@ -218,16 +221,6 @@ def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
     read = read_metrics(path, ("step", "loss"))
     assert list(read.columns["step"]) == [step for step in range(101) if step != 60]
     assert read.corrupt == ((61, "it is not a JSON object"),)
-
-
-def test_unchecked_rows_among_checked_ones_are_more_than_one_kill(tmp_path: Path) -> None:
-    path = write_run(tmp_path, "r", 0, rows=[]) / "metrics.jsonl"
-    rows = [sealed(row) for row in rows_of(100, 0)]
-    for index in (30, 60):
-        rows[index] = json.dumps(rows_of(100, 0)[index])
-    path.write_text("\n".join(rows) + "\n")
-    with pytest.raises(DataError, match="2 lines are not rows"):
-        read_metrics(path, ("step", "loss"))
 
 
 def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
@@ -322,22 +315,27 @@ def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
     assert [number for number, _ in rows.corrupt] == [101]
 
 
-def test_more_damage_than_the_kills_explain_is_refused(tmp_path: Path) -> None:
-    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
-    lines = path.read_text().splitlines()
-    lines[20] = lines[50] = "{broken"
-    path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="line 21 is the first"):
-        read_metrics(path, ["step"])
+NAN = row(20).replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
 
 
-def test_nan_is_not_json(tmp_path: Path) -> None:
-    path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
+@pytest.mark.parametrize(
+    ("checked", "line", "message"),
+    [
+        (False, "{broken", "2 lines are not rows.*line 21 is the first"),
+        (False, NAN, "line 21 is the first: it is not a JSON object"),
+        (True, row(20), "2 lines are not rows.*line 21 is the first: it has no check value"),
+    ],
+)
+def test_more_damage_than_the_kills_explain_is_refused(
+    tmp_path: Path, checked: bool, line: str, message: str
+) -> None:
+    path = with_lines(tmp_path, {})
+    if checked:
+        seal(path)
     lines = path.read_text().splitlines()
-    for i in (20, 50):
-        lines[i] = lines[i].replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
+    lines[20], lines[50] = line, line.replace('"step": 20', '"step": 50')
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="not a JSON object"):
+    with pytest.raises(DataError, match=message):
         read_metrics(path, ["step"])
 
 
