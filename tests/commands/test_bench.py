@@ -79,7 +79,7 @@ def test_phases_of_a_trace_are_added_up() -> None:
     ]
     milliseconds = {name: 1000 * value for name, value in kernel_seconds([*marks, *ops]).items()}
     assert milliseconds == pytest.approx(
-        {"data": 0, "forward": 1.5, "backward": 4.0, "optimizer": 0, "measures": 0}
+        {"data": 0, "forward": 1.5, "backward": 4.0, "optimizer": 0, "measures": 0}, rel=1e-12
     )
 
 

@@ -71,10 +71,10 @@ def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
     assert found.text == "better"
     # Items speak for two single checkpoints only.
     assert found.items is None and found.items_p is None
-    table = next(
-        table for table in tables_of(of("small", "small-slw")) if table.title == "Zero-shot"
-    )
-    assert table.rows[0][1] == "0.3667 ± 0.0333"
+    tables = {table.title: table for table in tables_of(of("small", "small-slw"))}
+    assert tables["Zero-shot"].rows[0][1] == "0.3667 ± 0.0333"
+    assert tables[""].rows[0][0] == "final loss"
+    assert [row[0] for row in tables["Zero-shot scores"].rows] == ["lambada (p), acc"]
 
 
 def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root: Path) -> None:

@@ -48,9 +48,9 @@ def with_lines(folder: Path, changed: dict[int, str]) -> Path:
     return path
 
 
-def row(step: int, **changed: object) -> str:
-    """The line of a step of such a run."""
-    return json.dumps(rows_of(100, 0)[step] | changed)
+def row(at: int, **changed: object) -> str:
+    """The line of a step (from 0) of such a run."""
+    return json.dumps(rows_of(100, 0)[at] | changed)
 
 
 @pytest.mark.parametrize("with_checks", [False, True])

@@ -16,11 +16,13 @@ from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.methods.simigrad import SimiGrad
+from efftrain_cli.model.linear import Seen
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
+from efftrain_cli.training import gradient
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.devices import Devices, Passes, add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
@@ -156,7 +158,7 @@ def test_a_command_of_one_process_is_refused_as_one_of_several(
 def add(
     gradients: dict[int, float], size: int, lanes: int, here: range
 ) -> tuple[float, float, list[list[int]]]:
-    """Add the lanes `here` of `lanes` in a step of `size` micro-batches.
+    """Add the lanes `here` of `lanes` in a step of `size` sequences.
 
     Args:
         gradients: of the micro-batches of these lanes, by number; each has a loss of 3.
@@ -164,7 +166,7 @@ def add(
     Returns:
         Loss and gradient of all, and the numbers that were run together.
     """
-    plan = StepPlan(1, 0.0, size, 1, size, 0, 1, (), False)
+    plan = StepPlan(1, 0.0, size, 1, max(size, lanes), 0, 1, (), False)
     parameter = torch.zeros((), requires_grad=True)
     zeros, together = {"ce": torch.zeros(())}, []
 
@@ -199,6 +201,24 @@ def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
     """Five sequences in eight lanes: the last three have none."""
     assert add(dict.fromkeys(range(5), 2.0), 5, 8, range(8))[:2] == (15, 10)
     assert add({4: 2.0}, 5, 8, range(4, 8))[:2] == (3, 2)
+
+
+def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 has seen 10 of everything; rank 1 the numbers 3, 4, 5, ...: before LARGEST counts, then maxima."""
+    here = torch.arange(3.0, 3.0 + Seen.LARGEST + 10)
+
+    def all_reduce(tensors: list[torch.Tensor]) -> None:
+        (everyone,) = tensors
+        everyone[0] = 10.0
+
+    ranks = SimpleNamespace(is_single_process=False, world_size=2, rank=1, all_reduce=all_reduce)
+    monkeypatch.setattr(gradient, "seen_by_layers", lambda model: here)
+    found = gradient._seen_everywhere(None, ranks)  # type: ignore[arg-type]
+    expected = [10 + value for value in range(3, 3 + Seen.LARGEST)]
+    expected += [max(10, value) for value in range(3 + Seen.LARGEST, 13 + Seen.LARGEST)]
+    assert found.tolist() == expected
 
 
 def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(
