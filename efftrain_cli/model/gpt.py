@@ -38,6 +38,9 @@ See = Callable[[str, Tensor], None]
 """(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the layer's name in its
 block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels); and `attn.q`,
 `attn.k` as the attention multiplies them, (B, H, T, D)."""
+Note = Callable[[Tensor], None]
+"""(residual stream after the last block, (B, T, C)) -> nothing: reads what a forward pass notes and does not minimize,
+where the weights of the head are whole."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
 """(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
 
@@ -492,10 +495,14 @@ class GPT(nn.Module):
         scales: Tensor | None = None,
         recompute: bool = False,
         run_block: RunBlock = run_eagerly,
+        note: Note | None = None,
     ) -> Tensor:
         """Sum the cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
         x = self.run_blocks(self.embed(tokens), gates, scales, recompute, run_block)
-        return self.head_loss_sum(x, targets)
+        loss = self.head_loss_sum(x, targets)
+        if note is not None:
+            note(x)
+        return loss
 
     def new_caches(self) -> list[KeyValueCache]:
         """Make an empty cache for each block."""

@@ -9,21 +9,36 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
-from efftrain_cli.model.gpt import GPT, RunBlock, run_eagerly
+from efftrain_cli.model.gpt import GPT, Note, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
-Objective = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
+Minimized = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
 """(tokens, targets, gates, scales) -> what is minimized, by name, fp32, summed over the micro-batch's targets: "ce",
 the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method says (a mean counts as
 many times as there are targets)."""
+
+
+class Objective(Protocol):
+    """The forward pass of a micro-batch: `Minimized`, with a place for what is noted and not minimized."""
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        gates: Sequence[bool] | None,
+        scales: Tensor | None,
+        note: Note | None = None,
+    ) -> dict[str, Tensor]:
+        """Return what is minimized; let `note` read the residual stream after the last block."""
+
 
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
 """What compiles a graph for torch.compile."""
@@ -129,8 +144,8 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
 
 
 def compile_whole(
-    recipe: Recipe, objective: Objective, backend: str | Backend = "inductor", ranks: int = 1
-) -> Objective:
+    recipe: Recipe, objective: Minimized, backend: str | Backend = "inductor", ranks: int = 1
+) -> Minimized:
     """Compile `objective` as a whole, loss included: the softmax then stays in registers."""
     return _by_shape(
         recipe,
@@ -245,13 +260,18 @@ class MiddleFirst:
         self._middle = middle_micro_batch(recipe)
 
     def __call__(
-        self, tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        gates: Sequence[bool] | None,
+        scales: Tensor | None,
+        note: Note | None = None,
     ) -> dict[str, Tensor]:
         if self._middle is not None and tokens.shape != self._full_shape:
             middle = tokens.new_zeros(self._middle)
             self._middle = None
             self._objective(middle, middle.clone(), gates, scales)
-        return self._objective(tokens, targets, gates, scales)
+        return self._objective(tokens, targets, gates, scales, note)
 
 
 def freeze_objects() -> None:

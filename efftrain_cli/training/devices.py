@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
+from efftrain_cli.model.gpt import Note
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of, take_gradients
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
@@ -40,9 +41,15 @@ class Passes(NamedTuple):
     parameters: Sequence[nn.Parameter]
     zeros: Mapping[str, Tensor]
     """Losses of no micro-batch."""
+    note: Note | None = None
+    """Reads the forward pass of the step's last micro-batch; None if the step notes nothing."""
 
     def __call__(self, micro_batches: Sequence[MicroBatch]) -> Losses:
         return self.run(micro_batches, lambda losses: None)
+
+    def note_of(self, micro_batch: MicroBatch) -> Note | None:
+        """Return what reads the forward pass of `micro_batch`."""
+        return self.note if micro_batch.is_last else None
 
     def no_losses(self) -> Losses:
         """Return fresh losses of no micro-batch."""
@@ -233,7 +240,11 @@ def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> l
     )
     sizes = [plan.sequences_of(number) for number in range(first, last)]
     parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
-    return [MicroBatch(number, *part) for number, part in enumerate(parts, first)]
+    last_filled = min(plan.accumulation_steps, plan.batch_size) - 1
+    return [
+        MicroBatch(number, tokens, targets, is_last=number == last_filled)
+        for number, (tokens, targets) in enumerate(parts, first)
+    ]
 
 
 def add_lanes(

@@ -10,13 +10,13 @@ from torch.profiler import record_function
 
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.methods.simigrad import accumulate_by_halves
-from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.model.gpt import GPT, Note, run_eagerly
 from efftrain_cli.model.kernels import (
     attention_kernels,
     choose_determinism,
     choose_matmul_precision,
 )
-from efftrain_cli.model.linear import Seen, clear_seen, seen_by_layers, set_draws
+from efftrain_cli.model.linear import Seen, clear_seen, seen_by_layers, set_draws, unnoticed
 from efftrain_cli.plan.plan import optimizer_flops
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
@@ -31,6 +31,7 @@ from efftrain_cli.training.compiling import (
     full_micro_batch,
 )
 from efftrain_cli.training.devices import BeforeLast, Devices, GradientStep, Losses, Passes
+from efftrain_cli.training.internals import note_predictions, zero_notes
 from efftrain_cli.training.memory import checkpoints_activations
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.strategy import overlaps_sum, single_device
@@ -64,14 +65,21 @@ def build_objective(
     model.with_squares = recipe.optim.z_loss > 0
 
     def objective(
-        tokens: Tensor, targets: Tensor, gates: Sequence[bool] | None, scales: Tensor | None
+        tokens: Tensor,
+        targets: Tensor,
+        gates: Gates,
+        scales: Tensor | None,
+        note: Note | None = None,
     ) -> dict[str, Tensor]:
         with autocast(dtype, device):
             if model.lockstep:
-                return {"ce": model.loss_sum(tokens, targets, gates, scales, recompute)}
+                loss = model.loss_sum(tokens, targets, gates, scales, recompute, note=note)
+                return {"ce": loss}
             terms: list[Tensor] = []
             x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block, terms)
             summed = parts.head_loss_sum(x, targets)
+            if note is not None:
+                note(x)
             losses = {"ce": summed}
             if model.with_squares:
                 losses = {"ce": summed[0], "z_loss": summed[1]}
@@ -82,8 +90,25 @@ def build_objective(
 
     if not compiled:
         return objective
-    whole = objective if by_blocks else compile_whole(recipe, objective, ranks=world)
-    return MiddleFirst(recipe, whole, world)
+    if by_blocks:
+        return MiddleFirst(recipe, objective, world)
+    graph = compile_whole(recipe, objective, ranks=world)
+
+    def compiled_objective(
+        tokens: Tensor,
+        targets: Tensor,
+        gates: Gates,
+        scales: Tensor | None,
+        note: Note | None = None,
+    ) -> dict[str, Tensor]:
+        losses = graph(tokens, targets, gates, scales)
+        if note is not None:
+            # The graph keeps the residual stream to itself; one that returned it could give other bits.
+            with torch.no_grad(), autocast(dtype, device), unnoticed(model):
+                note(model.run_blocks(model.embed(tokens), gates, scales))
+        return losses
+
+    return MiddleFirst(recipe, compiled_objective, world)
 
 
 class Terms:
@@ -155,16 +180,32 @@ def build_forward_backward(
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
         scales, gates = branch_scales(plan, device), draw_gates(recipe, plan)
         clear_seen(model)
+        notes: dict[str, Tensor] = {}
+        if recipe.eval.measures_internals(plan.step):
+            notes = zero_notes(device)
+
+        def note(x: Tensor) -> None:
+            note_predictions(model, x, notes)
 
         def run(micro_batches: Sequence[MicroBatch], before_last: BeforeLast) -> Losses:
             losses = passes.no_losses()
-            for number, tokens, targets, weight in micro_batches:
+            for micro_batch in micro_batches:
+                number, tokens = micro_batch.number, micro_batch.tokens
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     with record_function("forward"):
-                        summed = objective(tokens, targets, gates[number], scales)
-                    shares = {name: weight * loss / plan.tokens for name, loss in summed.items()}
+                        summed = objective(
+                            tokens,
+                            micro_batch.targets,
+                            gates[number],
+                            scales,
+                            passes.note_of(micro_batch),
+                        )
+                    shares = {
+                        name: micro_batch.weight * loss / plan.tokens
+                        for name, loss in summed.items()
+                    }
                     for name, share in shares.items():
                         losses[name] = losses[name] + share.detach()
                     if number == micro_batches[-1].number:
@@ -172,13 +213,14 @@ def build_forward_backward(
                     terms.total(shares).backward()
             return losses
 
-        passes = Passes(run, parameters, terms.zeros)
+        passes = Passes(run, parameters, terms.zeros, note if notes else None)
         micro_batches = devices.cut(batch, plan)
         if plan.measure_similarity:
             step = step_by_halves(devices, passes, micro_batches, plan)
         else:
             step = devices.step(passes, micro_batches, plan)
-        columns = terms.columns(step.losses, plan, gates)
+        devices.ranks.all_reduce(list(notes.values()))  # one rank has them; the others have zeros
+        columns = {**terms.columns(step.losses, plan, gates), **notes}
         if accumulation is not None:
             columns |= accumulation.seen_columns(_seen_everywhere(model, devices.ranks))
         blocks_times_sequences = sum(

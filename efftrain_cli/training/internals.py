@@ -8,19 +8,21 @@ Columns of metrics.jsonl, "h.0" being the first block:
     attention_logit_max_h.0  largest q k / sqrt(head_dim) of its heads, over all queries and the keys that each may see
     entropy                  mean entropy of the predicted distributions over the next token, nats
 
-The last three are of the first validation window after the step, so that they are comparable across steps, seeds and
-methods. Everything here only reads: no loss, weight or random number depends on it.
+RMS and logits are of the first validation window after the step, so that they are comparable across steps, seeds and
+methods. The entropy is of the step's last micro-batch, as its forward pass predicts it. Everything here only reads: no
+loss, weight or random number depends on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from efftrain_cli.model.gpt import GPT, Block
 from efftrain_cli.model.kernels import attention_kernels
+from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.training.build import autocast
 from efftrain_cli.training.devices import Devices
 
@@ -28,51 +30,71 @@ POSITIONS = 256
 """Positions whose predictions exist at once."""
 
 
+# --- the update ------------------------------------------------------------------------------------------------------
+
+
 class UpdateWatch:
-    """Norms of one step's gradient and of the change that it makes. Holds a copy of the blocks' weights meanwhile."""
+    """Norms of one step's gradient and of the change that it makes.
+
+    It holds a copy of the blocks' weights while the optimizer steps.
+    """
 
     def __init__(
-        self, names: Sequence[str], devices: Devices, norms: Mapping[str, Tensor] | None
+        self,
+        names: Sequence[str],
+        devices: Devices,
+        norms: Mapping[str, Tensor] | None,
     ) -> None:
         """`names` are those of the model's parameters; `norms` as in `StepResult`."""
-        self._names, self._devices, self._norms = names, devices, norms
+        self._names = names
+        self._devices = devices
+        self._norms = norms
 
     def begin(self, parameters: Sequence[nn.Parameter]) -> None:
         """Note the gradients, not clipped yet unless `norms` were given, and the weights before the step."""
-        named = zip(self._names, parameters, strict=True)
-        self._parameters = {name: p.detach() for name, p in named if name.startswith("h.")}
+        self._weights = {}
+        self._before = {}
+        gradients = {}
+        for name, parameter in zip(self._names, parameters, strict=True):
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad
+            if name.startswith("h."):
+                self._weights[name] = parameter.detach()
+                self._before[name] = parameter.detach().clone()
         if self._norms is None:
-            gradients = {name: p.grad for name, p in zip(self._names, parameters, strict=True)}
-            self._norms = self._devices.norms(
-                {name: grad for name, grad in gradients.items() if grad is not None}
-            )
-        self._before = {name: tensor.clone() for name, tensor in self._parameters.items()}
+            self._norms = self._devices.norms(gradients)
 
     def end(self) -> dict[str, Tensor]:
         """Return the columns `grad_norm_*` and `update_ratio_*`, each 0-d, after the step."""
         assert self._norms is not None
-        changes = {name: self._parameters[name] - old for name, old in self._before.items()}
-        weights = norms_by_layer(self._devices.norms(self._before))
-        gradients = norms_by_layer(self._norms)
+        changes = {name: self._weights[name] - before for name, before in self._before.items()}
+        weight_norms = norms_by_layer(self._devices.norms(self._before))
+        grad_norms = norms_by_layer(self._norms)
         columns = {}
         for block, change in norms_by_layer(self._devices.norms(changes)).items():
-            none = torch.full_like(change, torch.nan)
-            columns[f"grad_norm_{block}"] = gradients.get(block, none)
-            columns[f"update_ratio_{block}"] = change / weights[block]
+            not_due = torch.full_like(change, torch.nan)
+            columns[f"grad_norm_{block}"] = grad_norms.get(block, not_due)
+            columns[f"update_ratio_{block}"] = change / weight_norms[block]
         return columns
 
 
 def norms_by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Combine l2 norms by parameter, "h.0.ln_1.weight", into those of blocks, "h.0", and of tables outside, "wte"."""
-    layers: dict[str, list[Tensor]] = {}
+    by_layer: dict[str, list[Tensor]] = {}
     for name, norm in norms.items():
-        layer = ".".join(name.split(".")[: 2 if name.startswith("h.") else 1])
-        layers.setdefault(layer, []).append(norm)
-    return {layer: torch.linalg.vector_norm(torch.stack(found)) for layer, found in layers.items()}
+        depth = 2 if name.startswith("h.") else 1
+        layer = ".".join(name.split(".")[:depth])
+        by_layer.setdefault(layer, []).append(norm)
+    return {
+        layer: torch.linalg.vector_norm(torch.stack(parts)) for layer, parts in by_layer.items()
+    }
+
+
+# --- a validation window ---------------------------------------------------------------------------------------------
 
 
 def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Tensor]:
-    """Return `residual_rms_*`, `attention_logit_max_*` and `entropy`, each 0-d fp32, of one forward pass.
+    """Return `residual_rms_*` and `attention_logit_max_*`, each 0-d fp32, of one forward pass.
 
     It is not compiled, so compiled graphs stay as they are.
 
@@ -83,13 +105,13 @@ def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Ten
     columns: dict[str, Tensor] = {}
 
     def run(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        seen: dict[str, Tensor] = {}
-        x = block(x, scale, see=seen.__setitem__)
+        activations: dict[str, Tensor] = {}
+        x = block(x, scale, see=activations.__setitem__)
+        queries, keys = activations["attn.q"], activations["attn.k"]
+
         number = len(columns) // 2
         columns[f"residual_rms_h.{number}"] = x.float().square().mean().sqrt()
-        columns[f"attention_logit_max_h.{number}"] = largest_logit(seen["attn.q"], seen["attn.k"])
-        if block is model.h[-1]:  # here also the weights of the head are whole on every device
-            columns["entropy"] = mean_entropy(model, x)
+        columns[f"attention_logit_max_h.{number}"] = largest_logit(queries, keys)
         return x
 
     window = window.to(model.device, non_blocking=True)
@@ -107,14 +129,24 @@ def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
 
     One head at a time: the logits of all heads would be the largest tensor of the model.
     """
-    size, length = queries.shape[-1], queries.shape[-2]
-    future = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
+    length, size = queries.shape[-2:]
+    ones = torch.ones(length, length, dtype=torch.bool, device=queries.device)
+    future = ones.triu(1)
+
     largest = []
     with torch.autocast(queries.device.type, enabled=False):
-        for q, k in zip(queries.flatten(0, 1).float(), keys.flatten(0, 1).float(), strict=True):
+        heads = zip(
+            queries.flatten(0, 1).float(),
+            keys.flatten(0, 1).float(),
+            strict=True,
+        )
+        for q, k in heads:
             logits = q @ k.T / size**0.5
             largest.append(logits.masked_fill_(future, -torch.inf).max())
     return torch.stack(largest).max()
+
+
+# --- the last micro-batch --------------------------------------------------------------------------------------------
 
 
 def mean_entropy(model: GPT, x: Tensor) -> Tensor:
@@ -122,8 +154,30 @@ def mean_entropy(model: GPT, x: Tensor) -> Tensor:
 
     Some positions at a time: their logits would be larger than those of a micro-batch that are kept.
     """
+    positions = x.flatten(0, 1)
     total = torch.zeros((), device=x.device)
-    for part in x.flatten(0, 1).split(POSITIONS):
+    for part in positions.split(POSITIONS):
         log_shares = torch.log_softmax(model.head(part).float(), dim=-1)
         total -= (log_shares.exp() * log_shares).sum()
-    return total / x[..., 0].numel()
+    return total / len(positions)
+
+
+NOTED: Mapping[str, Callable[[GPT, Tensor], Tensor]] = {
+    "entropy": mean_entropy,
+}
+"""Column -> its value, 0-d fp32, from the model and the residual stream after its last block, (B, T, C)."""
+
+
+def zero_notes(device: torch.device) -> dict[str, Tensor]:
+    """Return the columns of `NOTED` before any forward pass: zeros, 0-d fp32."""
+    return {name: torch.zeros((), device=device) for name in NOTED}
+
+
+def note_predictions(model: GPT, x: Tensor, notes: dict[str, Tensor]) -> None:
+    """Write the columns of `NOTED` of a residual stream (B, T, C) into `notes`.
+
+    Gradients and the statistics of narrow layers stay as they are.
+    """
+    with torch.no_grad(), unnoticed(model):
+        for name, measure in NOTED.items():
+            notes[name] = measure(model, x)

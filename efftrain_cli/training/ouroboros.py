@@ -34,7 +34,7 @@ from torch import Tensor
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.model.gpt import GPT, run_eagerly
+from efftrain_cli.model.gpt import GPT, Note, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.optim.gradients import norms_of, take_gradients
@@ -65,9 +65,10 @@ class Modules:
     leaves: Sequence[Mapping[str, Tensor]]
     """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The
     embedding's is one for the lookup, which shares its memory; tied, it has itself too, of the last module."""
-    run: Callable[[int, Tensor, Tensor | None], Tensor]
-    """(module from 1, its input, targets) -> its output; the last module's is the summed loss. The first takes tokens,
-    and the last alone looks at the targets."""
+    run: Callable[..., Tensor]
+    """(module from 1, its input, targets=None, note=None) -> its output; the last module's is the summed loss.
+
+    The first takes tokens; only the last reads the targets and lets `note` read its residual stream."""
     running_again: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of the passes that run a batch of an earlier step again."""
 
@@ -76,10 +77,12 @@ class Modules:
         """K."""
         return len(self.leaves)
 
-    def last(self, x: Tensor, targets: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    def last(
+        self, x: Tensor, targets: Tensor, tokens: int, note: Note | None
+    ) -> tuple[Tensor, Tensor]:
         """Run the last module forward and backward; return the loss over `tokens` and its gradient by the input `x`."""
         x = x.detach().requires_grad_()
-        loss = self.run(self.count, x, targets) / tokens
+        loss = self.run(self.count, x, targets, note) / tokens
         loss.backward()
         assert x.grad is not None
         return loss.detach(), x.grad
@@ -112,21 +115,24 @@ def replay(
     step: int,
     micro_batches: Sequence[MicroBatch],
     tokens: int,
+    note: Note | None = None,
 ) -> tuple[Due, dict[str, Tensor], Tensor]:
     """Compute one step of features replay, at weights that stay as they are throughout.
 
     First comes the forward wave of the batch, then each module's backward pass of batch step - tau_k, from its stored
     input and with what the module after it left one step ago. Return the due gradients, the new in-flight tensors, and
-    the loss of the batch: its sum over `tokens`.
+    the loss of the batch: its sum over `tokens`. `note` reads the forward pass of the last micro-batch.
     """
     after, count = dict(in_flight), modules.count
     losses = []
-    for number, x, targets, _ in micro_batches:
+    for part in micro_batches:
+        x = part.tokens
         for module in range(1, count):
-            after[f"{PREFIX}input.{step}.{module}.{number}"] = x
+            after[f"{PREFIX}input.{step}.{module}.{part.number}"] = x
             with torch.no_grad():
-                x = modules.run(module, x, None)
-        loss, after[f"{PREFIX}delta.{step}.{count - 1}.{number}"] = modules.last(x, targets, tokens)
+                x = modules.run(module, x)
+        loss, delta = modules.last(x, part.targets, tokens, note if part.is_last else None)
+        after[f"{PREFIX}delta.{step}.{count - 1}.{part.number}"] = delta
         losses.append(loss)
     due: dict[int, Tensors] = {count: modules.take(count)}
     for module in range(count - 1, 0, -1):
@@ -154,7 +160,7 @@ def replayed(
             x = inputs[number]
             if module > 1:
                 x = x.detach().requires_grad_()
-            modules.run(module, x, None).backward(deltas[number])
+            modules.run(module, x).backward(deltas[number])
             if x.grad is not None:
                 by_input[number] = x.grad
     return modules.take(module), by_input
@@ -234,12 +240,14 @@ def fault(after: Tensors, before: Tensors) -> Tensor:
 
 
 def cut_gpt(
-    model: GPT, split: Sequence[int], run: Callable[[Tensor, Sequence[bool], Tensor | None], Tensor]
+    model: GPT,
+    split: Sequence[int],
+    run: Callable[..., Tensor],
 ) -> Modules:
     """Cut a model into modules of `split` blocks.
 
     The embeddings go with the first, the last layer norm and the head with the last. `run`: (tokens or residual stream,
-    which blocks, targets) -> residual stream or, with targets, summed loss.
+    which blocks, targets, note) -> residual stream or, with targets, summed loss.
     """
     ends = list(accumulate(split))
     lookup = model.wte.weight.detach().requires_grad_()  # the same memory: always today's weights
@@ -259,9 +267,11 @@ def cut_gpt(
         for blocks, end in zip(split, ends, strict=True)
     ]
 
-    def run_module(module: int, x: Tensor, targets: Tensor | None) -> Tensor:
+    def run_module(
+        module: int, x: Tensor, targets: Tensor | None = None, note: Note | None = None
+    ) -> Tensor:
         with lookup_apart(model, lookup) if module == 1 else nullcontext():
-            return run(x, masks[module - 1], targets)
+            return run(x, masks[module - 1], targets, note)
 
     # Inputs and weights of an earlier step were noted in that step; its gradient is first computed now.
     return Modules(leaves, run_module, lambda: unnoticed(model, FORWARD_PLACES))
@@ -359,7 +369,9 @@ class DelayedGradients:
                 losses = passes(micro_batches)
             due, after = delay(modules, in_flight, plan.step)
         else:
-            due, after, loss = replay(modules, in_flight, plan.step, micro_batches, plan.tokens)
+            due, after, loss = replay(
+                modules, in_flight, plan.step, micro_batches, plan.tokens, passes.note
+            )
             losses = {"ce": loss}
         cosines = {}
         if self.section.cosine_every:
@@ -392,9 +404,9 @@ class DelayedGradients:
 
         Keep today's batch in `after`, and drop the oldest.
         """
-        for number, tokens, targets, _ in micro_batches:
-            after[f"{PREFIX}tokens.{step}.{number}"] = tokens
-            after[f"{PREFIX}targets.{step}.{number}"] = targets
+        for part in micro_batches:
+            after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens
+            after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
         cosines = {}
         lookup = self.modules.leaves[0]["wte.weight"]
         for module in range(1, self.modules.count):
@@ -417,9 +429,7 @@ class DelayedGradients:
         return cosines
 
 
-def build_run(
-    recipe: Recipe, model: GPT, sharing: int
-) -> Callable[[Tensor, Sequence[bool], Tensor | None], Tensor]:
+def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]:
     """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for batches that `sharing` processes share."""
     device = model.device
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
@@ -431,12 +441,17 @@ def build_run(
         parts = compile_parts(recipe, model, ranks=sharing)
     full_shape = full_micro_batch(recipe, sharing)
 
-    def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
+    def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None, note: Note | None) -> Tensor:
         same_shape = x.shape[:2] == full_shape
         with autocast(dtype, device), attention_kernels(device, same_shape=same_shape):
             x = x if x.is_floating_point() else model.embed(x)
             x = model.run_blocks(x, blocks, None, recompute, parts.block)
-            return x if targets is None else parts.head_loss_sum(x, targets)
+            if targets is None:
+                return x
+            loss = parts.head_loss_sum(x, targets)
+            if note is not None:
+                note(x)
+            return loss
 
     return run
 

@@ -131,9 +131,9 @@ class Rings(Devices):
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
         if delayed:
-            due, losses = self._delayed_pass(micro_batches, plan, after)
+            due, losses = self._delayed_pass(passes, micro_batches, plan, after)
         else:
-            due, losses = self._fresh_pass(micro_batches, plan)
+            due, losses = self._fresh_pass(passes, micro_batches, plan)
         gradients = self._delayed.join(due, delayed)
         wrong = fault(after, self._in_flight)
         norms, everywhere_due, loss, wrong = self._exchange_norms(gradients, due, losses, wrong)
@@ -175,7 +175,11 @@ class Rings(Devices):
         return self.is_whole
 
     def _delayed_pass(
-        self, micro_batches: Sequence[MicroBatch], plan: StepPlan, after: dict[str, Tensor]
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
+        after: dict[str, Tensor],
     ) -> tuple[Due, list[Tensor]]:
         """Return the due gradients of this rank's modules, and on rank 0 the losses of today's micro-batches."""
         modules, step, module = self._modules, plan.step, self._mine[0]
@@ -186,19 +190,19 @@ class Rings(Devices):
                 f"{PREFIX}weights.{step}.{module}.",
                 {name: leaf.detach().clone() for name, leaf in leaves},
             )
-        for number, tokens, *_ in micro_batches:
-            x = tokens if module == 1 else self._receive(tokens.shape, self._before)
-            after[f"{PREFIX}input.{step}.{module}.{number}"] = x
+        for part in micro_batches:
+            x = part.tokens if module == 1 else self._receive(part.tokens.shape, self._before)
+            after[f"{PREFIX}input.{step}.{module}.{part.number}"] = x
             with torch.no_grad():
-                self._send(modules.run(module, x, None), self._next)
+                self._send(modules.run(module, x), self._next)
         gradients, by_inputs = self._backward(module, step, after)
         due = {module: gradients} if gradients else {}
         losses, backward = list[Tensor](), list(by_inputs.values())
         if module == 1:
             backward = []
-            for _, tokens, targets, _ in micro_batches:
-                x = self._receive(tokens.shape, self._before)
-                loss, by_input = modules.last(x, targets, plan.tokens)
+            for part in micro_batches:
+                x = self._receive(part.tokens.shape, self._before)
+                loss, by_input = modules.last(x, part.targets, plan.tokens, passes.note_of(part))
                 losses.append(loss)
                 backward.append(by_input)
             due[modules.count] = self._added_up(modules.take(modules.count))
@@ -239,7 +243,7 @@ class Rings(Devices):
         return self._added_up(gradients), by_input
 
     def _fresh_pass(
-        self, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
     ) -> tuple[Due, list[Tensor]]:
         """Take each micro-batch forward through the ring and back, without delay; return as `_delayed_pass`."""
         modules, last, module = self._modules, self._modules.count, self._mine[0]
@@ -250,18 +254,18 @@ class Rings(Devices):
             leaves[name] for leaves in (modules.leaves[-1], modules.leaves[0]) if name in leaves
         ]
         tied: Tensor | None = None
-        for _, tokens, targets, _ in micro_batches:
-            x = tokens
+        for part in micro_batches:
+            x, shape = part.tokens, part.tokens.shape
             if module > 1:
-                x = self._receive(tokens.shape, self._before).requires_grad_()
-            out = modules.run(module, x, None)
+                x = self._receive(shape, self._before).requires_grad_()
+            out = modules.run(module, x)
             self._send(out.detach(), self._next)
             if module == 1:
-                end = self._receive(tokens.shape, self._before)
-                loss, by_input = modules.last(end, targets, plan.tokens)
+                end = self._receive(shape, self._before)
+                loss, by_input = modules.last(end, part.targets, plan.tokens, passes.note_of(part))
                 losses.append(loss)
                 self._send(by_input, self._before)
-            out.backward(self._receive(tokens.shape, self._next))
+            out.backward(self._receive(shape, self._next))
             if x.grad is not None:
                 self._send(x.grad, self._before)
             self._wait()

@@ -184,7 +184,11 @@ def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                             for name, v in sorted(result.scalars.items())
                             if name.startswith("adam_")
                         ],
-                        "internals": {n: float(v) for n, v in result.scalars.items() if "_h." in n},
+                        "internals": {
+                            n: float(v)
+                            for n, v in result.scalars.items()
+                            if "_h." in n or n == "entropy"
+                        },
                         "dots": result.simigrad_dots,
                         "val_loss": None if record.val_loss is None else float(record.val_loss),
                     }

@@ -90,6 +90,7 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     data = SharedTokens(recipe.model.seq_len)
     val = torch.stack([data.window(10**6 + number) for number in range(3)])
     rows: list[list[float | None]] = []
+    entropies: list[float] = []
 
     def run(state: TrainState, until: int) -> None:
         devices = choose_strategy(recipe, state, ranks, state.model.device)
@@ -104,6 +105,7 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
                     or "_h." in name
                 ]
                 values = [float(scalars[name]) for name in sorted(named)]
+                entropies.extend(float(scalars[n]) for n in scalars if n == "entropy")
                 val_loss = None if record.val_loss is None else float(record.val_loss)
                 rows.append([None if value != value else value for value in values] + [val_loss])
 
@@ -126,7 +128,7 @@ def trained(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
             ranks.broadcast(tensors.values())
         trained.calls += 1  # type: ignore[attr-defined]
     run(state, STEPS)
-    return {"rows": rows, "middle": middle, "end": state_digest(state)}
+    return {"rows": rows, "entropies": entropies, "middle": middle, "end": state_digest(state)}
 
 
 trained.calls = 0  # type: ignore[attr-defined]

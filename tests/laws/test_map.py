@@ -136,9 +136,9 @@ ADDITIONS = {
             ),
             Edit(
                 "training/internals.py",
-                '            columns["entropy"]',
-                '            columns["logit_scale"] = model.head(x).float().std()\n'
-                '            columns["entropy"]',
+                '    "entropy": mean_entropy,\n',
+                '    "entropy": mean_entropy,\n'
+                '    "logit_scale": lambda model, x: model.head(x).float().std(),\n',
             ),
         ],
         "OVERRIDES = ['eval.internals=2']"
@@ -217,8 +217,8 @@ NEWEST = {
             ),
             Edit(
                 "training/internals.py",
-                '            columns["entropy"] = mean_entropy(model, x)\n',
-                "            pass\n",
+                '    "entropy": mean_entropy,\n',
+                "",
             ),
         ],
         "OVERRIDES = ['eval.internals=2']"

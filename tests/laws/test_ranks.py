@@ -126,7 +126,8 @@ def test_shares_of_the_state_give_what_whole_copies_give(
             b["grad_norm"], rel=1e-5
         )
         assert a["sqrt_v"] == pytest.approx(b["sqrt_v"], rel=1e-4)
-        assert len(b["internals"]) == (12 if b["step"] % 3 == 0 else 0)
+        assert len(b["internals"]) == (13 if b["step"] % 3 == 0 else 0)
+        assert b["internals"].get("entropy", 5.0) > 4  # near the logarithm of 300 tokens
         assert a["internals"] == pytest.approx(b["internals"], rel=1e-4)
         assert a["val_loss"] == (
             None if b["val_loss"] is None else pytest.approx(b["val_loss"], rel=1e-5)

@@ -36,7 +36,7 @@ def test_the_ring_has_the_bits_of_one_device(
 ) -> None:
     """Losses, norms, validation losses, weights, moments, and what a checkpoint holds in flight."""
     both = found[modules - 1][f"K = {modules}, 1 x, {name}"]
-    assert len(both["ring"]["rows"]) == 12
+    assert len(both["ring"]["rows"]) == 12 and len(both["ring"]["entropies"]) == 4
     assert both["ring"] == both["one"]
 
 
@@ -45,6 +45,9 @@ def test_the_ring_has_the_bits_of_one_device(
 def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name: str) -> None:
     """K = 2: each ring is one rank. Sums over rings are taken in another order than one device's."""
     both = found[rings][f"K = 2, {rings} x, {name}"]
+    if rings == 2:  # three cut a step into other micro-batches, of which the last is another
+        assert both["ring"]["entropies"] == pytest.approx(both["one"]["entropies"], rel=2e-4)
+    assert len(both["ring"]["entropies"]) == 4 and min(both["ring"]["entropies"]) > 3
     for have, want in zip(both["ring"]["rows"], both["one"]["rows"], strict=True):
         assert [value is None for value in have] == [value is None for value in want]
         assert [value for value in have if value is not None] == pytest.approx(
