@@ -106,7 +106,7 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
     """(sequences, seq_len) of the micro-batches of a full step on so many ranks, where they are all alike; None where
     they are not.
 
-    A batch that is not planned is cut into a multiple of the ranks, lanes and halves that make it up; the micro-batches
+    A batch that is not planned is cut into a multiple of the equal parts and halves that make it up; the micro-batches
     are whole ones where it always is a multiple of so many of them.
     """
     train, seq_len = recipe.train, recipe.model.seq_len
