@@ -75,7 +75,7 @@ def comparison(
     """
     from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.frames import frame_of
-    from efftrain_cli.compare.groups import select_runs
+    from efftrain_cli.run.names import select_runs
 
     read, left_out = read_valid_runs(select_runs(names or ["*"]))
     found = compare(

@@ -130,7 +130,7 @@ def compare(
         print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
-    from efftrain_cli.compare.groups import count_sisters, select_runs
+    from efftrain_cli.compare.groups import count_sisters
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
 
@@ -150,6 +150,8 @@ def compare(
         raise UsageError(
             "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs"
         )
+    from efftrain_cli.run.names import select_runs
+
     paths = select_runs(runs)
     read, left_out = read_valid_runs(paths)
     read = [replace(run, recipe_name=arms.get(run.name, run.recipe_name)) for run in read]

@@ -1,4 +1,4 @@
-"""Which runs are meant, and which of them are the same recipe over several seeds."""
+"""Group runs: those of one recipe over several seeds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.foundation.errors import UsageError, nearest
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.run.names import runs_by_recipe
 from efftrain_cli.run.small_files import NOT_COMPUTED
@@ -71,43 +70,6 @@ class Group:
     def conditions(self) -> dict[str, Any]:
         """The recipe, and the number of devices, which is part of what was done."""
         return self.recipe | {DEVICES: self.devices}
-
-
-def select_runs(names: Sequence[str]) -> list[Path]:
-    """Run directories that `names` stand for, in that order, each once.
-
-    A name is a run's, or a glob over runs' names, or the path of a run directory, or a recipe's: then all runs of that
-    recipe are meant; or the beginning of one run's name. Where a run and a recipe share a name, the run is meant.
-
-    Raises:
-        UsageError: a name stands for nothing; the message names all such, and the nearest runs and recipes.
-    """
-    existing = run_names()
-    found: dict[Path, None] = {}
-    missing = []
-    recipes: dict[str, list[str]] | None = None
-    for name in names:
-        if name in existing:
-            matches = [name]
-        elif any(character in name for character in "*?["):
-            matches = [run for run in existing if fnmatchcase(run, name)]
-        elif (Path(name) / "recipe.toml").is_file():
-            found[Path(name)] = None
-            continue
-        else:
-            recipes = recipes if recipes is not None else runs_by_recipe(existing)
-            begun = [run for run in existing if run.startswith(name)]
-            matches = recipes.get(name.removesuffix(".toml"), begun if len(begun) == 1 else [])
-        if not matches:
-            hint = nearest(name, [*existing, *(recipes or {})])
-            missing.append(f"{name!r}" + (f" ({hint})" if hint else ""))
-        found.update((runs_root() / match, None) for match in matches)
-    if missing:
-        raise UsageError(
-            f"no run, glob of runs or recipe with runs in {runs_root()} is called {', '.join(missing)}; "
-            "`efftrain runs list` shows all runs"
-        )
-    return list(found)
 
 
 def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:

@@ -1,9 +1,10 @@
-"""Which run a name means: the run itself, a recipe's only run, or the only one that begins so. No torch."""
+"""Find the runs that a name means: the run itself, a recipe's runs, or those that begin so. No torch."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,13 @@ def find_run(name: str) -> str:
         UsageError: there is no such run, or there are several; the message names them, or the nearest ones.
     """
     existing = run_names()
-    if name in existing:
-        return name
     path = Path(name)
     if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
-        return path.name
+        name = path.name
+    if name in existing:
+        return name
     by_recipe = runs_by_recipe(existing)
-    what, matches = f"recipe {name!r} has", by_recipe.get(name.removesuffix(".toml"), [])
-    if not matches:
-        what, matches = (
-            f"{name!r} is the beginning of",
-            [run for run in existing if name and run.startswith(name)],
-        )
+    matches = _runs_meant(name, existing, by_recipe)
     if len(matches) == 1:
         run_path(matches[0])  # a link is refused
         return matches[0]
@@ -41,10 +37,57 @@ def find_run(name: str) -> str:
         studies = [folder.name.removesuffix("study") for folder in runs_root().glob("*-study")]
         matches.sort(key=lambda run: (any(map(run.startswith, studies)), len(run)))
         listed = ", ".join(matches[:8]) + (" ..." if len(matches) > 8 else "")
+        is_recipe = name.removesuffix(".toml") in by_recipe
+        what = f"recipe {name!r} has" if is_recipe else f"{name!r} is the beginning of"
         raise UsageError(f"{what} {len(matches)} runs: {listed}\n  name one of them")
     run_path(name)  # a name that no run can have is said to be one
     hint = nearest(name, [*existing, *by_recipe]) or "`efftrain runs list` shows all"
     raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")
+
+
+def select_runs(names: Sequence[str]) -> list[Path]:
+    """Return the run directories that `names` stand for, in that order, each once.
+
+    A name is as for `find_run`, but all runs of a recipe are meant; or a glob over runs' names, or the path of any run
+    directory.
+
+    Raises:
+        UsageError: a name stands for nothing; the message names all such, and the nearest runs and recipes.
+    """
+    existing = run_names()
+    by_recipe = {} if set(names) <= set(existing) else runs_by_recipe(existing)
+    selected: dict[Path, None] = {}
+    missing = []
+    for name in names:
+        if name not in existing and (Path(name) / "recipe.toml").is_file():
+            selected[Path(name)] = None
+            continue
+        if any(character in name for character in "*?["):
+            matches = [run for run in existing if fnmatchcase(run, name)]
+        else:
+            matches = _runs_meant(name, existing, by_recipe)
+            if len(matches) > 1 and name.removesuffix(".toml") not in by_recipe:
+                matches = []  # the beginning of several names
+        if not matches:
+            hint = nearest(name, [*existing, *by_recipe])
+            missing.append(f"{name!r}" + (f" ({hint})" if hint else ""))
+        selected.update((runs_root() / run, None) for run in matches)
+    if missing:
+        raise UsageError(
+            f"no run, glob of runs or recipe with runs in {runs_root()} is called {', '.join(missing)}; "
+            "`efftrain runs list` shows all runs"
+        )
+    return list(selected)
+
+
+def _runs_meant(
+    name: str, existing: Sequence[str], by_recipe: Mapping[str, list[str]]
+) -> list[str]:
+    """Return the run of this name, else those of the recipe of this name, else those whose names begin so."""
+    if name in existing:
+        return [name]
+    begun = [run for run in existing if name and run.startswith(name)]
+    return by_recipe.get(name.removesuffix(".toml"), begun)
 
 
 def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:

@@ -14,9 +14,9 @@ from efftrain_cli.compare.engine import (
     answer_by_t,
     correct,
 )
-from efftrain_cli.compare.groups import select_runs
 from efftrain_cli.compare.inference import Estimate, ExactTest
 from efftrain_cli.compare.measures import PRIMARY, Question, final_loss, mean_sd
+from efftrain_cli.run.names import select_runs
 from tests.fake_runs import rows_of, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"

@@ -249,9 +249,9 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
     from rich.console import Console
 
     from efftrain_cli.compare.comparison import compare, read_valid_runs
-    from efftrain_cli.compare.groups import select_runs
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import tables_of
+    from efftrain_cli.run.names import select_runs
 
     out = StringIO()
     console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
@@ -274,9 +274,9 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
     from rich.console import Console
 
     from efftrain_cli.compare.comparison import compare, read_valid_runs
-    from efftrain_cli.compare.groups import select_runs
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import answers
+    from efftrain_cli.run.names import select_runs
 
     for seed in range(3):
         write_run(

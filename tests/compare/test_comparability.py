@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.compare.groups import select_runs
 from efftrain_cli.compare.tables import key_table
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.names import select_runs
 from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
