@@ -72,7 +72,7 @@ def study(
     To continue a study that was stopped or killed, give the same command again; finished runs are never trained twice.
     """
     from efftrain_cli.study import main
-    from efftrain_cli.study.reading import read_study
+    from efftrain_cli.study.load import read_study
     from efftrain_cli.training.launch import check_devices
 
     study_file = read_study(file)

@@ -207,7 +207,7 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
                 p_equivalent=equal.get(i),
                 outcome=outcome,
                 opposite=outcome == "undecided" and _is_opposite(each, looks, members),
-                min_detectable_effect=_min_detectable_effect(each, looks, members),
+                min_detectable_effect=min_detectable_effect(each, looks, members),
             )
         found.append(each)
     return found
@@ -246,8 +246,9 @@ def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict
     return found
 
 
-def _min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> float | None:
-    """The smallest true difference, planned for the strictest of Holm's steps."""
+def min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> float | None:
+    """Return the smallest true difference that such a study shows with power POWER, at the strictest of Holm's
+    steps; None after an exact test."""
     if each.exact is not None:
         return None
     direction = each.question.direction

@@ -369,8 +369,11 @@ def _beyond_64_bits(value: Any) -> bool:
 
 
 def _tuples(value: Any) -> Any:
+    """Return a value of TOML with its lists as tuples."""
     if isinstance(value, list):
         return tuple(map(_tuples, value))
+    if isinstance(value, dict):
+        return {key: _tuples(each) for key, each in value.items()}
     return value
 
 

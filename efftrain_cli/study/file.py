@@ -7,7 +7,7 @@ its first run starts; comments and the order of keys are free to change, everyth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +28,7 @@ from efftrain_cli.recipe.draft import (
     read_recipe_file,
     shown_path,
 )
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.trials.trial import parse_seeds
@@ -40,15 +41,18 @@ MEASURES = {
     "seconds_to_target": cost_question("seconds", None),
 }
 """The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin is a share."""
+DRAWN = 5
+"""Seeds that are drawn where the file gives neither seeds nor their number."""
 LONGEST_NAME = 40
 """Of study and arm together, so that the names of their runs stay readable and allowed."""
 
 
 def _seeds(value: Any) -> Any:
-    """Seeds as text, "0..4" or "1,3"; one whole number or a list of them is accepted too."""
-    numbers = value if isinstance(value, tuple) else (value,)
-    if numbers and all(isinstance(seed, int) and not isinstance(seed, bool) for seed in numbers):
-        value = ",".join(map(str, numbers))
+    """Return seeds as text, "0..4" or "1,3"; one whole number or a list of them is accepted too."""
+    if type(value) is int:
+        value = (value,)
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
     if isinstance(value, str):
         try:
             parse_seeds(value)
@@ -57,20 +61,9 @@ def _seeds(value: Any) -> Any:
     return value
 
 
-def _grid(value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: tuple(values) if isinstance(values, list | tuple) else values
-        for key, values in value.items()
-    }
-
-
 Seeds = Annotated[str, BeforeValidator(_seeds)]
-Grid = Annotated[
-    dict[str, Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]],
-    BeforeValidator(_grid),
-]
+Values = Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]
+Grid = dict[str, Values]
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -160,58 +153,58 @@ class Study:
     """Changes of every arm's recipe, before the arm's own."""
 
 
+Growth = tuple[str, Literal["low", "high"]]
+"""Recipe key, and the side at which every grid of it gets a point more."""
+
+
 class StudyFile:
     """A study with its place: what the file says, the recipes that it means, and its hash."""
 
     def __init__(
-        self, path: Path, study: Study, grown: Mapping[str, tuple[int, int]] | None = None
+        self,
+        path: Path,
+        study: Study,
+        drawn: dict[str, str] | None = None,
+        grown: tuple[Growth, ...] = (),
     ) -> None:
         self.path = path
         self.name = path.stem
         self.study = study
-        self.grown = grown or {}
-        """Recipe key -> points that its grids have got below and above what the file says."""
+        self.drawn = drawn or {}
+        """Key -> the seeds that were drawn for it."""
+        self.grown = grown
+        """Points that were added to the grids, in their order."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """The study's seeds, in the order in which they are trained; empty before they are drawn."""
-        return parse_seeds(self.study.seeds) if self.study.seeds else ()
+        return _parse(self.study.seeds or self.drawn.get("seeds"))
 
     @property
     def tuning_seeds(self) -> tuple[int, ...]:
         """Seeds of the tuning phase; empty without one, and before they are drawn."""
         tuning = self.study.tuning
-        return parse_seeds(tuning.seeds) if tuning and tuning.seeds else ()
+        return _parse((tuning and tuning.seeds) or self.drawn.get("tuning.seeds"))
 
     @property
-    def sections_to_draw(self) -> dict[str, Study | Tuning]:
-        """Key of seeds that the tool draws -> the section that gives their number."""
-        sections: dict[str, Study | Tuning] = {"seeds": self.study}
-        if self.study.tuning:
-            sections["tuning.seeds"] = self.study.tuning
-        return {key: section for key, section in sections.items() if section.n_seeds}
-
-    @property
-    def drawn(self) -> dict[str, str]:
-        """The drawn seeds by their key; empty if the file gives all seeds."""
-        return {key: section.seeds or "" for key, section in self.sections_to_draw.items()}
-
-    def with_seeds(self, drawn: Mapping[str, str]) -> StudyFile:
-        """Return the study with drawn seeds, by their key."""
-        study, tuning = self.study, self.study.tuning
-        if tuning and "tuning.seeds" in drawn:
-            tuning = replace(tuning, seeds=drawn["tuning.seeds"])
-        seeds = drawn.get("seeds", study.seeds)
-        return StudyFile(self.path, replace(study, seeds=seeds, tuning=tuning))
-
-    def with_grown(self, grown: Mapping[str, tuple[int, int]]) -> StudyFile:
-        """Return the study with grids that have grown."""
-        return StudyFile(self.path, self.study, grown)
+    def seeds_to_draw(self) -> dict[str, int]:
+        """Key -> how many seeds are drawn for it; empty if the file gives all seeds."""
+        numbers, tuning = {}, self.study.tuning
+        if self.study.seeds is None:
+            numbers["seeds"] = self.study.n_seeds or DRAWN
+        if tuning and tuning.seeds is None:
+            numbers["tuning.seeds"] = tuning.n_seeds or DRAWN
+        return numbers
 
     @property
     def grow(self) -> int:
         """How often the grids may grow."""
-        return (self.study.tuning and self.study.tuning.grow) or 0
+        tuning = self.study.tuning
+        if tuning is None:
+            return 0
+        if tuning.grow is None:
+            return 2 if tuning.seeds is None else 0
+        return tuning.grow
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -234,12 +227,18 @@ class StudyFile:
         return len(members) * (len(self.study.arms) - 1)
 
     def grid_of(self, arm: Arm) -> dict[str, tuple[Any, ...]]:
-        """Return recipe key -> values that the arm is tuned over, as far as its grid has grown; empty where it is not
+        """Return recipe key -> values that the arm is tuned over, as far as its grid has grown; empty if it is not
         tuned."""
         if self.study.tuning is None:
             return {}
-        grid = self.study.tuning.grid if arm.grid is None else arm.grid
-        return {key: _grow(values, *self.grown.get(key, (0, 0))) for key, values in grid.items()}
+        grid = dict(self.study.tuning.grid if arm.grid is None else arm.grid)
+        for key, side in self.grown:
+            if len(grid.get(key, ())) > 1:
+                ordered = sorted(grid[key], key=float, reverse=side == "low")
+                # As far from the last in the logarithm as that is from its neighbour.
+                more = float(ordered[-1]) ** 2 / float(ordered[-2])
+                grid[key] = (*grid[key], float(f"{more:.3g}"))
+        return grid
 
     def recipe_path(self, arm: Arm) -> str:
         """Return what --recipe is given: a name stays a name; a file is looked for beside the study."""
@@ -247,6 +246,10 @@ class StudyFile:
         if is_path(arm.recipe) or path.parent == self.path.parent:
             return shown_path(path)
         return arm.recipe
+
+    def recipe_of(self, arm: Arm) -> Recipe:
+        """Return the arm's recipe, before any tuning."""
+        return load_recipe(self.recipe_path(arm), self.settings_of(arm))
 
     def settings_of(self, arm: Arm) -> tuple[str, ...]:
         """`key=value` overrides of the arm, before any tuning."""
@@ -256,7 +259,7 @@ class StudyFile:
         """Return what the hash is taken of: all that decides what is trained and how it is judged, as dotted keys.
 
         Recipes stand as they are written, bases and changes included, but without their defaults: a later version of
-        the program may know keys more. Drawn seeds follow from these values, so they are not among them.
+        the program may know keys more. Drawn seeds follow from these values and are not among them.
         """
         values = dict(_flat(self.study))
         for arm in self.study.arms:
@@ -264,8 +267,6 @@ class StudyFile:
             for key, value in flatten(written).items():
                 if key != "seed" and not key.startswith(NOT_COMPUTED):
                     values[f"recipe of {arm.name}: {key}"] = value
-        for key in self.drawn:
-            values.pop(key, None)
         return json.loads(json.dumps(values))
 
     @property
@@ -274,21 +275,8 @@ class StudyFile:
         return digest_of(self.values())
 
 
-def _grow(values: tuple[Any, ...], below: int, above: int) -> tuple[Any, ...]:
-    """Return a grid with points more at its ends, each as far from the last in the logarithm as that from its
-    neighbour."""
-    grown = list(values)
-    for _ in range(below):
-        low, second = sorted(grown)[:2]
-        grown.append(_rounded(low * low / second))
-    for _ in range(above):
-        second, high = sorted(grown)[-2:]
-        grown.append(_rounded(high * high / second))
-    return tuple(grown)
-
-
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.3g}")
+def _parse(seeds: str | None) -> tuple[int, ...]:
+    return parse_seeds(seeds) if seeds else ()
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

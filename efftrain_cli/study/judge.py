@@ -1,6 +1,6 @@
-"""The verdicts of a study, from its runs: every primary measure of every arm against the baseline, at the looks so far.
+"""Judging a study's runs: every primary measure of every arm against the baseline, at the looks so far.
 
-Values, never a terminal: `screen.py` shows them. A diverged run is the worst result there is; a run that has not ended
+Values, never a terminal: `text.py` shows them. A diverged run is the worst result there is; a run that has not ended
 is pending, and the look that needs it waits.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.measures import Question
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
@@ -61,7 +62,7 @@ def judge(
     withheld: Why | None = None,
     rated: Mapping[float, Mapping[str, Runs]] | None = None,
 ) -> StudyState:
-    """Judges a study.
+    """Judge a study.
 
     Args:
         runs: arm -> seed -> run, of those runs that exist.
@@ -70,28 +71,16 @@ def judge(
     """
     runs, notes = _evaluated_alike(runs)
     rated = rated or {}
-    # No confirmation runs exist if every primary is over learning rates.
     kinds = list(rated.values())
+    # No confirmation runs exist if every primary is over learning rates.
     if any(not primary.question.over_rates for primary in file.study.primary):
         kinds.append(runs)
-    ended = {}
-    for arm in file.study.arms:
-        sides = (
-            {seed for seed, run in kind.get(arm.name, {}).items() if run.status in ENDED}
-            for kind in kinds
-        )
-        ended[arm.name] = set.intersection(*sides)
     looks = Looks(file.looks, 0, file.study.alpha, registered=True)
     state = StudyState(0, looks.plan, looks.levels, (), (), notes)
     for number, seeds in enumerate(looks.plan, 1):
-        missing = tuple(
-            f"{arm.name} seed {seed}"
-            for seed in file.seeds[:seeds]
-            for arm in file.study.arms
-            if seed not in ended[arm.name]
-        )
-        if missing:
-            return replace(state, pending=missing)
+        pending = _name_pending(file, kinds, file.seeds[:seeds])
+        if pending:
+            return replace(state, pending=tuple(pending))
         verdicts = _judge_look(file, runs, rated, replace(looks, taken=number), withheld)
         state = replace(state, look=number, verdicts=tuple(verdicts))
         if state.decided:
@@ -102,18 +91,29 @@ def judge(
 def _evaluated_alike(
     runs: Mapping[str, Runs],
 ) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Why, ...]]:
-    """The runs, the finished ones reduced to the evaluations that all of them made, as `compare` reduces them."""
-    finished = [
-        (arm, seed)
-        for arm, side in runs.items()
-        for seed, run in side.items()
-        if run.status == "finished"
-    ]
-    reduced, notes = at_common_evaluations([runs[arm][seed] for arm, seed in finished])
-    found = {arm: dict(side) for arm, side in runs.items()}
-    for (arm, seed), run in zip(finished, reduced, strict=True):
-        found[arm][seed] = run
-    return found, tuple(notes)
+    """Return the runs, the finished ones reduced to the evaluations that all of them made, and notes
+    on that, as `compare` reduces them."""
+    finished = []
+    for arm, side in runs.items():
+        finished += [(arm, run) for run in side.values() if run.status == "finished"]
+    reduced, notes = at_common_evaluations([run for _, run in finished])
+    alike = {arm: dict(side) for arm, side in runs.items()}
+    for (arm, run), less in zip(finished, reduced, strict=True):
+        alike[arm][run.seed] = less
+    return alike, tuple(notes)
+
+
+def _name_pending(
+    file: StudyFile, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]
+) -> list[str]:
+    """Return the arms and seeds of which a run has not ended."""
+    pending = []
+    for seed in seeds:
+        for arm in file.study.arms:
+            runs = [kind.get(arm.name, {}).get(seed) for kind in kinds]
+            if any(run is None or run.status not in ENDED for run in runs):
+                pending.append(f"{arm.name} seed {seed}")
+    return pending
 
 
 def _judge_look(
@@ -123,45 +123,74 @@ def _judge_look(
     looks: Looks,
     withheld: Why | None,
 ) -> list[Verdict]:
-    """Every primary of every arm, corrected as one family."""
-    base, found = file.study.baseline, []
+    """Judge every primary of every arm, and correct them as one family."""
+    base, verdicts = file.study.baseline, []
     seeds = file.seeds[: looks.plan[looks.taken - 1]]
     for primary in file.study.primary:
         question = replace(primary.question, equal=file.study.equal)
         if file.study.stuck_at is not None:
             question = replace(question, stuck_at=file.study.stuck_at)
-        kinds = list(rated.values()) if question.over_rates else [runs]
         for arm in file.study.arms:
             if arm.name == base:
                 continue
-            names = (base, arm.name)
-            before, after = (_group(name, kinds, seeds) for name in names)
-            if not question.over_rates:
-                found.append(verdict(question, before, after, looks, withheld))
-                continue
-            curves = [_curve(group, tuple(rated)) for group in (before, after)]
-            reason = why_not_judged(curves)
-            why = withheld or (Why("not_judged", f"not judged: {reason}") if reason else None)
-            if not why:
-                around = zip(names, windows(curves), strict=True)
-                before, after = (_group(name, kinds[window], seeds) for name, window in around)
-            judged = verdict(question, before, after, looks, why)
-            if not math.isnan(judged.estimate.mean):
-                judged = replace(judged, note=_beside_sensitivity(*curves))
-            found.append(judged)
-    return correct(found, looks)
+            if question.over_rates:
+                names = (base, arm.name)
+                judged = _judge_rates(question, names, seeds, rated, looks, withheld)
+            else:
+                before, after = (_group(name, [runs], seeds) for name in (base, arm.name))
+                judged = verdict(question, before, after, looks, withheld)
+            verdicts.append(judged)
+    return correct(verdicts, looks)
+
+
+def _judge_rates(
+    question: Question,
+    names: tuple[str, str],
+    seeds: Sequence[int],
+    rated: Mapping[float, Mapping[str, Runs]],
+    looks: Looks,
+    withheld: Why | None,
+) -> Verdict:
+    """Judge a baseline and an arm, in this order, each around its own best learning rate."""
+    kinds = list(rated.values())
+    groups = [_group(name, kinds, seeds) for name in names]
+    curves = [_curve(group, tuple(rated)) for group in groups]
+    reason = why_not_judged(curves)
+    if reason and not withheld:
+        withheld = Why("not_judged", f"not judged: {reason}")
+    if not withheld:
+        around = zip(names, windows(curves), strict=True)
+        groups = [_group(name, kinds[window], seeds) for name, window in around]
+    judged = verdict(question, groups[0], groups[1], looks, withheld)
+    if math.isnan(judged.estimate.mean):
+        return judged
+    return replace(judged, note=_beside_sensitivity(curves[0], curves[1]))
+
+
+def ended_groups(
+    file: StudyFile, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]
+) -> list[Group]:
+    """Return each arm's ended runs with these seeds; no group of an arm without any."""
+    groups = [_group(arm.name, kinds, seeds) for arm in file.study.arms]
+    return [group for group in groups if group.runs]
 
 
 def _group(name: str, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]) -> Group:
-    return Group(name, tuple(kind[name][seed] for kind in kinds for seed in seeds))
+    """Return an arm's ended runs with these seeds, of one kind after the other."""
+    runs = []
+    for kind in kinds:
+        runs += [kind[name][seed] for seed in seeds if seed in kind[name]]
+    return Group(name, tuple(run for run in runs if run.status in ENDED))
 
 
-def _curve(group: Group, rates: Sequence[float]) -> Curve:
-    """Final losses over the learning rates; the runs of each seed are in their order."""
-    sides = list(group.by_seed.values())
-    losses = tuple(tuple(runs[i].final_loss for runs in sides) for i in range(len(rates)))
+def _curve(group: Group, rates: tuple[float, ...]) -> Curve:
+    """Return final losses over the learning rates; the runs of each seed are in their order."""
+    sides = group.by_seed.values()
+    losses = []
+    for runs in zip(*sides, strict=True):
+        losses.append(tuple(run.final_loss for run in runs))
     initial = tuple(float(runs[0].evaluated["val_loss"][0]) for runs in sides)
-    return Curve(group.label, tuple(rates), losses, initial, group.seeds)
+    return Curve(group.label, rates, tuple(losses), initial, group.seeds)
 
 
 def _beside_sensitivity(base: Curve, arm: Curve) -> str:
@@ -173,11 +202,13 @@ def _beside_sensitivity(base: Curve, arm: Curve) -> str:
         loss, rate = curve.means[curve.best], curve.rates[curve.best]
         places.append(f"{curve.label} {loss:.3f} at {rate:g}")
     window = windows((base, arm))[1]
-    failed = sum(row.count(None) for row in arm.losses)
+    beside = (window.stop - window.start) // 2
     note = (
-        f"mean over each arm's best rate and {(window.stop - window.start) // 2} on either side; other steps or widths give "
+        f"mean over each arm's best rate and {beside} on either side; other steps or widths give "
         "other values; optima half a step apart alone differ in up to 97 % of simulated studies if the loss is twice as "
         f"steep on one side; best losses: {' and '.join(places)}"
     )
-    runs = len(arm.rates) * len(arm.seeds)
-    return note + (f"; {failed} of its {runs} runs diverged" if failed else "")
+    failed = sum(row.count(None) for row in arm.losses)
+    if failed:
+        note += f"; {failed} of its {len(arm.rates) * len(arm.seeds)} runs diverged"
+    return note

@@ -1,5 +1,5 @@
-"""The runs of a study, phase by phase: tuning on seeds of its own, then confirmation, look by look; what tuning found,
-and what all of them cost."""
+"""The runs of a study, phase by phase: tuning on seeds of its own, then confirmation, look by look; and what all of
+them cost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.rates import seconds_left
-from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.file import Arm, StudyFile
 from efftrain_cli.trials.runner import tokens_so_far
 from efftrain_cli.trials.trial import (
     ENDED,
@@ -23,17 +23,25 @@ from efftrain_cli.trials.trial import (
     state_of,
 )
 
-NamedTrial = tuple[str, Trial]
-"""An arm's name and one of its runs."""
+
+class StudyTrial(NamedTuple):
+    """One run of a study."""
+
+    phase: str
+    """"tuning", "confirmation" or "learning rates"."""
+    arm: str
+    trial: Trial
+    rate: float | None = None
+    """Learning rate of a run that a primary over learning rates is judged by; None of others."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the tuning phase found for one arm."""
+    """What the tuning phase showed for one arm."""
 
     arm: str
     settings: tuple[str, ...]
-    """`key=value` overrides that its confirmation runs get; empty where the arm is not tuned."""
+    """`key=value` overrides that its confirmation runs get; empty if the arm is not tuned."""
     tried: tuple[Choice, ...]
     """Every point of the grid with its losses by seed."""
     warnings: tuple[str, ...]
@@ -41,166 +49,120 @@ class Tuned:
 
 def all_trials(
     file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None
-) -> list[tuple[str, NamedTrial]]:
-    """(phase, (arm, trial)) of every run of the study."""
-    return [
-        *(("tuning", trial) for trial in tuning(file)),
-        *(("confirmation", trial) for trial in confirmation(file, chosen or {})),
-        *(("learning rates", trial) for trial in over_rates(file, chosen or {})),
-    ]
+) -> list[StudyTrial]:
+    """Return every run of the study, with the settings chosen for each arm by its name."""
+    return [*tuning(file), *judged_trials(file, chosen or {})]
 
 
-def tuning(file: StudyFile) -> list[NamedTrial]:
-    """The runs that choose each arm's settings; seeds outermost."""
-    found = []
+def tuning(file: StudyFile) -> list[StudyTrial]:
+    """Return the runs that choose each arm's settings; seeds outermost."""
+    trials = []
     for seed in file.tuning_seeds:
         for arm in file.study.arms:
-            grid = [
-                [(key, toml_value(value)) for value in values]
-                for key, values in file.grid_of(arm).items()
-            ]
+            grid = []
+            for key, values in file.grid_of(arm).items():
+                grid.append([(key, toml_value(value)) for value in values])
             for point in itertools.product(*grid) if grid else ():
-                tried = tuple(f"{key}={value}" for key, value in point)
-                words = [
-                    f"{file.name}-{arm.name}",
-                    *(setting_word(*setting) for setting in point),
-                    "tune",
-                    f"seed{seed}",
-                ]
-                name = run_name(words, tried)
-                found.append(
-                    (
-                        arm.name,
-                        Trial(file.recipe_path(arm), (*file.settings_of(arm), *tried), seed, name),
-                    )
-                )
-    return found
+                trial = _trial(file, arm, seed, (), point, "tune")
+                trials.append(StudyTrial("tuning", arm.name, trial))
+    return trials
 
 
-def confirmation(
+def judged_trials(
     file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None
-) -> list[NamedTrial]:
-    """The runs that the study is judged by, with the settings chosen for each arm; seeds outermost. No runs if every
-    primary is judged over learning rates, by `over_rates`.
+) -> list[StudyTrial]:
+    """Return the runs that the study is judged by, with the settings chosen for each arm: those with
+    its own learning rate, unless every primary is over learning rates, then those over them; seeds
+    outermost.
 
     Args:
         seeds: those of one look; default: all.
     """
-    only_rates = all(primary.question.over_rates for primary in file.study.primary)
-    return [] if only_rates else _judged(file, chosen, seeds, ((),))
+    if seeds is None:
+        seeds = file.seeds
+    phases: list[tuple[str, tuple[float | None, ...]]] = [("learning rates", file.rates)]
+    if not all(primary.question.over_rates for primary in file.study.primary):
+        phases.insert(0, ("confirmation", (None,)))
+    trials = []
+    for phase, rates in phases:
+        for seed, arm, rate in itertools.product(seeds, file.study.arms, rates):
+            point = [] if rate is None else [("optim.lr", toml_value(rate))]
+            trial = _trial(file, arm, seed, chosen.get(arm.name, ()), point)
+            trials.append(StudyTrial(phase, arm.name, trial, rate))
+    return trials
 
 
-def over_rates(
+def _trial(
     file: StudyFile,
-    chosen: Mapping[str, Sequence[str]],
-    seeds: Sequence[int] | None = None,
-    rates: Sequence[float] | None = None,
-) -> list[NamedTrial]:
-    """The runs of the primary that is judged over learning rates, each arm at each of them; seeds outermost, rates
-    innermost.
-
-    Args:
-        seeds: those of one look; default: all.
-        rates: some of its learning rates; default: all.
-    """
-    return _judged(
-        file,
-        chosen,
-        seeds,
-        [(toml_value(rate),) for rate in (file.rates if rates is None else rates)],
-    )
+    arm: Arm,
+    seed: int,
+    chosen: Sequence[str],
+    point: Sequence[tuple[str, str]],
+    *words: str,
+) -> Trial:
+    """Return the run of an arm at a point, recipe keys with their values, and its chosen settings."""
+    settings = [f"{key}={value}" for key, value in point]
+    values = [setting_word(key, value) for key, value in point]
+    name = run_name([f"{file.name}-{arm.name}", *values, *words, f"seed{seed}"], settings)
+    every = (*file.settings_of(arm), *chosen, *settings)
+    return Trial(file.recipe_path(arm), every, seed, name)
 
 
-def _judged(
-    file: StudyFile,
-    chosen: Mapping[str, Sequence[str]],
-    seeds: Sequence[int] | None,
-    rates: Sequence[tuple[str, ...]],
-) -> list[NamedTrial]:
-    """A run of every arm by every seed at each of `rates`: one optim.lr, or none where the recipe's own stays."""
-    found = []
-    for seed in file.seeds if seeds is None else seeds:
-        for arm in file.study.arms:
-            for rate in rates:
-                settings = (
-                    *file.settings_of(arm),
-                    *chosen.get(arm.name, ()),
-                    *(f"optim.lr={value}" for value in rate),
-                )
-                words = [
-                    f"{file.name}-{arm.name}",
-                    *(setting_word("optim.lr", value) for value in rate),
-                    f"seed{seed}",
-                ]
-                found.append(
-                    (arm.name, Trial(file.recipe_path(arm), settings, seed, run_name(words, ())))
-                )
-    return found
+# --- what they cost ---------------------------------------------------------------------------
 
 
-# --- what they cost ---------------------------------------------------------------------------------------------------
-
-
-@dataclass
+@dataclass(frozen=True)
 class Phase:
-    """The runs of one arm in one phase."""
+    """The runs of one arm in one phase, or of all."""
 
     phase: str
-    """"tuning", "confirmation" or "learning rates"."""
     arm: str
-    runs: int = 0
-    done: int = 0
-    tokens_left: int = 0
-    seconds_left: float | None = 0.0
-    """Of wall time that is left, one run after the other, by earlier runs of the same model; None where there are
-    none."""
-    disk_bytes: int = 0
-    """Bytes that its runs keep, those done included."""
-
-
-class Left(NamedTuple):
-    """What all phases together still need."""
-
-    runs_left: int
+    runs: int
+    done: int
     tokens_left: int
     seconds_left: float | None
+    """Wall time that is left, one run after the other, by earlier runs of the same model; None if
+    there are none."""
     disk_bytes: int
+    """Bytes that its runs keep, those done included."""
+
+    @property
+    def runs_left(self) -> int:
+        """Runs that have not ended."""
+        return self.runs - self.done
 
 
 def phases_of(file: StudyFile) -> list[Phase]:
-    """The study's phases by arm.
+    """Return the study's phases by arm.
 
     Raises:
         UsageError: a run's name is taken by a run with another recipe.
     """
-    found: dict[tuple[str, str], Phase] = {}
+    runs: dict[tuple[str, str], list[Phase]] = {}
     speeds: dict[tuple[object, int], float | None] = {}
-    for phase, (arm, trial) in all_trials(file):
+    for phase, arm, trial, _ in all_trials(file):
         recipe = recipe_of(trial)
-        # What tuning chooses is not known yet, and changes neither size nor time unless it is tuned itself.
-        known = phase == "tuning" or file.study.tuning is None
         left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
-        done = state_of(trial) in ENDED if known else not left
-        left = 0 if done else left
-        seconds = seconds_left(recipe, left, speeds)
-        of = found.setdefault((phase, arm), Phase(phase, arm))
-        of.runs += 1
-        of.done += done
-        of.tokens_left += left
-        of.seconds_left = (
-            None if seconds is None or of.seconds_left is None else of.seconds_left + seconds
-        )
-        of.disk_bytes += disk_bytes(recipe)
-    return list(found.values())
+        done = not left
+        # What tuning chooses is not known yet; it changes neither size nor time unless it is tuned itself.
+        if phase == "tuning" or file.study.tuning is None:
+            done = state_of(trial) in ENDED
+        if done:
+            left = 0
+        needs = (left, seconds_left(recipe, left, speeds), disk_bytes(recipe))
+        runs.setdefault((phase, arm), []).append(Phase(phase, arm, 1, int(done), *needs))
+    return [sum_phases(phase, arm, each) for (phase, arm), each in runs.items()]
 
 
-def left_of(phases: Sequence[Phase]) -> Left:
-    """What is left of all phases."""
-    seconds = [phase.seconds_left for phase in phases]
-    known = [value for value in seconds if value is not None]
-    return Left(
-        sum(phase.runs - phase.done for phase in phases),
-        sum(phase.tokens_left for phase in phases),
-        sum(known) if len(known) == len(seconds) else None,
-        sum(phase.disk_bytes for phase in phases),
+def sum_phases(phase: str, arm: str, parts: Sequence[Phase]) -> Phase:
+    """Return what phases need together, as one of this name."""
+    seconds = [each.seconds_left for each in parts if each.seconds_left is not None]
+    return Phase(
+        phase,
+        arm,
+        runs=sum(each.runs for each in parts),
+        done=sum(each.done for each in parts),
+        tokens_left=sum(each.tokens_left for each in parts),
+        seconds_left=sum(seconds) if len(seconds) == len(parts) else None,
+        disk_bytes=sum(each.disk_bytes for each in parts),
     )

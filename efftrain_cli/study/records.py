@@ -4,7 +4,6 @@ runs/<study>-study/
   plan.json       the study's values and their hash, its drawn seeds, the file's text, and what was changed since
   receipts.csv    one row per run: phase, arm, settings, seed, how it ended, final loss, tokens, seconds
   looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict
-  best-of-k.csv   one row per arm and number of settings: the lowest loss to expect of so many
   logs/           what each run printed
 """
 
@@ -26,7 +25,7 @@ from efftrain_cli.foundation.records import (
 )
 from efftrain_cli.run.directory import run_path
 
-LOOKS = (
+LOOKS = [
     "look",
     "seeds",
     "measure",
@@ -39,7 +38,7 @@ LOOKS = (
     "p",
     "p_holm",
     "outcome",
-)
+]
 """Columns of looks.csv."""
 
 

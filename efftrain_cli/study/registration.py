@@ -1,43 +1,34 @@
-"""Registering a study when its first run starts, and comparing it with what was registered ever after."""
+"""Registering a study when its first run starts, and comparing it with what was registered ever after.
+
+The registrations and runs in the folder of runs are a ledger of the seeds that were seen: drawn seeds are none of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli import __version__
+from efftrain_cli.compare.groups import differing_keys
 from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.foundation.console import human_count
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
-from efftrain_cli.foundation.records import digest_of, write_record
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.run.directory import run_path
+from efftrain_cli.foundation.records import digest_of, read_record, write_record
+from efftrain_cli.recipe.recipe import flat_values, load_recipe
+from efftrain_cli.run.directory import run_names, run_path, runs_root
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.ledger import seen_by_runs, seen_by_studies
 from efftrain_cli.study.phases import all_trials
-from efftrain_cli.study.records import Change, Plan, read_plan, study_folder
+from efftrain_cli.study.records import Change, Plan, read_looks, read_plan, study_folder
+from efftrain_cli.trials.trial import parse_seeds
 
 
-@dataclass(frozen=True)
-class Registration:
-    """How far a study may be believed."""
-
-    folder: Path
-    registered: str
-    """When, as its machine's clock said."""
-    sha256: str
-    """Of the values that were registered first."""
-    exploratory: tuple[str, ...]
-    """Why its verdicts are exploratory; empty where the study is as it was registered before its first run."""
-
-
-def register(file: StudyFile, allow: bool) -> Registration:
+def register(file: StudyFile, allow: bool) -> Plan:
     """Register a study whose first run is about to start, or check that it is the one that was registered.
 
     Raises:
@@ -50,7 +41,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
     if fault:
         raise UsageError(fault)
     early = sorted(
-        trial.name for _, (_, trial) in all_trials(file) if run_path(trial.name).exists()
+        each.trial.name for each in all_trials(file) if run_path(each.trial.name).exists()
     )
     if early and not allow:
         raise UsageError(
@@ -69,7 +60,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
         drawn=file.drawn,
         text=file.path.read_text(encoding="utf-8"),
         changes=[],
-        exploratory=[*reasons, *seen_by_studies(file), *seen_by_runs(file)],
+        exploratory=[*reasons, *_seen_by_studies(file), *_seen_by_runs(file)],
     )
     make_folder(path.parent)
     # Of two machines that begin at once, one registers.
@@ -81,10 +72,7 @@ def register(file: StudyFile, allow: bool) -> Registration:
 def why_not_registered(file: StudyFile) -> str:
     """Return why a new study cannot be registered: its arms differ in tokens, and it does not state what they have in
     common; "" if it can."""
-    tokens = {
-        arm.name: load_recipe(file.recipe_path(arm), file.settings_of(arm)).train.tokens
-        for arm in file.study.arms
-    }
+    tokens = {arm.name: file.recipe_of(arm).train.tokens for arm in file.study.arms}
     if file.study.equal is not None or is_same_budget(max(tokens.values()) / min(tokens.values())):
         return ""
     each = ", ".join(f"{name} {human_count(count)}" for name, count in tokens.items())
@@ -94,8 +82,8 @@ def why_not_registered(file: StudyFile) -> str:
     )
 
 
-def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Registration:
-    """Compare a study with what was registered.
+def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Plan:
+    """Compare a study with what was registered; return the registration, with all that makes it exploratory.
 
     Args:
         record: write an allowed change into plan.json, so that the study stays exploratory.
@@ -103,52 +91,48 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Regi
     Raises:
         UsageError: it was never registered, or was changed since and `allow` is False.
     """
-    folder = study_folder(file.name)
     plan = read_plan(file.name)
     if plan is None:
         raise UsageError(
             f"study {file.name!r} has no run yet\n  train it first: efftrain study {file.path}"
         )
     values, known = file.values(), plan.latest.values
-    reasons = list(plan.exploratory)
-    if digest_of(values) != digest_of(known):
-        differing = differences(known, values)
-        since = f"its registration on {plan.registered}"
-        if plan.changes:
-            since = f"--allow accepted a change on {plan.changes[-1].time}"
-        if not allow:
-            raise UsageError(
-                f"study {file.name!r} was changed since {since}: {_shown(differing)}\n"
-                f"  restore these values ({folder / 'plan.json'} holds all of them), give the file a new name to begin a "
-                "new study, or give --allow: its verdicts are exploratory from then on"
-            )
-        reasons.append(f"it was changed after its registration: {_shown(differing)}")
-        if record:
-            change = Change(
-                time=_now(),
-                sha256=digest_of(values),
-                differing=differing,
-                values=values,
-                drawn=file.drawn,
-            )
-            changed = {"changes": [*plan.changes, change], "exploratory": reasons}
-            write_record(folder / "plan.json", plan.model_copy(update=changed))
-    return Registration(folder, plan.registered, plan.sha256, tuple(reasons))
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[list[Any]]:
-    """Return [key, before, after] of what differs; None for a key that is absent."""
-    keys = dict.fromkeys((*before, *after))
-    return [
-        [key, before.get(key), after.get(key)] for key in keys if before.get(key) != after.get(key)
+    if digest_of(values) == digest_of(known):
+        return plan
+    keys = dict.fromkeys((*known, *values))
+    differing = [
+        [key, known.get(key), values.get(key)] for key in keys if known.get(key) != values.get(key)
     ]
+    since = f"its registration on {plan.registered}"
+    if plan.changes:
+        since = f"--allow accepted a change on {plan.changes[-1].time}"
+    path = study_folder(file.name) / "plan.json"
+    if not allow:
+        raise UsageError(
+            f"study {file.name!r} was changed since {since}: {_shown(differing)}\n"
+            f"  restore these values ({path} holds all of them), give the file a new name to begin a "
+            "new study, or give --allow: its verdicts are exploratory from then on"
+        )
+    change = Change(
+        time=_now(),
+        sha256=digest_of(values),
+        differing=differing,
+        values=values,
+        drawn=file.drawn,
+    )
+    reason = f"it was changed after its registration: {_shown(differing)}"
+    changed = {"changes": [*plan.changes, change], "exploratory": [*plan.exploratory, reason]}
+    plan = plan.model_copy(update=changed)
+    if record:
+        write_record(path, plan)
+    return plan
 
 
-def _shown(differing: list[list[Any]], most: int = 4) -> str:
-    """Return the first differences in words, and how many more there are."""
-    parts = [f"{key} was {_word(old)}, is {_word(new)}" for key, old, new in differing[:most]]
-    if len(differing) > most:
-        parts.append(f"and {len(differing) - most} more")
+def _shown(differing: list[list[Any]]) -> str:
+    """Return the first four differences in words, and how many more there are."""
+    parts = [f"{key} was {_word(old)}, is {_word(new)}" for key, old, new in differing[:4]]
+    if len(differing) > 4:
+        parts.append(f"and {len(differing) - 4} more")
     return "; ".join(parts)
 
 
@@ -158,3 +142,160 @@ def _word(value: Any) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# --- the ledger: what registrations and runs in the folder of runs have seen ---------------
+
+DRAWN_BELOW = 1_000_000
+"""Drawn seeds are smaller: they are part of the names of runs."""
+
+
+def draw_seeds(file: StudyFile) -> StudyFile:
+    """Return the study with its seeds where its file gives only how many.
+
+    A registered study keeps the seeds of its registration.
+
+    Raises:
+        DataError: the study's registration is damaged.
+    """
+    if not file.seeds_to_draw:
+        return file
+    plan = read_plan(file.name)
+    registered = plan.latest.drawn if plan else {}
+    given = (*file.seeds, *file.tuning_seeds)
+    fresh, drawn = _fresh_seeds(file), {}
+    for key, number in file.seeds_to_draw.items():
+        seeds = parse_seeds(registered[key]) if key in registered else ()
+        kept = [seed for seed in seeds if seed not in given][:number]
+        seeds = (*kept, *itertools.islice(fresh, number - len(kept)))
+        drawn[key] = ",".join(map(str, seeds))
+    return StudyFile(file.path, file.study, drawn)
+
+
+def _fresh_seeds(file: StudyFile) -> Iterator[int]:
+    """Draw seeds that follow from the study's values, each once, without its given seeds and those that a registration
+    or a run here has seen."""
+    taken = {*file.seeds, *file.tuning_seeds, *_seen_seeds()}
+    for i in itertools.count():
+        seed = int(digest_of([file.sha256, i])[:12], 16) % DRAWN_BELOW
+        if seed not in taken:
+            taken.add(seed)
+            yield seed
+
+
+def _seen_seeds() -> set[int]:
+    """Return the seeds of all registrations and runs here, whatever their recipes."""
+    plans, _ = _read_plans()
+    seen = set().union(*map(_seeds_of, plans.values()))
+    for name in run_names():
+        recipe = _recipe_of(name)
+        if recipe is not None:
+            seen.add(recipe["seed"])
+    return seen
+
+
+def _seen_by_studies(file: StudyFile) -> list[str]:
+    """Say which registrations saw seeds of this study's arms, or asked what it asks, and what they showed."""
+    values = file.values()
+    recipes, primaries = _arms_in(values), _primaries_in(values)
+    plans, reasons = _read_plans()
+    for path, plan in plans.items():
+        if plan.study == file.name:
+            continue
+        theirs = _arms_in(plan.values)
+        same = [name for name, recipe in recipes.items() if recipe in theirs.values()]
+        seeds = sorted({*file.seeds} & _seeds_of(plan))
+        if same and seeds:
+            listed = ", ".join(map(str, seeds))
+            reasons.append(f"seeds {listed} of {', '.join(same)} were seen by study {plan.study!r}")
+        all_arms = len(same) == len(theirs) == len(file.study.arms)
+        if all_arms and primaries == _primaries_in(plan.values):
+            reasons.append(
+                f"study {plan.study!r}, registered {plan.registered}, asked the same of the same arms: "
+                f"{_last_look(path.parent)}"
+            )
+    return reasons
+
+
+def _seen_by_runs(file: StudyFile) -> list[str]:
+    """Say which runs on disk have the recipe of an arm, tuned keys aside, and one of the study's seeds."""
+    trials = {each.trial.name for each in all_trials(file)}
+    arms = []
+    for arm in file.study.arms:
+        recipe = flat_values(file.recipe_of(arm))
+        arms.append((recipe, ("seed", *file.grid_of(arm))))
+    seen = []
+    for name in run_names():
+        theirs = None if name in trials else _recipe_of(name)
+        if theirs is None or theirs["seed"] not in file.seeds:
+            continue
+        seen += [name for recipe, tuned in arms if not differing_keys([recipe, theirs], tuned)]
+    if not seen:
+        return []
+    return [
+        f"{len(seen)} earlier runs have an arm's recipe and a seed of the study, such as {seen[0]}"
+    ]
+
+
+def _read_plans() -> tuple[dict[Path, Plan], list[str]]:
+    """Return the registrations here by their files, and what is unknown because one cannot be read."""
+    plans, unknown = {}, []
+    for path in sorted(runs_root().glob("*-study/plan.json")):
+        try:
+            plans[path] = read_record(path, Plan)
+        except DataError as error:
+            reason = str(error).splitlines()[0]
+            unknown.append(f"which seeds an earlier study saw is unknown: {reason}")
+    return plans, unknown
+
+
+def _seeds_of(plan: Plan) -> set[int]:
+    """Return the seeds of a registration and its changes, those of tuning included."""
+    versions: list[Plan | Change] = [plan, *plan.changes]
+    seeds: set[int] = set()
+    for version in versions:
+        values = version.values | version.drawn
+        for key in ("seeds", "tuning.seeds"):
+            if key in values:
+                seeds.update(parse_seeds(values[key]))
+    return seeds
+
+
+def _recipe_of(name: str) -> dict[str, Any] | None:
+    """Return a run's recipe by dotted keys; None if it cannot be read."""
+    path = run_path(name) / "recipe.toml"
+    try:
+        return flat_values(load_recipe(str(path))) if path.is_file() else None
+    except (RecipeError, DataError):
+        return None
+
+
+def _arms_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return each arm's recipe among a study's values."""
+    arms: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        if key.startswith("recipe of "):
+            name, _, of_recipe = key.removeprefix("recipe of ").partition(": ")
+            arms.setdefault(name, {})[of_recipe] = value
+    return arms
+
+
+def _primaries_in(values: Mapping[str, Any]) -> set[str]:
+    """Return the measures and targets that a study is judged by, whatever the direction."""
+    return {
+        f"{key.rsplit('.', 1)[1]} {value}"
+        for key, value in values.items()
+        if key.startswith("primary.") and key.endswith((".measure", ".target"))
+    }
+
+
+def _last_look(folder: Path) -> str:
+    """Return the verdicts of a study's last look in words."""
+    try:
+        rows = read_looks(folder)
+    except DataError as error:
+        return f"its verdicts are unknown: {str(error).splitlines()[0]}"
+    if not rows:
+        return "no look yet"
+    last = [row for row in rows if row["look"] == rows[-1]["look"]]
+    return "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in last)

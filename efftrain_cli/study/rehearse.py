@@ -50,7 +50,7 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
     recipes.mkdir(parents=True, exist_ok=True)
     for arm in study.arms:
         path = recipes / f"{arm.name}.toml"
-        toy = toy_recipe(load_recipe(file.recipe_path(arm), file.settings_of(arm)), folder, devices)
+        toy = toy_recipe(file.recipe_of(arm), folder, devices)
         path.write_text(dump_recipe(toy), encoding="utf-8")
         grid = {}
         for key, values in file.grid_of(arm).items():
@@ -193,6 +193,5 @@ def _toy_model(model: Model, layers: int, heads: int) -> Model:
 
 
 def _text(size: int, seed: int) -> str:
-    draw = random.Random(seed)
-    words = ["".join(draw.choices("etaoinshrdlu", k=draw.randint(2, 7))) for _ in range(200)]
-    return "\n".join(" ".join(draw.choices(words, k=12)) for _ in range(size // 60))
+    """Return letters with spaces and ends of lines, as many characters."""
+    return "".join(random.Random(seed).choices("etaoin shrdlu \n", k=size))

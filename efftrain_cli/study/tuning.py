@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from efftrain_cli.compare.reading import read_numbers
-from efftrain_cli.compare.sensitivity import Curve, at_edge
+from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.study.file import Arm, StudyFile
+from efftrain_cli.study.file import Arm, Growth, StudyFile
 from efftrain_cli.study.phases import Tuned, tuning
-from efftrain_cli.trials.trial import ENDED, Choice, Trial, choose, read_trial
+from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial
 
 LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 """Recipe keys whose grids may grow."""
@@ -20,7 +19,7 @@ LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 
 def tuning_done(file: StudyFile) -> bool:
     """Return whether every tuning run exists and has ended."""
-    runs = (read_trial(trial) for _, trial in tuning(file))
+    runs = (read_trial(each.trial) for each in tuning(file))
     return all(run is not None and run.status in ENDED for run in runs)
 
 
@@ -36,7 +35,7 @@ def choices(file: StudyFile) -> tuple[Tuned, ...]:
         return ()
     chosen, runs = [], tuning(file)
     for arm in file.study.arms:
-        trials = [trial for name, trial in runs if name == arm.name]
+        trials = [each.trial for each in runs if each.arm == arm.name]
         if not trials:
             warning = f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
             chosen.append(Tuned(arm.name, (), (), (warning,) if runs else ()))
@@ -80,71 +79,39 @@ def widened(file: StudyFile) -> StudyFile:
     grids of all arms get one more at that side, `grow` times at most. This follows from the runs, so
     a stopped study grows as one that was not stopped.
     """
-    grown: dict[str, tuple[int, int]] = {}
+    grown: list[Growth] = []
     for _ in range(file.grow):
-        current = file.with_grown(grown)
-        if not tuning_done(current):
-            break
-        low, high = _edges(current)
-        for key in low | high:
-            below, above = grown.get(key, (0, 0))
-            grown[key] = (below + (key in low), above + (key in high))
-        if not low | high:
-            break
-    return file.with_grown(grown)
+        current = StudyFile(file.path, file.study, file.drawn, tuple(grown))
+        grown += sorted(_edges(current))
+    return StudyFile(file.path, file.study, file.drawn, tuple(grown))
 
 
 def widest(file: StudyFile) -> StudyFile:
     """Return the study with its grids as wide as they may get."""
-    most = (file.grow, file.grow)
-    return file.with_grown({key: most for arm in file.study.arms for key in _rates_in(file, arm)})
+    sides: list[Growth] = []
+    for key in LEARNING_RATES:
+        sides += [(key, "low"), (key, "high")]
+    return StudyFile(file.path, file.study, file.drawn, tuple(sides * file.grow))
 
 
-def growth_trials(file: StudyFile) -> list[Trial]:
-    """Return the tuning runs that growing grids may add at most; empty when tuning has ended."""
-    if tuning_done(file):
-        return []
-    trials = {trial for _, trial in tuning(file)}
-    return [trial for _, trial in tuning(widest(file)) if trial not in trials]
-
-
-def _edges(file: StudyFile) -> tuple[set[str], set[str]]:
-    """Return the keys whose best value for some arm is the lowest tried, and the highest."""
-    low, high = set(), set()
-    for arm, tuned in zip(file.study.arms, choices(file), strict=True):
-        for key, values in _rates_in(file, arm).items():
+def _edges(file: StudyFile) -> set[Growth]:
+    """Return the ends of grids at which an arm's best learning rate is; none before tuning has ended."""
+    edges: set[Growth] = set()
+    for arm, tuned in zip(file.study.arms, choices(file), strict=False):
+        grid = file.grid_of(arm)
+        for key in LEARNING_RATES:
+            values = grid.get(key, ())
+            if len(values) < 2:
+                continue
             best = _value(tuned.settings, key)
             if best == min(values):
-                low.add(key)
+                edges.add((key, "low"))
             if best == max(values):
-                high.add(key)
-    return low, high
-
-
-def _rates_in(file: StudyFile, arm: Arm) -> Mapping[str, Sequence[float]]:
-    """Return the arm's grids that may grow: learning rates with two values or more."""
-    grid = file.grid_of(arm)
-    return {key: grid[key] for key in LEARNING_RATES if len(grid.get(key, ())) > 1}
+                edges.add((key, "high"))
+    return edges
 
 
 # --- what tuning was worth --------------------------------------------------------------------
-
-
-def parabola_optimum(curve: Curve) -> float | None:
-    """Return the learning rate at the bottom of the parabola over log rate through the best rate
-    and its neighbours.
-
-    None if it has no two neighbours, or one of them did not finish.
-    """
-    best, means = curve.best, curve.means
-    if best is None or not 0 < best < len(means) - 1:
-        return None
-    around = means[best - 1 : best + 2]
-    if None in around:
-        return None
-    logs = np.log(curve.rates[best - 1 : best + 2])
-    bend, slope, _ = np.polyfit(logs - logs[1], np.array(around, float), 2)
-    return float(math.exp(logs[1] - slope / (2 * bend))) if bend > 0 else None
 
 
 def expected_best(tuned: Tuned) -> list[float]:
@@ -167,10 +134,7 @@ def expected_best(tuned: Tuned) -> list[float]:
 
 def expected_lowest(values: Sequence[float]) -> list[float]:
     """Return the expected lowest of k of the values, drawn with replacement, for k = 1 to all of them."""
-    ordered, n = np.sort(values), len(values)
-    expected = []
-    for k in range(1, n + 1):
-        # That the lowest is value i or a higher one has the chance ((n - i) / n)^k, i from 0.
-        chances = (np.arange(n, -1, -1) / n) ** k
-        expected.append(float(ordered @ -np.diff(chances)))
-    return expected
+    n = len(values)
+    # Of one draw, that it is at least the i-th lowest, i from 0.
+    chances = np.arange(n, -1, -1) / n
+    return [float(np.sort(values) @ -np.diff(chances**k)) for k in range(1, n + 1)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.study.file import Primary, Study
-from efftrain_cli.study.reading import read_study
+from efftrain_cli.study.load import read_study
 from tests.conftest import REPOSITORY, Efftrain, invoke
 from tests.docs.pages import commands_of, text_of
 

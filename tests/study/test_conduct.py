@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,15 +17,15 @@ from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root
-from efftrain_cli.study.conduct import conduct
+from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.main import judged
-from efftrain_cli.study.phases import all_trials, left_of, phases_of
-from efftrain_cli.study.reading import read_study
-from efftrain_cli.study.records import study_folder
+from efftrain_cli.study.judge import StudyState
+from efftrain_cli.study.load import read_study
+from efftrain_cli.study.phases import all_trials, phases_of, sum_phases
+from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
-from efftrain_cli.study.screen import plan_lines, verdict_lines
+from efftrain_cli.study.text import plan_lines, verdict_lines
 from efftrain_cli.study.tuning import choices
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
@@ -35,9 +35,15 @@ from tests.study.conftest import STUDY
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
 
+def judged(file: StudyFile, allow: bool) -> tuple[StudyState, Plan]:
+    """The verdicts of the runs there are, and the registration."""
+    registration = check_registered(file, allow)
+    return judge_runs(file, allow), registration
+
+
 def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
     chosen = {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
-    return Pretrain([trial for _, (_, trial) in all_trials(file, chosen)], codes)
+    return Pretrain([each.trial for each in all_trials(file, chosen)], codes)
 
 
 def make_runner(file: StudyFile, launch: Pretrain) -> TrialRunner:
@@ -173,7 +179,9 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
         TrialRunner(
             study_folder(file.name),
             say=quiet,
-            launch=Pretrain([t for _, (_, t) in all_trials(file, {"warm": ("optim.lr=0.001",)})]),
+            launch=Pretrain(
+                [each.trial for each in all_trials(file, {"warm": ("optim.lr=0.001",)})]
+            ),
         ),
     )
     plain, warm = choices(file)
@@ -208,7 +216,7 @@ def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile
     changed = read_study(folder / "study.toml")
     (reason,) = register(changed, allow=True).exploratory
     assert "looks was 2, is 1" in reason
-    assert register(changed, allow=False).exploratory == (reason,)
+    assert register(changed, allow=False).exploratory == [reason]
     (folder / "study.toml").write_text(STUDY)  # back again: that was another change
     with pytest.raises(
         UsageError,
@@ -216,7 +224,7 @@ def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile
     ):
         register(read_study(folder / "study.toml"), allow=False)
     (folder / "study.toml").write_text(STUDY.replace("looks = 2", "looks = 1"))  # as advised
-    assert register(read_study(folder / "study.toml"), allow=False).exploratory == (reason,)
+    assert register(read_study(folder / "study.toml"), allow=False).exploratory == [reason]
 
 
 def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> None:
@@ -229,13 +237,13 @@ def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> N
 
 
 def test_runs_from_before_the_registration_make_it_exploratory(file: StudyFile) -> None:
-    write_trial(all_trials(file)[-1][1][1])
+    write_trial(all_trials(file)[-1].trial)
     with pytest.raises(UsageError, match="1 runs of study 'study' exist already"):
         register(file, allow=False)
     assert not (study_folder("study") / "plan.json").exists()
-    assert register(file, allow=True).exploratory == (
+    assert register(file, allow=True).exploratory == [
         "1 of its runs are older than its registration",
-    )
+    ]
     assert check_registered(file, allow=False).exploratory
 
 
@@ -269,7 +277,7 @@ def test_a_new_name_does_not_hide_seen_seeds(folder: Path, file: StudyFile) -> N
     fresh.write_text(
         STUDY.replace('"10..14"', '"20..24"').replace("final_loss", "tokens_to_target")
     )
-    assert register(read_study(fresh), allow=False).exploratory == ()
+    assert register(read_study(fresh), allow=False).exploratory == []
 
 
 @pytest.mark.parametrize(
@@ -363,10 +371,13 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
 
 
 def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
-    assert left_of(phases_of(file))[:3] == (22, 22 * 2560, None)
+    assert (
+        asdict(sum_phases("all", "", phases_of(file))).items()
+        >= {"runs": 22, "tokens_left": 22 * 2560, "seconds_left": None}.items()
+    )
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
-    left = left_of(phases_of(file))
+    left = sum_phases("all", "", phases_of(file))
     assert left.runs_left == 4 and left.tokens_left == 4 * 2560
     assert left.seconds_left == pytest.approx(4 * (6 + 5))  # 6 s by the stubs' rows, 5 s to start
 
@@ -423,8 +434,8 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
     with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
         register(small, allow=False)
         trials = [
-            trial
-            for _, (_, trial) in all_trials(
+            each.trial
+            for each in all_trials(
                 small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
             )
         ]
@@ -432,7 +443,7 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
         found = conduct(small, make_runner(small, launch))
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
     assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]
-    assert register(file, allow=False).exploratory == ()
+    assert register(file, allow=False).exploratory == []
 
 
 def test_the_status_of_an_unregistered_study_says_so(file: StudyFile) -> None:
@@ -491,7 +502,7 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
     assert found.look == 1 and len(found.verdicts[0].seeds) == 3
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert {row["phase"] for row in rows} == {"learning rates"}
-    assert left_of(phases_of(file)).runs_left == 0
+    assert sum_phases("all", "", phases_of(file)).runs_left == 0
     assert "warning: lr_sensitivity is judged from 5 rates on; give seven" in plan_lines(
         file, phases_of(file), 1, 10**12
     )

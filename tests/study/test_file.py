@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
-from efftrain_cli.study.phases import confirmation, tuning
-from efftrain_cli.study.reading import read_study
+from efftrain_cli.study.load import read_study
+from efftrain_cli.study.phases import judged_trials, tuning
 from tests.study.conftest import STUDY
 
 
@@ -24,19 +24,19 @@ def changed(folder: Path, *replacements: tuple[str, str]) -> Path:
 
 def test_the_runs_of_a_study(folder: Path) -> None:
     file = read_study(folder / "study.toml")
-    tuned = [trial for _, trial in tuning(file)]
+    tuned = [each.trial for each in tuning(file)]
     assert len(tuned) == 2 * 2 * 3 and [trial.seed for trial in tuned] == [0] * 6 + [1] * 6
     assert tuned[0].name == "study-plain-lr0.001-tune-seed0"
     assert tuned[4].settings == ("seq_len_warmup.start=16", "optim.lr=0.002")
-    judged = confirmation(file, {"warm": ("optim.lr=0.004",)})
-    assert [trial.name for _, trial in judged[:3]] == [
+    judged = [each.trial for each in judged_trials(file, {"warm": ("optim.lr=0.004",)})]
+    assert [trial.name for trial in judged[:3]] == [
         "study-plain-seed10",
         "study-warm-seed10",
         "study-plain-seed11",
     ]
-    assert judged[1][1].settings == ("seq_len_warmup.start=16", "optim.lr=0.004")
+    assert judged[1].settings == ("seq_len_warmup.start=16", "optim.lr=0.004")
     assert file.looks == (3, 5)
-    assert len({trial.name for _, trial in (*tuning(file), *judged)}) == 12 + 10
+    assert len({trial.name for trial in (*tuned, *judged)}) == 12 + 10
 
 
 def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
@@ -187,13 +187,13 @@ def test_an_arm_may_have_a_grid_of_its_own_or_none(folder: Path) -> None:
     file = read_study(
         changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
     )
-    assert {arm for arm, _ in tuning(file)} == {"warm"}
+    assert {each.arm for each in tuning(file)} == {"warm"}
     file = read_study(
         changed(
             folder,
             ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = { "optim.lr" = [3e-3] }'),
         )
     )
-    assert [trial.settings[-1] for arm, trial in tuning(file) if arm == "plain"] == [
+    assert [each.trial.settings[-1] for each in tuning(file) if each.arm == "plain"] == [
         "optim.lr=0.003"
     ] * 2

@@ -13,7 +13,7 @@ from efftrain_cli.compare.engine import Looks, chance_of_claim
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
-from efftrain_cli.study.screen import looks_line, note_of, sentence
+from efftrain_cli.study.text import looks_line, note_of, sentence
 
 
 @dataclass

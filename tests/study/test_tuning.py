@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from pathlib import Path
 
 import pytest
 
-from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.load import read_study
+from efftrain_cli.study.main import verdict_json
 from efftrain_cli.study.phases import all_trials, tuning
-from efftrain_cli.study.reading import read_study
 from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register
 from efftrain_cli.study.tuning import (
     choices,
     expected_best,
     expected_lowest,
-    growth_trials,
-    parabola_optimum,
     widened,
     widest,
 )
@@ -34,7 +31,7 @@ from tests.trials.stubs import Pretrain, quiet, write_trial
 
 def write_tuning(file: StudyFile, optima: dict[str, float]) -> None:
     """Write the tuning runs with losses that are lowest at each arm's optimum."""
-    for arm, trial in tuning(file):
+    for _, arm, trial, _ in tuning(file):
         write_trial(trial)
         path = run_path(trial.name) / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -70,7 +67,7 @@ def test_all_grids_grow_where_one_arm_is_at_the_edge(
     for arm in file.study.arms:
         grid = sorted(file.grid_of(arm)["optim.lr"])
         assert grid == pytest.approx([1e-3 * rate for rate in rates])
-    assert len(tuning(file)) == 2 * 2 * len(rates) and growth_trials(file) == []
+    assert len(tuning(file)) == 2 * 2 * len(rates)
     if grow == 2:
         (setting,) = choices(file)[0].settings
         assert float(setting.removeprefix("optim.lr=")) == plain
@@ -78,17 +75,17 @@ def test_all_grids_grow_where_one_arm_is_at_the_edge(
 
 def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None:
     file = read_study(folder / "study.toml")
-    assert file.grow == 0 and len(tuning(widest(file))) == 12 and "tuning.grow" not in file.values()
+    assert file.grow == 0 and len(tuning(widest(file))) == 12
     path = folder / "study.toml"
     path.write_text(STUDY.replace('seeds = "0..1"\n', ""))
-    assert read_study(path).values()["tuning.grow"] == 2
+    assert read_study(path).grow == 2
 
 
-def test_the_plan_counts_what_growth_may_cost(folder: Path) -> None:
-    """Two points at either end of both arms' grids, two tuning seeds."""
-    file = growing(folder, 2)
-    assert len(growth_trials(file)) == 4 * 2 * 2
-    names = {trial.name for trial in growth_trials(file)}
+def test_growing_grids_get_two_points_at_either_end(folder: Path) -> None:
+    """Seven rates, two arms, two tuning seeds."""
+    trials = tuning(widest(growing(folder, 2)))
+    names = {each.trial.name for each in trials}
+    assert len(names) == len(trials) == 7 * 2 * 2
     assert "study-plain-lr0.00025-tune-seed0" in names and "study-warm-lr0.016-tune-seed1" in names
 
 
@@ -97,7 +94,7 @@ def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
     file = growing(folder, 2)
     register(file, allow=False)
     chosen = {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
-    launch = Pretrain([trial for _, (_, trial) in all_trials(widest(file), chosen)])
+    launch = Pretrain([each.trial for each in all_trials(widest(file), chosen)])
     runner = TrialRunner(study_folder("study"), say=quiet, launch=launch)
     state = conduct(file, runner)
     assert launch.calls[12:16] == [
@@ -106,24 +103,9 @@ def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
     assert len(launch.calls) == 16 + 6 and state.look == 1
     assert [len(tuned.tried) for tuned in state.tuned] == [4, 4]
     again = read_study(file.path)
-    assert again.grown == {"optim.lr": (1, 0)} and growth_trials(again) == []
-    rows = list(csv.DictReader((study_folder("study") / "best-of-k.csv").open()))
-    assert [(row["arm"], row["settings"], row["runs"]) for row in rows[3:5]] == [
-        ("plain", "4", "8"),
-        ("warm", "1", "2"),
-    ]
-
-
-def curve(rates: list[float], optimum: float) -> Curve:
-    losses = tuple((3 + math.log(rate / optimum) ** 2,) for rate in rates)
-    return Curve("plain", tuple(rates), losses, (7.0,), (0,))
-
-
-@pytest.mark.parametrize("optimum", [1.6e-3, 2e-3, 2.5e-3])
-def test_a_parabola_finds_the_optimum_between_points(optimum: float) -> None:
-    for rates in ([1e-3, 2e-3, 4e-3], [5e-4, 1e-3, 2.2e-3, 3e-3, 1e-2]):
-        assert parabola_optimum(curve(rates, optimum)) == pytest.approx(optimum)
-    assert parabola_optimum(curve([1e-3, 2e-3, 4e-3], 1e-2)) is None
+    assert again.grown == (("optim.lr", "low"),)
+    (plain, _) = verdict_json(again, state, None)["tuning"]["arms"]
+    assert len(plain["expected_best"]) == 4
 
 
 def test_the_expected_lowest_of_k() -> None:

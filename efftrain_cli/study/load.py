@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,16 @@ from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.study.file import (
+    DRAWN,
     LONGEST_NAME,
     MEASURES,
     Study,
     StudyFile,
 )
-from efftrain_cli.study.ledger import draw_seeds
-from efftrain_cli.study.phases import confirmation, over_rates, tuning
+from efftrain_cli.study.phases import judged_trials, tuning
+from efftrain_cli.study.registration import draw_seeds
 from efftrain_cli.study.tuning import widened, widest
 from efftrain_cli.trials.trial import check_comparable, parse_seeds, recipe_of
-
-DRAWN = 5
-"""Seeds that are drawn where a file names none."""
 
 
 def read_study(path: Path) -> StudyFile:
@@ -50,7 +47,6 @@ def read_study(path: Path) -> StudyFile:
     draft = read_toml_file(path)
     check = Check(draft, Study)
     valid = check.valid
-    _fill_seeds(valid)
     _check_seeds(check, valid)
     _check_primaries(check, valid)
     _check_arms(check, valid, path)
@@ -64,24 +60,13 @@ def read_study(path: Path) -> StudyFile:
     raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
 
 
-def _fill_seeds(valid: dict[str, Any]) -> None:
-    """Have five seeds drawn where a file names neither seeds nor their number; grids then grow unless it says how
-    often."""
-    if "seeds" not in valid:
-        valid.setdefault("n_seeds", DRAWN)
-    tuning = valid.get("tuning")
-    if tuning and tuning.seeds is None:
-        grow = 2 if tuning.grow is None else tuning.grow
-        valid["tuning"] = replace(tuning, n_seeds=tuning.n_seeds or DRAWN, grow=grow)
-
-
 def _check_seeds(check: Check, valid: Mapping[str, Any]) -> None:
     seeds = parse_seeds(valid["seeds"]) if "seeds" in valid else ()
     if len(seeds) == 1:
         check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
     elif "looks" in valid:
         try:
-            schedule(len(seeds) or valid["n_seeds"], valid["looks"])
+            schedule(len(seeds) or valid.get("n_seeds") or DRAWN, valid["looks"])
         except ValueError as error:
             check.add("looks", str(error), valid["looks"])
 
@@ -190,10 +175,10 @@ def _wrong_recipe(check: Check, i: int, recipe: str, error: RecipeError) -> None
 def _check_runs(check: Check, file: StudyFile) -> None:
     """Check that every point of every arm's grid, grown as far as it may, is a recipe, and that all
     are validated on the same text."""
-    runs = [*confirmation(file, {}), *over_rates(file, {}), *tuning(widest(file))]
+    runs = [*judged_trials(file, {}), *tuning(widest(file))]
     trials = []
     for i, arm in enumerate(file.study.arms):
-        of_arm = [trial for name, trial in runs if name == arm.name]
+        of_arm = [each.trial for each in runs if each.arm == arm.name]
         trials += of_arm
         for trial in {trial.settings: trial for trial in reversed(of_arm)}.values():
             try:

@@ -1,0 +1,366 @@
+"""What a study prints: its plan, where it stands, what tuning chose, and the verdicts, the answer first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from efftrain_cli.compare.engine import Looks, Verdict, min_detectable_effect, sides_of
+from efftrain_cli.compare.formats import format_estimate
+from efftrain_cli.compare.groups import BEST_RULE
+from efftrain_cli.compare.inference import Estimate
+from efftrain_cli.compare.measures import AXIS_WORDS, Question
+from efftrain_cli.compare.sensitivity import BESIDE
+from efftrain_cli.foundation.console import (
+    Row,
+    human_bytes,
+    human_count,
+    human_seconds,
+    printable,
+    table_lines,
+)
+from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.judge import StudyState
+from efftrain_cli.study.phases import Phase, Tuned, sum_phases, tuning
+from efftrain_cli.study.records import Plan, read_plan
+from efftrain_cli.study.registration import why_not_registered
+from efftrain_cli.study.tuning import expected_best, widest
+from efftrain_cli.trials.screen import settings_table
+
+MARGINS = ("noninferior", "equivalent")
+"""Directions that are judged against a margin."""
+
+# --- the plan ---------------------------------------------------------------------------------
+
+
+def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -> list[str]:
+    """Return what the study is going to spend, before anything is.
+
+    Args:
+        free: bytes free in the folder of runs.
+    """
+    study = file.study
+    question = f": {printable(study.question)}" if study.question else ""
+    names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]
+    lines = [
+        f"study      {file.name}{question}",
+        f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts",
+        f"arms       {', '.join(names)}",
+        f"seeds      {_seeds_text(file, 'seeds', study.seeds)}, judged after {_numbers(file.looks)} seeds",
+    ]
+    if study.tuning:
+        seeds = _seeds_text(file, "tuning.seeds", study.tuning.seeds)
+        lines.append(f"tuning     seeds {seeds}")
+        most = len(tuning(widest(file)))
+        if most > len(tuning(file)):
+            lines[-1] += f"; grids may grow at their edges, to {most} tuning runs at most"
+    lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
+    if 0 < len(file.rates) <= 2 * BESIDE:
+        least = 2 * BESIDE + 1
+        lines.append(f"warning: lr_sensitivity is judged from {least} rates on; give seven")
+    lines.append(f"looks      {looks_line(file)}")
+    fault = why_not_registered(file)
+    if fault and read_plan(file.name) is None:
+        lines.append(f"warning: {fault}")
+
+    rows: list[Row] = []
+    for phase in phases:
+        counts = (str(phase.runs), str(phase.done), human_count(phase.tokens_left))
+        cost = (_time_text(phase.seconds_left), human_bytes(phase.disk_bytes))
+        rows.append((phase.phase, phase.arm, *counts, *cost))
+    head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
+    lines += ["", *table_lines(head, rows), ""]
+
+    left = sum_phases("all", "", phases)
+    total = f"{left.runs - left.done} runs to train, {human_count(left.tokens_left)} tokens"
+    if left.seconds_left is None:
+        total += "; time unknown: nothing was measured here yet"
+    else:
+        total += f", about {human_seconds(left.seconds_left)} of training one run after the other, "
+        total += "by the nearest measurements here"
+        if jobs > 1:
+            total += f"; --jobs {jobs} divides the processor among as many runs"
+    needed = human_bytes(left.disk_bytes)
+    lines += [total, f"disk: {needed} needed at most, {human_bytes(free)} free"]
+    if left.disk_bytes > free:
+        fix = "lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
+        lines.append(f"warning: that does not fit; {fix}")
+    if study.looks > 1:
+        end = "It ends at the first look at which every primary is decided, and is cheaper then."
+        lines.append(end)
+    return lines
+
+
+def _time_text(seconds: float | None) -> str:
+    return "unknown" if seconds is None else human_seconds(seconds)
+
+
+def _seeds_text(file: StudyFile, key: str, given: str | None) -> str:
+    """Return seeds as they are given, or how many are drawn, or those that were registered."""
+    if given:
+        return given
+    if read_plan(file.name) is None:
+        return f"{file.seeds_to_draw[key]} drawn when registered"
+    return f"{file.drawn[key]}, drawn"
+
+
+def primary_text(primary: Primary, baseline: str) -> str:
+    """Return what must be shown."""
+    question = primary.question
+    words, margin = _title(question), _margin(question)
+    if primary.target is not None:
+        words += f" {primary.target:g}"
+    return {
+        "better": f"{words} better than {baseline}'s (one-sided)",
+        "different": f"{words} different from {baseline}'s (two-sided)",
+        "noninferior": f"{words} not worse than {baseline}'s by {margin} or more (one-sided)",
+        "equivalent": f"{words} within {margin} of {baseline}'s (two one-sided tests)",
+    }[primary.direction]
+
+
+def _title(question: Question) -> str:
+    """Name a measure; a cost to match is one to the target, which is each pair's worse final loss."""
+    if question.axis:
+        return f"{AXIS_WORDS[question.axis].removeprefix('training ')} to the target"
+    return question.title
+
+
+def _margin(question: Question) -> str:
+    margin = question.margin or 0.0
+    return f"{100 * margin:g} %" if question.axis else f"{margin:g} nats"
+
+
+def looks_line(file: StudyFile) -> str:
+    """Return the rule of the looks."""
+    from efftrain_cli.compare.sequential import nominal_levels
+
+    looks, alpha = file.looks, file.study.alpha
+    rest = _shown_effect(file)
+    if file.comparisons > 1:
+        rest = f"; Holm over {file.comparisons} comparisons{rest}"
+    if len(looks) == 1:
+        return f"one, at level {alpha:g}{rest}"
+    # Each direction has its own boundary.
+    words = []
+    for sides in dict.fromkeys(sides_of(primary.direction) for primary in file.study.primary):
+        levels = ", ".join(f"{level:.2g}" for level in nominal_levels(alpha, looks, sides))
+        words.append(f"{('one', 'two')[sides - 1]}-sided levels {levels}")
+    return (
+        f"{len(looks)}, at nominal {' and '.join(words)}, which err together in {alpha:.0%} of "
+        f"studies without a difference (group-sequential t){rest}"
+    )
+
+
+def _shown_effect(file: StudyFile) -> str:
+    """Return the difference that the last look shows in 80 % of studies, after Holm and looks."""
+    n = len(file.seeds)
+    one_sd = Estimate(0.0, se=1 / math.sqrt(n), df=n - 1)
+    verdict = Verdict(file.study.primary[0].question, "", file.seeds, one_sd)
+    looks = Looks(file.looks, len(file.looks), file.study.alpha, registered=True)
+    size = min_detectable_effect(verdict, looks, file.comparisons)
+    return f"; shows {size:.1f} standard deviations of a pair's difference in 80 % of studies"
+
+
+def _numbers(values: Sequence[int]) -> str:
+    *first, last = map(str, values)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+# --- tuning -----------------------------------------------------------------------------------
+
+
+def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
+    """Return every setting tried with its losses, what was chosen, and what tuning was worth."""
+    named = []
+    for arm in tuned:
+        changed = max(1, len(arm.settings))
+        named += [(arm.arm, " ".join(each.settings[-changed:]), each) for each in arm.tried]
+    head = ("arm", "setting", "mean loss", "by tuning seed", "")
+
+    columns = {arm.arm: expected_best(arm) for arm in tuned if arm.tried}
+    rows: list[Row] = []
+    for k in range(max(map(len, columns.values()))):
+        cells = (f"{losses[k]:.4f}" if k < len(losses) else "-" for losses in columns.values())
+        rows.append((str(k + 1), *cells))
+    return [
+        "Tuning",
+        *settings_table(head, named, "diverged", "chosen"),
+        "",
+        "Lowest mean loss to expect of so many settings drawn at random (Dodge et al. 2019)",
+        *table_lines(("settings", *columns), rows),
+    ]
+
+
+# --- verdicts ---------------------------------------------------------------------------------
+
+
+def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> list[str]:
+    """Return the answer, then how it was reached."""
+    lines = []
+    reasons = why_exploratory(state, registration)
+    if reasons:
+        lines = ["EXPLORATORY: no verdict below is a confirmation, because"]
+        lines += [f"  - {reason}" for reason in reasons]
+        lines.append("")
+    if not state.look:
+        done = f"No verdict yet: the first look is at {state.looks[0]} seeds"
+        waiting = f"{len(state.pending)} runs are still to end, such as {state.pending[0]}"
+        return [*lines, f"{done}, and {waiting}."]
+    for verdict in state.verdicts:
+        lines.append(sentence(file, verdict))
+        if verdict.differed:
+            lines.append(f"  {verdict.differed}.")
+    lines += ["", *_verdict_table(file, state.verdicts)]
+
+    taken = f"look {state.look} of {len(state.looks)}"
+    if not state.complete:
+        lines.append(f"{taken}; the next is at {state.looks[state.look]} seeds")
+    elif state.decided and state.look < len(state.looks):
+        lines.append(f"{taken}: the study has ended, everything is decided")
+    else:
+        lines.append(f"{taken}: the study has ended")
+    lines.append(f"looks: {looks_line(file)}")
+    lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
+    for arm in state.tuned:
+        lines += [f"warning: {warning}" for warning in arm.warnings]
+    for kind in ("warning", "note"):
+        lines += [f"{kind}: {label.text}" for label in state.labels if label.kind == kind]
+    return lines
+
+
+def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a row per verdict, and what its numbers are."""
+    rows: list[Row] = []
+    for verdict in verdicts:
+        p = 1.0 if verdict.p_holm is None else verdict.p_holm
+        p_text = "<.0001" if p < 1e-4 else f"{p:.4f}"
+        numbers = (interval_text(verdict.estimate), p_text, str(len(verdict.seeds)))
+        rows.append((_title(verdict.question), verdict.arm, *numbers, verdict.outcome))
+    interval = f"difference [{100 * (1 - file.study.alpha):g} %]"
+    table = table_lines(("measure", "arm", interval, "p", "seeds", "verdict"), rows)
+
+    words = []
+    if any(not verdict.question.axis for verdict in verdicts):
+        words.append("arm less baseline, nats per token")
+    if any(verdict.estimate.log for verdict in verdicts):
+        words.append("baseline / arm, above 1 the arm needs less")
+    paid = "p and intervals are adjusted for every look"
+    if file.comparisons > 1:
+        paid += f", p for {file.comparisons} comparisons too; intervals are not corrected for the "
+        paid += "number of comparisons"
+    return [*table, f"differences: {'; '.join([*words, paid])}"]
+
+
+def why_exploratory(state: StudyState, registration: Plan | None) -> list[str]:
+    """Return why no verdict is a confirmation; empty if they are."""
+    reasons = ["not registered"] if registration is None else registration.exploratory
+    return [*reasons, *(label.text for label in state.labels if label.kind == "allowed")]
+
+
+def sentence(file: StudyFile, verdict: Verdict) -> str:
+    """Return one verdict as one sentence."""
+    base, question, arm = file.study.baseline, verdict.question, verdict.arm
+    words, note, by = _title(question), note_of(verdict), ""
+    if not math.isnan(verdict.estimate.mean):
+        by = f": {interval_text(verdict.estimate)}"
+    if note:
+        by += f" ({note})"
+    if verdict.outcome in ("better", "worse"):
+        return f"{arm}: {verdict.outcome} than {base} in {words}{by}."
+    if verdict.outcome == "noninferior":
+        return f"{arm}: not worse than {base} in {words} by {_margin(question)} or more{by}."
+    if verdict.outcome == "equivalent":
+        return f"{arm}: equivalent to {base} in {words}, within {_margin(question)}{by}."
+    if verdict.opposite:
+        test, word = "interval", "worse"
+        if verdict.exact is not None:
+            test = "exact test"
+        elif question.direction == "equivalent":
+            word = "beyond the margin"
+        return f"{arm}: {question.direction} is not shown; the {test} says {word} in {words}{by}."
+    return f"{arm}: undecided in {words}{by}{_detectable(verdict)}."
+
+
+def note_of(verdict: Verdict) -> str:
+    """Return why there is no interval, or by which test the verdict was reached."""
+    why = verdict.why.text if verdict.why else ""
+    return "; ".join(text for text in (why, verdict.note) if text)
+
+
+def _detectable(verdict: Verdict) -> str:
+    """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if unknown."""
+    size, limits = verdict.min_detectable_effect, verdict.min_detectable_range
+    if size is None:
+        return ""
+    is_margin = verdict.question.direction in MARGINS
+    noun = "a margin of" if is_margin else "a difference of"
+    sizes = [size, *(limits or ())]
+    texts, unit, bare = [f"{each:.2g}" for each in sizes], " nats", ""
+    if verdict.question.axis and is_margin:
+        texts, unit, bare = [f"{100 * each:.2g}" for each in sizes], " %", " %"
+    elif verdict.question.axis:
+        noun, texts, unit = "a factor of", [f"{1 + each:.2f}" for each in sizes], ""
+    text = f"; such a study shows {noun} {texts[0]}{unit} in 80 % of cases"
+    if limits is None:
+        return text
+    return f"{text} (by the spread's own interval {texts[1]} to {texts[2]}{bare})"
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Write the estimate with its interval, a ratio with three decimals."""
+    mean = None if math.isnan(estimate.mean) else estimate.mean
+    return format_estimate(mean, estimate.low, estimate.high, estimate.log, decimals=3)
+
+
+# --- for programs -----------------------------------------------------------------------------
+
+
+def as_json(file: StudyFile, state: StudyState, registration: Plan | None) -> dict[str, Any]:
+    """Return plan and verdicts as plain values; null where there is no number."""
+    arms = []
+    for arm in state.tuned:
+        tried = [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried]
+        values = {"arm": arm.arm, "chosen": list(arm.settings), "tried": tried}
+        arms.append(values | {"expected_best": expected_best(arm), "warnings": list(arm.warnings)})
+    return {
+        "schema_version": 1,
+        "study": file.name,
+        "question": file.study.question,
+        "sha256": file.sha256,
+        "registered": registration and registration.registered,
+        "exploratory": why_exploratory(state, registration),
+        "labels": [{"severity": each.kind, "text": each.text} for each in state.labels],
+        "baseline": file.study.baseline,
+        "alpha": file.study.alpha,
+        "looks": list(state.looks),
+        "look": state.look,
+        "nominal_levels": list(state.levels),
+        "complete": state.complete,
+        "pending": list(state.pending),
+        "tuning": {"rule": BEST_RULE, "arms": arms},
+        "verdicts": [_verdict_json(file, verdict) for verdict in state.verdicts],
+    }
+
+
+def _verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
+    question, estimate = verdict.question, verdict.estimate
+    return {
+        "measure": question.key,
+        "direction": question.direction,
+        "margin": question.margin,
+        "target": question.target,
+        "rates": list(file.rates) if question.over_rates else None,
+        "arm": verdict.arm,
+        "seeds": list(verdict.seeds),
+        "estimate": estimate.mean if math.isfinite(estimate.mean) else None,
+        "low": estimate.low,
+        "high": estimate.high,
+        "ratio": estimate.log,
+        "p": verdict.p,
+        "p_holm": verdict.p_holm,
+        "outcome": verdict.outcome,
+        "could_see": verdict.min_detectable_effect,
+        "note": note_of(verdict),
+        "differed": verdict.differed,
+    }
