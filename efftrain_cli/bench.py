@@ -22,7 +22,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from efftrain_cli.data.shards import ShardWriter
+from efftrain_cli.data.corpus import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import Ouroboros

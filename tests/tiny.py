@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from efftrain_cli.data.shards import ShardWriter
+from efftrain_cli.data.corpus import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Batch, StepPlan
 from efftrain_cli.recipe.recipe import Recipe

@@ -1,1 +1,1 @@
-"""From text to windows of tokens: text, tokenizer, shards, prepare, windows; each module uses those before it."""
+"""From text to windows of tokens: text, tokenizer, corpus, prepare, windows; each module uses those before it."""

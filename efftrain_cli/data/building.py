@@ -16,9 +16,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.data import shards
-from efftrain_cli.data.documents import BadDocuments, Document, Source, TextFile
-from efftrain_cli.data.shards import SCHEMA_VERSION, ShardWriter, dtype_for
+from efftrain_cli.data import corpus
+from efftrain_cli.data.corpus import SCHEMA_VERSION, ShardWriter, dtype_for
 from efftrain_cli.data.split import (
     Cursor,
     Limits,
@@ -28,6 +27,7 @@ from efftrain_cli.data.split import (
     check_tally,
     split_documents,
 )
+from efftrain_cli.data.text import BadDocuments, Document, Source, TextFile
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import DataError, DiskError
@@ -73,7 +73,7 @@ class Building:
                     side if self._parts == 1 else f"{side}-{part}",
                     vocab_size=self.tokenizer.vocab_size,
                     eot_id=self.tokenizer.eot_id,
-                    shard_tokens=shards.SHARD_TOKENS,
+                    shard_tokens=corpus.SHARD_TOKENS,
                 )
         for side, limit in zip(_SIDES, self.limits or (), strict=False):
             if limit is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, problem_of
+from efftrain_cli.data.text import BadDocuments, Document, HubDataset, problem_of
 from efftrain_cli.foundation.errors import DataError
 
 PROBE_SECONDS = 1.0

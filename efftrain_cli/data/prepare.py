@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.data import cache
 from efftrain_cli.data.building import PROGRESS, Building
-from efftrain_cli.data.corpus import Corpus, open_corpus
-from efftrain_cli.data.documents import BadDocuments, HubDataset, Source, TextFile
-from efftrain_cli.data.shards import dtype_for
+from efftrain_cli.data.corpus import Corpus, dtype_for, open_corpus
 from efftrain_cli.data.split import (
     Cursor,
     Limits,
@@ -33,7 +31,15 @@ from efftrain_cli.data.split import (
     split_documents,
     survey,
 )
-from efftrain_cli.data.text import TextSources, find_text, names_hub
+from efftrain_cli.data.text import (
+    BadDocuments,
+    HubDataset,
+    Source,
+    TextFile,
+    TextSources,
+    find_text,
+    names_hub,
+)
 from efftrain_cli.data.tokenizer import (
     Tokenizer,
     bpe_size,

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from efftrain_cli.data.documents import BadDocuments, Document, TextFile, problem_of
-from efftrain_cli.data.shards import MAGIC
+from efftrain_cli.data.corpus import MAGIC
+from efftrain_cli.data.text import BadDocuments, Document, TextFile, problem_of
 from efftrain_cli.foundation.bounds import JSON_BYTES, LINE_BYTES, UNPACKED_BYTES, UNPACKED_TIMES
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError

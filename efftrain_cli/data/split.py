@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from efftrain_cli.data.documents import BadDocuments, Document, HubDataset, Source, TextFile
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.reading import cut_at_line, read_documents
+from efftrain_cli.data.text import BadDocuments, Document, HubDataset, Source, TextFile
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.progress import Report
 

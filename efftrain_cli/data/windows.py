@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from efftrain_cli.data.shards import Part, TokenShards
+from efftrain_cli.data.corpus import Part, TokenShards
 from efftrain_cli.data.split import apportion
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.foundation.step import Batch, StepPlan

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from efftrain_cli.data import building, hub, shards
-from efftrain_cli.data.documents import BadDocuments, HubDataset
+from efftrain_cli.data import building, hub
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.split import Limits
+from efftrain_cli.data.text import BadDocuments, HubDataset
 from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError, DiskError
 from efftrain_cli.recipe.recipe import load_recipe
@@ -46,7 +46,7 @@ def test_prepare_goes_on_where_it_was_stopped(
         on_bad_document="skip",
     )
     monkeypatch.setattr(building, "_BATCH", 4000)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 2000)
+    monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 2000)
     expected = prepare(data)
     assert len(expected.train.shards) > 5
     names = sorted(path.name for path in expected.folder.iterdir())
@@ -83,7 +83,7 @@ def test_a_damaged_place_is_not_gone_on_from(
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
     data = Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300")
     monkeypatch.setattr(building, "_BATCH", 4000)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 3000)
+    monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 3000)
     flush, calls = building.Building._flush, iter(range(1000))
 
     def stops(self: building.Building, batch: list[Any]) -> None:
@@ -185,7 +185,7 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(
 ) -> None:
     there = FakeHub(monkeypatch)
     monkeypatch.setattr(building, "_BATCH", 4000)
-    monkeypatch.setattr(shards, "SHARD_TOKENS", 5000)
+    monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 5000)
     train_tokenizer(300, LINES).save(tmp_path / "tokenizer.json")
     data = Data(train="owner/name", tokenizer=str(tmp_path / "tokenizer.json"), valid_fraction=0.05)
     limits = Limits(150_000, 5_000)

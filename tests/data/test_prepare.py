@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efftrain_cli.data.corpus import Corpus
+from efftrain_cli.data.corpus import HEADER_BYTES, Corpus
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.shards import HEADER_BYTES
 from efftrain_cli.data.tokenizer import load_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data

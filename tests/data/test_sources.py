@@ -12,13 +12,11 @@ import pyarrow
 import pytest
 
 from efftrain_cli.data import reading
-from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.data.documents import BadDocuments, TextFile
+from efftrain_cli.data.corpus import Corpus, Part, TokenShards
 from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.reading import read_documents
-from efftrain_cli.data.shards import Part, TokenShards
 from efftrain_cli.data.split import apportion
-from efftrain_cli.data.text import find_text
+from efftrain_cli.data.text import BadDocuments, TextFile, find_text
 from efftrain_cli.data.tokenizer import load_tokenizer, train_tokenizer
 from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.errors import DataError, RecipeError

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from efftrain_cli.data.documents import BadDocuments
 from efftrain_cli.data.hub import HubReader
-from efftrain_cli.data.text import find_text
+from efftrain_cli.data.text import BadDocuments, find_text
 from efftrain_cli.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
@@ -281,7 +280,7 @@ def test_without_network_the_hub_is_given_up_quickly(
 
 def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path: Path) -> None:
     """Two splits as files of a local folder: what a download from the Hub looks like to `datasets`."""
-    from efftrain_cli.data.documents import HubDataset
+    from efftrain_cli.data.text import HubDataset
 
     for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
         (tmp_path / f"{split}.jsonl").write_text(

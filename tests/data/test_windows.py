@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from efftrain_cli.data.shards import ShardWriter, TokenShards
+from efftrain_cli.data.corpus import ShardWriter, TokenShards
 from efftrain_cli.data.windows import Windows, permute
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.foundation.step import StepPlan

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 import efftrain_cli
-from efftrain_cli.data import shards
+from efftrain_cli.data import corpus
 from efftrain_cli.run import manifest, origin
 from efftrain_cli.zeroshot import results
 
@@ -28,7 +28,7 @@ def test_the_changelog_names_the_formats_that_are_written() -> None:
         re.findall(r"^\| ([a-z -]+) \| .* \| (\d+) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     )
     written = {
-        "run": origin.Origin.newest, "checkpoint": manifest.SCHEMA_VERSION, "token shards": shards.SCHEMA_VERSION,
+        "run": origin.Origin.newest, "checkpoint": manifest.SCHEMA_VERSION, "token shards": corpus.SCHEMA_VERSION,
         "zero-shot scores": results.SCHEMA_VERSION,
     }  # fmt: skip
     assert {name: int(version) for name, version in table.items()} == written

@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from efftrain_cli.data import reading
-from efftrain_cli.data.documents import BadDocuments, TextFile
+from efftrain_cli.data.text import BadDocuments, TextFile
 from efftrain_cli.foundation.errors import CheckpointError, DataError, RecipeError
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.recipe.recipe import load_recipe

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from efftrain_cli.data import shards as shards_module
-from efftrain_cli.data.shards import (
+from efftrain_cli.data import corpus as shards_module
+from efftrain_cli.data.corpus import (
     HEADER_BYTES,
     Shard,
     ShardEntry,
