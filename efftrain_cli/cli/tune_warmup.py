@@ -9,7 +9,7 @@ from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
-from efftrain_cli.cli.options import Device, Devices, Overrides, share
+from efftrain_cli.cli.options import Device, Devices, Overrides
 from efftrain_cli.foundation.errors import UsageError
 
 Tuned = Literal["length", "batch", "two-stage", "lr"]
@@ -138,7 +138,6 @@ def tune_warmup(
 
         show_plan(make_console(), search)
         return
-    share(device, devices)
     if quiet:
         from efftrain_cli.foundation.console import silence
 
@@ -146,7 +145,11 @@ def tune_warmup(
     from efftrain_cli.tune_warmup.tune import tune as run_search
 
     run_search(
-        search, recipe_name=PurePath(recipe).name.removesuffix(".toml"), name=name, device=device
+        search,
+        recipe_name=PurePath(recipe).name.removesuffix(".toml"),
+        name=name,
+        device=device,
+        devices=devices,
     )
 
 

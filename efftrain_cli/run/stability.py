@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from efftrain_cli.run.metrics import columns_of, latest_rows
 
@@ -29,6 +29,8 @@ SLIGHT, SEVERE = 1.2, 1.5
 """Loss ratios from which a step counts as slightly and as severely unstable."""
 CORRELATED = ("adam_sqrt_v_l1", "adam_sqrt_v_max", "grad_norm")
 """Columns that the loss ratio is correlated with."""
+PROBE = "EFFTRAIN_PROBE"
+"""Environment variable of a probe's process: the fluctuation above which it ends as diverged."""
 COLUMNS = ("step", "loss_ratio", "nonfinite", *CORRELATED)
 """Columns that the measures read."""
 
@@ -219,3 +221,28 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
+
+
+def validation_curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Return (step, validation loss in nats per token) of the rows that have one."""
+    return [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
+
+
+def fluctuation(curve: Sequence[tuple[int, float]]) -> tuple[float, int]:
+    """Return the largest perplexity over the best perplexity before it, and the step of it.
+
+    It is infinite if a loss is not finite, and 0.0 for a curve of one point.
+
+    Args:
+        curve: (step, validation loss in nats per token), in order of steps.
+    """
+    best, worst, at = math.inf, 0.0, curve[0][0]
+    for index, (step, loss) in enumerate(curve):
+        if not math.isfinite(loss):
+            return math.inf, step
+        # exp(a) / exp(b) = exp(a - b), which does not overflow before the ratio does.
+        ratio = math.exp(min(loss - best, 700.0)) if index else 0.0
+        if ratio > worst:
+            worst, at = ratio, step
+        best = min(best, loss)
+    return worst, at

@@ -167,6 +167,13 @@ def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoR
     )
 
 
+def raise_fluctuating(run: Run, progress: Progress, threshold: float) -> NoReturn:
+    """End a probe whose validation perplexity has risen above `threshold` times its best with a DivergedError."""
+    what = f"the validation perplexity is above {threshold:g} times its best"
+    run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
+    raise DivergedError(f"step {progress.step}: {what}")
+
+
 def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | None:
     """Return the state to go on from after a divergence; None if `MOST_REWINDS` are used up.
 

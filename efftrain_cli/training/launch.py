@@ -180,6 +180,7 @@ def is_by_srun() -> bool:
 
 ALONE = {
     "sweep": "; --devices N shares each run",
+    "tune-warmup": "; --devices N shares each probe",
     "verify-resume": "; --devices N shares its runs",
     "study": "; --devices N shares each run",
     "grow": "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +17,23 @@ from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.stability import gradient_warnings, loss_spikes
+from efftrain_cli.run.stability import (
+    PROBE,
+    fluctuation,
+    gradient_warnings,
+    loss_spikes,
+    validation_curve,
+)
 from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.display import TrainingDisplay
-from efftrain_cli.training.divergence import LASTING, raise_diverged, raise_spiked, raise_unsound
+from efftrain_cli.training.divergence import (
+    LASTING,
+    raise_diverged,
+    raise_fluctuating,
+    raise_spiked,
+    raise_unsound,
+)
 from efftrain_cli.training.session import Session
 from efftrain_cli.training.stages import (
     GrowthRecord,
@@ -61,6 +74,10 @@ class Logbook:
         self._named_seconds = 0.0
         self._warned = False
         self._warnings, self._spikes = gradient_warnings(), loss_spikes()
+        self._threshold = float(os.environ.get(PROBE) or math.inf)
+        self._curve: list[tuple[int, float]] = []
+        if self._threshold < math.inf and state.progress.step:
+            self._curve = validation_curve(run.rows(state.progress.step))
         self._tokenizer: Tokenizer | None = None
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
@@ -111,6 +128,10 @@ class Logbook:
             if record.val_loss is not None and row["val_loss"] is None:
                 what = f"step {row['step']}: the validation loss is not finite"
                 raise_unsound(self._run, self._state, self._session, what)
+            if row["val_loss"] is not None and self._threshold < math.inf:
+                self._curve.append((row["step"], row["val_loss"]))
+                if fluctuation(self._curve)[0] > self._threshold:
+                    raise_fluctuating(self._run, record.progress, self._threshold)
             losses = [x for x in (row.get("loss"), self._good.best_loss) if x is not None]
             self._good = record.progress._replace(
                 train_seconds=row["train_seconds"], best_loss=min(losses, default=None)

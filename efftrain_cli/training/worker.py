@@ -80,13 +80,8 @@ def share_state(state: TrainState, session: Session) -> Devices:
     return choose_strategy(recipe, state, ranks, session.device)
 
 
-def dismiss(ranks: Ranks, attempt: int) -> None:
-    """Let the other ranks end instead of preparing a further attempt."""
-    ranks.store_set(f"start/{attempt}", {"recipe": None})
-
-
 def run_worker(device: str, ranks: Ranks) -> None:
-    """Train as rank 0 does, on another rank, and write nothing, until training ends or this rank is dismissed.
+    """Train as rank 0 does, on another rank, and write nothing, until training ends.
 
     Raises:
         StoppedError: the ranks have agreed to stop.
@@ -103,18 +98,14 @@ def run_worker(device: str, ranks: Ranks) -> None:
 
 
 def _run_worker(device: str, ranks: Ranks) -> None:
-    path = ""
     for attempt in count():
         start = ranks.store_get(f"start/{attempt}")
-        if start["recipe"] is None:
-            return
-        if start["recipe"] != path:
-            path = start["recipe"]
+        if not attempt:
             # A stop meanwhile has nothing to save.
             with interruptible(rescuable=True), rescued_by(lambda: None):
-                session = prepare_session(load_recipe(path), choose_device(device, ranks))
+                recipe = load_recipe(start["recipe"])
+                session = prepare_session(recipe, choose_device(device, ranks))
             session = replace(session, ranks=ranks)
-        if not attempt:
             _check_facts(session)
         state = fresh_state(session)
         progress = progress_from_json(start["progress"])

@@ -29,9 +29,11 @@ from efftrain_cli.foundation.errors import (
 from efftrain_cli.foundation.files import make_folder, open_to_write
 from efftrain_cli.foundation.signals import SECOND_CTRL_C, describe_end, end_with
 from efftrain_cli.plan.cost import check_memory
+from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.lock import OWNER, TRIAL, owner_of
 from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.stability import PROBE
 from efftrain_cli.training.launch import check_devices
 from efftrain_cli.trials.trial import ENDED, Trial, recipe_of, state_of
 
@@ -63,6 +65,8 @@ def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) 
     command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
     if devices > 1:
         command += ["--devices", str(devices)]
+    if trial.until is not None:
+        command += ["--steps", str(trial.until), "--no-probe"]
     if state == "unfinished":
         return [*command, "--resume", trial.name]
     return [*command, *begin_arguments(trial)]
@@ -185,7 +189,11 @@ class TrialRunner:
         # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
         states = {trial.name: state_of(trial) for trial in trials}
         recipes = {trial.name: recipe_of(trial) for trial in trials}
-        self._tokens = {name: recipe.train.tokens for name, recipe in recipes.items()}
+        for trial in trials:
+            budget = recipes[trial.name].train.tokens
+            if trial.until is not None:
+                budget = summarize_plan(recipes[trial.name], until=trial.until).tokens
+            self._tokens[trial.name] = budget
         if not any(device.startswith("cuda") for device, _ in self.places):
             check_memory(list(recipes.values()), len(self.places))
         self._ends = {name: state for name, state in states.items() if state in ENDED}
@@ -246,6 +254,8 @@ class TrialRunner:
                 _clear_leftover(run_path(trial.name))
             place = next(i for i in range(len(self.places)) if i not in self._active)
             device, environment = self.places[place]
+            if trial.threshold is not None:
+                environment = {**environment, PROBE: str(trial.threshold)}
             log = self.folder / "logs" / f"{trial.name}.log"
             child = self.launch(
                 pretrain_arguments(trial, state, device, self.devices), environment, log
@@ -284,7 +294,8 @@ class TrialRunner:
         result = f"val loss {loss:.4f}" if status == "finished" and loss is not None else status
         number = list(self._tokens).index(name) + 1
         line = f"[{number}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
-        (self._progress if status == "finished" else self._line)(line + self._eta())
+        is_expected = status == "finished" or slot.trial.threshold is not None
+        (self._progress if is_expected else self._line)(line + self._eta())
 
     def _eta(self) -> str:
         """How long the rest takes at the speed so far, "" where nothing is left or known."""

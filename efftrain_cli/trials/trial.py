@@ -38,6 +38,10 @@ class Trial:
     seed: int
     name: str
     """Of its run directory."""
+    until: int | None = None
+    """Step that a probe is trained to; None: to the end of the budget."""
+    threshold: float | None = None
+    """Fluctuation of the validation perplexity above which a probe ends as diverged."""
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -255,7 +259,12 @@ def state_of(trial: Trial) -> str:
         )
     if not (path / "metrics.jsonl").exists():
         return "running" if run.locked else "unfinished"
-    status = status_of(run, read_metrics(path, ("step", "tokens", "nonfinite", "val_loss")))
+    rows = read_metrics(path, ("step", "tokens", "nonfinite", "val_loss"))
+    status = status_of(run, rows)
+    if status == "stopped" and trial.until is not None:
+        columns = rows.columns
+        if columns["step"][-1] >= trial.until and math.isfinite(columns["val_loss"][-1]):
+            return "finished"
     return status if status in ("running", *ENDED) else "unfinished"
 
 

@@ -12,6 +12,7 @@ no more. A probe that has a receipt is not asked for again, so a search that was
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,6 @@ from typing import NamedTuple
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.tune_warmup.grid import Grid, Kind, kind_of
-from efftrain_cli.tune_warmup.verdict import share_interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +126,15 @@ class Answer(NamedTuple):
             f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
             f"(95 % interval of the share {low:.0%} to {high:.0%}){f', unstable first{where}' if where else ''}"
         )
+
+
+def share_interval(successes: int, number: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share by Wilson's score (Wilson 1927)."""
+    z = 1.959964
+    share, extra = successes / number, z * z / number
+    middle = (share + extra / 2) / (1 + extra)
+    half = z * math.sqrt(share * (1 - share) / number + extra / (4 * number)) / (1 + extra)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,25 +15,21 @@ one that ran out of budget goes on with a larger one.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import count
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from efftrain_cli.foundation.console import counted, human_seconds, make_console, steady_output
-from efftrain_cli.foundation.errors import DivergedError, RecipeError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import DivergedError, RecipeError, UsageError
 from efftrain_cli.foundation.files import write_whole
 from efftrain_cli.foundation.records import read_record, sealed_toml, write_record
-from efftrain_cli.foundation.signals import Stop, stop_on_signals, stop_reason
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.training.joining import joined
-from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.session import Session, choose_device, prepare_session
-from efftrain_cli.training.strategy import check_ranks
-from efftrain_cli.training.worker import dismiss, run_worker
+from efftrain_cli.training.session import prepare_session
+from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.tune_warmup import screen
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe
@@ -58,9 +54,14 @@ def default_name(recipe_name: str, search: Search) -> str:
 
 
 def tune(
-    search: Search, *, recipe_name: str, name: str | None = None, device: str = "auto"
+    search: Search,
+    *,
+    recipe_name: str,
+    name: str | None = None,
+    device: str = "auto",
+    devices: int = 1,
 ) -> Path:
-    """Runs the search, or what is left of it, and returns its directory.
+    """Run the search, or what is left of it, and return its directory.
 
     Raises:
         UsageError: the directory holds another search.
@@ -68,81 +69,28 @@ def tune(
         DivergedError: no setting is stable; receipts and plot are written anyway.
     """
     folder = run_path(name or default_name(recipe_name, search))
+    runner = TrialRunner(folder, device=device, devices=devices)
     console = make_console()
-    with joined() as ranks, steady_output(), stop_on_signals():
-        if ranks.rank:
-            run_worker(device, ranks)
-            return folder
+    with steady_output():
         _claim(folder, search)
-        number = count()
-        try:
-            session = replace(
-                prepare_session(search.recipe, choose_device(device, ranks)), ranks=ranks
-            )
-            _check_ranks(search, ranks)
-            # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
-            start = search.grid.starts[0]
-            longest = summarize_plan(
-                search.grid.recipe_with(start, search.grid.durations(start)[-1])
-            )
-            session.train_data.check_budget(longest.windows, search.recipe.data)
-            finder = Finder(
-                search,
-                read_receipts(folder, search.recipe.seed),
-                lambda probe: _run(
-                    folder,
-                    search,
-                    probe,
-                    finder.receipts,
-                    session,
-                    recipe_name,
-                    console,
-                    next(number),
-                ),
-            )
-            screen.show_plan(console, search, len(finder.receipts))
-            outcome = finder.find()
-            dismiss(ranks, next(number))
-        except Stop:
-            raise StoppedError(
-                f"stopped by {stop_reason()}; every finished probe is kept in {folder}: give the same command again to go on"
-            ) from None
+        # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
+        start = search.grid.starts[0]
+        longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
+        session = prepare_session(search.recipe, torch.device("cpu"))
+        session.train_data.check_budget(longest.windows, search.recipe.data)
+
+        def run(probe: Probe) -> Receipt:
+            screen.announce(console, search, probe, finder.receipts)
+            receipt = run_probe(folder, search, probe, runner, recipe_name)
+            screen.show_receipt(console, receipt)
+            others = [known for known in finder.receipts.values() if known.probe.name != probe.name]
+            write_receipts(folder / "receipts.csv", receipts_frame(search, [*others, receipt]))
+            return receipt
+
+        finder = Finder(search, read_receipts(folder, search.recipe.seed), run)
+        screen.show_plan(console, search, len(finder.receipts))
+        outcome = finder.find()
     return _finish(console, folder, search, list(finder.receipts.values()), outcome, recipe_name)
-
-
-def _run(
-    folder: Path,
-    search: Search,
-    probe: Probe,
-    receipts: Mapping[str, Receipt],
-    session: Session,
-    recipe_name: str,
-    console: Console,
-    number: int,
-) -> Receipt:
-    """Run a probe, or what is left of it, with a line before and one after it, and add it to receipts.csv."""
-    screen.announce(console, search, probe, receipts)
-    receipt = run_probe(folder, search, probe, session, recipe_name, console, number)
-    screen.show_receipt(console, receipt)
-    others = [known for name, known in receipts.items() if name != probe.name]
-    write_receipts(folder / "receipts.csv", receipts_frame(search, [*others, receipt]))
-    return receipt
-
-
-def _check_ranks(search: Search, ranks: Ranks) -> None:
-    """Refuses a search of which these ranks cannot share every probe.
-
-    Raises:
-        UsageError: naming what they cannot share.
-    """
-    if not ranks.is_single_process and search.recipe.delayed_gradients is not None:
-        raise UsageError(
-            "tune-warmup trains its probes on copies of the model, and with [ouroboros] devices are a ring of its modules\n"
-            "leave --devices out: one device computes the same"
-        )
-    for start in search.grid.starts:
-        recipe = search.grid.recipe_with(start, search.grid.durations(start)[0])
-        check_ranks(recipe, summarize_plan(recipe, until=1), ranks)
 
 
 def _claim(folder: Path, search: Search) -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.commands import register
+from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.trials import runner
+from efftrain_cli.tune_warmup import tune
 from tests.trained_run import TEXT
 
 SETTINGS = {
@@ -28,8 +36,35 @@ SETTINGS = {
 }
 
 
+class Ended:
+    """Stands for a child process that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def poll(self) -> int:
+        return self.code
+
+
+def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Ended:
+    """Train a trial in this process, as a child would: PyTorch is imported once."""
+    register()
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        result = CliRunner().invoke(app, list(arguments[3:]))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(result.output)
+    if isinstance(result.exception, EfftrainError):
+        return Ended(result.exception.exit_code)
+    assert result.exception is None, result.exception
+    return Ended(0)
+
+
 @pytest.fixture
-def overrides(tmp_path: Path) -> list[str]:
+def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(runner, "TICK", 0.0)
+    monkeypatch.setattr(tune, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     return [

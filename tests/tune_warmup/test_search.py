@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
+from efftrain_cli.run.stability import fluctuation
 from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
-from efftrain_cli.tune_warmup.verdict import fluctuation
 from tests.tune_warmup.answers import (
     BUDGET,
     KINDS,

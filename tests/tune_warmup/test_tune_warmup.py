@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.console import make_console
-from efftrain_cli.foundation.errors import DivergedError, StoppedError
-from efftrain_cli.foundation.signals import Stop
+from efftrain_cli.foundation.errors import DivergedError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.trainer import train
-from efftrain_cli.tune_warmup import probing
+from efftrain_cli.training import logger
+from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.grid import Kind
 from efftrain_cli.tune_warmup.search import Search
@@ -95,13 +93,13 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(
     trained: list[int] = []
 
     def train_until_killed(state, *rest) -> Iterator:  # type: ignore
-        for record in train(state, *rest):
+        for record in train_stages(state, *rest):
             trained.append(record.progress.step)
             if len(trained) % 7 == 0:
                 raise Killed
             yield record
 
-    monkeypatch.setattr(probing, "train", train_until_killed)
+    monkeypatch.setattr(logger, "train_stages", train_until_killed)
     kills = 0
     while True:
         try:
@@ -197,22 +195,6 @@ def test_a_survivor_whose_checkpoint_is_gone_begins_anew(recipe: Recipe) -> None
     for receipt in (*receipts, *whole):
         del receipt["seconds"]
     assert receipts == whole
-
-
-def test_a_finished_probe_is_kept_where_another_device_is_asked_to_stop(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*_: object) -> None:
-        raise Stop("a signal to another process")
-
-    monkeypatch.setattr(Devices, "rewind", stopped)
-    search = Search(recipe=recipe)
-    with pytest.raises(StoppedError):
-        tune_warmup.tune(search, recipe_name="tiny")
-    (receipt,) = tune_warmup.read_receipts(
-        Path(os.environ["EFFTRAIN_RUNS"]) / "tiny-tune", recipe.seed
-    )
-    assert receipt.stopped_at_step > 0 and receipt.tokens > 0
 
 
 def test_advice_repeats_the_options_of_the_search(recipe: Recipe) -> None:

@@ -7,7 +7,8 @@ import math
 import pytest
 from scipy import stats
 
-from efftrain_cli.tune_warmup.verdict import fluctuation, share_interval
+from efftrain_cli.run.stability import fluctuation
+from efftrain_cli.tune_warmup.search import share_interval
 
 
 def test_fluctuation_is_perplexity_over_the_best_before() -> None:
