@@ -247,7 +247,9 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
     if not len(shown):
         return ""
-    across = np.array([max(plot.start, shown.x.min()), shown.x.max()])
+    across = np.array([max(plot.start, shown.x.min()), shown.x.max()], float)
+    if across[0] == across[1]:
+        across[1] += 1.0  # a single point has no width
     left, right = scale_x(across)
     low, high = scale_y(plot.low_high)
     drawn = []

@@ -189,6 +189,7 @@ class TrialRunner:
         # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
         states = {trial.name: state_of(trial) for trial in trials}
         recipes = {trial.name: recipe_of(trial) for trial in trials}
+        self._tokens = {}
         for trial in trials:
             budget = recipes[trial.name].train.tokens
             if trial.until is not None:

@@ -157,12 +157,13 @@ def _finish(
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
-        console.print(
-            f"\ncost       {counted(len(receipts), 'probe')}, {tokens_text(tokens, budget)}, {human_seconds(seconds)}\n"
-            f"           full runs of the {counted(settings, 'setting')} probed would be {tokens_text(settings * budget, budget)}, about "
-            f"{human_seconds(seconds / tokens * settings * budget)} at the probes' rate",
-            markup=False,
-        )
+        cost = f"{counted(len(receipts), 'probe')}, {tokens_text(tokens, budget)}, {human_seconds(seconds)}"
+        full = f"full runs of the {counted(settings, 'setting')} probed would be {tokens_text(settings * budget, budget)}"
+        if tokens:  # else every probe failed in its first step
+            full += (
+                f", about {human_seconds(seconds / tokens * settings * budget)} at the probes' rate"
+            )
+        console.print(f"\ncost       {cost}\n           {full}", markup=False)
     console.print(f"found      {outcome.statement}", markup=False)
     if outcome.needed is None:
         for path in (folder / "probes").glob("*"):

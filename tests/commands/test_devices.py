@@ -92,7 +92,7 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_pa
     _, errors = process.communicate(timeout=60)
     assert (
         process.returncode == 75
-        and errors.count("give the same command again to continue") == 1
+        and errors.count("give the same command again") == 1
         and "Traceback" not in errors
     )
     done = efftrain(*command, "--name", "two", "--devices", "2", timeout=300)

@@ -180,6 +180,16 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(
     )
 
 
+def test_probes_that_fail_in_their_first_step_are_receipts(recipe: Recipe) -> None:
+    search = Search(recipe=replace(recipe, optim=replace(recipe.optim, lr=1e30)), eval_every=2)
+    with pytest.raises(DivergedError, match="no stable setting"):
+        tune_warmup.tune(search, recipe_name="hopeless")
+    receipts = lines(Path(os.environ["EFFTRAIN_RUNS"]) / "hopeless-tune")
+    assert {(receipt["verdict"], receipt["max_fluctuation"]) for receipt in receipts} == {
+        ("unstable", "inf")
+    }
+
+
 def test_a_survivor_whose_checkpoint_is_gone_begins_anew(recipe: Recipe) -> None:
     """As after the end of a search that other seeds continue."""
     search = Search(recipe=recipe)
