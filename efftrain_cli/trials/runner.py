@@ -251,8 +251,6 @@ class TrialRunner:
             if is_owned(trial, state):
                 self._elsewhere[trial.name] = trial
                 continue
-            if state == "new":
-                _clear_leftover(run_path(trial.name))
             place = next(i for i in range(len(self.places)) if i not in self._active)
             device, environment = self.places[place]
             if trial.threshold is not None:
@@ -457,14 +455,3 @@ def _tail(log: Path) -> str:
         else []
     )
     return "\n".join(f"    {line}" for line in lines[-5:]) or "    (nothing)"
-
-
-def _clear_leftover(path: Path) -> None:
-    """Removes a directory whose run was killed before it began: it has no recipe, no row and no checkpoint."""
-    metrics = path / "metrics.jsonl"
-    if (
-        path.is_dir()
-        and not (metrics.exists() and metrics.stat().st_size)
-        and not (path / "checkpoints").exists()
-    ):
-        shutil.rmtree(path)

@@ -12,6 +12,7 @@ from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
 from efftrain_cli.foundation.console import (
     Row,
+    folded,
     human_bytes,
     human_count,
     human_seconds,
@@ -45,7 +46,9 @@ def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
     return [
         *lines,
         "",
-        f"{total}{time}{share}; disk {human_bytes(sum(run['disk_bytes'] for run in runs))} at most",
+        folded(
+            f"{total}{time}{share}; disk {human_bytes(sum(run['disk_bytes'] for run in runs))} at most"
+        ),
     ]
 
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class ProbePart(Part):
-    """A probe's settings; those from before seeds have none."""
+    """A probe's settings."""
 
     start: int
     steps: int
-    seed: int | None = None
+    seed: int
     horizon: int
 
 
@@ -40,7 +40,6 @@ class ProbeFile(Record):
     tokens: int
     seconds: float
     curve: list[list[int | float | None]]
-    calm: float | None = None
     max_grad_norm: float | None = None
     max_adam_sqrt_v: float | None = None
     max_loss_ratio: float | None = None
@@ -52,7 +51,7 @@ class SearchFile(Record):
     restore: ClassVar[str] = "restore it, or give another --name"
 
     schema_version: int
-    tune: str | None = None
+    tune: str
     multiples: int
     threshold: float
     max_share: float
@@ -60,7 +59,7 @@ class SearchFile(Record):
 
 
 def write_receipt(path: Path, receipt: Receipt) -> None:
-    """Writes probe.json into the probe's run directory; infinity becomes null."""
+    """Write probe.json into the probe's run directory; infinity becomes null."""
     values = {"schema_version": ProbeFile.newest, **asdict(receipt)}
     values["curve"] = [
         [step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve
@@ -71,24 +70,22 @@ def write_receipt(path: Path, receipt: Receipt) -> None:
     write_record(path / "probe.json", ProbeFile.model_validate(values))
 
 
-def read_receipts(folder: Path, seed: int) -> list[Receipt]:
-    """The receipts of a search's probes, in the order in which they ended; `seed` is that of receipts from before they
-    had one."""
-    found = []
+def read_receipts(folder: Path) -> list[Receipt]:
+    """Return the receipts of a search's probes, in the order in which they ended."""
+    receipts = []
     for path in sorted((folder / "probes").glob("*/probe.json")):
-        values = read_record(path, ProbeFile).to_json()
-        values.pop("schema_version")
-        values["probe"].pop("phase", None)
-        for older in ("lost_tokens", "lost_seconds"):
-            values.pop(older, None)
-        values["probe"] = Probe(**{"seed": seed, **values["probe"]})
+        record = read_record(path, ProbeFile)
+        # Fields of other versions are passed over.
+        values = record.model_dump(include=set(Receipt.__dataclass_fields__))
+        probe = record.probe.model_dump(include=set(Probe.__dataclass_fields__))
+        values["probe"] = Probe(**probe)
         values["curve"] = tuple(
             (step, math.inf if loss is None else loss) for step, loss in values["curve"]
         )
         if values["max_fluctuation"] is None:
             values["max_fluctuation"] = math.inf
-        found.append((path.stat().st_mtime_ns, Receipt(**values)))
-    return [receipt for _, receipt in sorted(found, key=lambda entry: entry[0])]
+        receipts.append((path.stat().st_mtime_ns, Receipt(**values)))
+    return [receipt for _, receipt in sorted(receipts, key=lambda entry: entry[0])]
 
 
 def receipts_frame(search: Search, receipts: Sequence[Receipt]) -> pd.DataFrame:

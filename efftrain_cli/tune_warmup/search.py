@@ -57,8 +57,6 @@ class Receipt:
     """Wall time, validation included."""
     curve: tuple[tuple[int, float], ...]
     """(step, validation loss in nats per token)."""
-    calm: float | None = None
-    """Of probes that older versions ended early as stable: the bound for the chance of a later fluctuation."""
     max_grad_norm: float | None = None
     """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is
     the paper's."""
@@ -75,8 +73,7 @@ class Receipt:
         """Return whether the probe is stable up to step `horizon`; None if it was not seen that long."""
         if not self.stable:
             return self.fluctuation_step > horizon
-        seen = self.stopped_at_step if self.calm is None else self.probe.horizon
-        return True if seen >= horizon else None
+        return True if self.stopped_at_step >= horizon else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +87,6 @@ class Outcome:
     """The setting was probed for its duration, and stable."""
     statement: str
     """What the search has and has not shown."""
-    tried_start: int | None = None
-    """The start from which no duration is stable, if longer starts are left."""
     needed: int | None = None
     """Tokens of the smallest budget that goes on from here; None if nothing was left out."""
 
@@ -315,7 +310,6 @@ class Finder:
         if low < 0:
             last = start == grid.starts[-1]
             return Outcome(
-                tried_start=None if last else start,
                 statement=f"No duration that was probed{self._from(start)} is stable: {tried}."
                 f"{'' if last else ' Longer starts were not probed with them.'} Lower optim.lr"
                 f"{'' if grid.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",

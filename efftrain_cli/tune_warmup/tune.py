@@ -87,7 +87,7 @@ def tune(
             write_receipts(folder / "receipts.csv", receipts_frame(search, [*others, receipt]))
             return receipt
 
-        finder = Finder(search, read_receipts(folder, search.recipe.seed), run)
+        finder = Finder(search, read_receipts(folder), run)
         screen.show_plan(console, search, len(finder.receipts))
         outcome = finder.find()
     return _finish(console, folder, search, list(finder.receipts.values()), outcome, recipe_name)
@@ -110,11 +110,11 @@ def _claim(folder: Path, search: Search) -> None:
         write_record(folder / "search.json", options)
         return
     try:
-        there = read_record(folder / "search.json", SearchFile).to_json()
-        there.pop("calm", None)  # of older versions, which could end probes early
-        # Searches from before this option had no other.
-        same = {"tune": search.kind, **there} == options.to_json()
-        same = same and load_recipe(str(folder / "search.toml")) == search.recipe
+        written = read_record(folder / "search.json", SearchFile).to_json()
+        same = (
+            written == options.to_json()
+            and load_recipe(str(folder / "search.toml")) == search.recipe
+        )
     except FileNotFoundError:
         # Killed between two files above, or not ours at all.
         if any(path.name not in ("search.toml", "search.json") for path in folder.iterdir()):
@@ -174,10 +174,11 @@ def _finish(
     for path in (folder / "tuned.toml", tuned):
         write_whole(path, text)
     if outcome.start is None or outcome.steps is None:
-        _advise(console, folder, search, outcome.tried_start)
+        start = f", a longer {search.grid.start_name}" if search.grid.start_name else ""
         raise DivergedError(
             f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
-            f"{folder / 'receipts.csv'} the receipts"
+            f"{folder / 'receipts.csv'} the receipts\n"
+            f"search again under another --name with a lower optim.lr, a longer optim.warmup_steps (--tune lr searches it){start}"
         )
     setting = "no warmup"
     if outcome.steps:
@@ -202,62 +203,6 @@ def _finish(
         markup=False,
     )
     return folder
-
-
-def _advise(console: Console, folder: Path, search: Search, tried_start: int | None) -> None:
-    """What to do where nothing is stable; `tried_start`: no duration from it is, and longer ones were not tried."""
-    searched = f"efftrain tune-warmup --recipe {folder / 'search.toml'}{_options_of(search)}"
-    tuned = f" --tune {search.tune}" if search.tune else ""
-    grid = search.grid
-    setting = grid.named(grid.own[0], str(grid.own[1]))
-    lines = [
-        f"NOT STABLE {grid.rule_of_thumb}, {setting}: {folder / 'tuned.toml'}",
-        "",
-        "next, one of",
-    ]
-    if tried_start is not None:
-        longer = next(
-            start for start in grid.starts if start >= 2 * tried_start or start == grid.starts[-1]
-        )
-        start = f"{grid.start_name}={longer}"
-        if search.kind == "two-stage":  # quoted: brackets mean something to shells
-            start = f"'{grid.start_name}=[{longer},{grid.full}]'"
-        from_tuned = (
-            f"efftrain tune-warmup --recipe {folder / 'tuned.toml'}{_options_of(search)}{tuned}"
-        )
-        lines += [
-            "  a longer start",
-            f"    {from_tuned} --set {start} --name {folder.name}-start{longer}",
-        ]
-    if search.kind != "lr":
-        lines += [
-            "  is a longer learning-rate warmup stable?",
-            f"    {searched} --tune lr --name {folder.name}-lr",
-        ]
-    lines += [
-        "  a lower learning rate",
-        f"    {searched}{tuned} --set optim.lr={search.recipe.optim.lr / 2:g} --name {folder.name}-lower-lr",
-        "  or train as it is; what is unstable at first may recover",
-        f"    efftrain pretrain --recipe {folder / 'tuned.toml'} --name {folder.name}-untuned",
-    ]
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _options_of(search: Search) -> str:
-    """The search's options that are not the defaults, as they are given to the command; what is tuned is not among
-    them."""
-    given = {
-        "--seeds": (",".join(map(str, search.seeds)), ""),
-        "--budget": (search.budget, None),
-        "--multiples": (search.multiples, Search.multiples),
-        "--threshold": (search.threshold, Search.threshold),
-        "--max-share": (search.max_share, Search.max_share),
-        "--eval-every": (search.eval_every, None),
-    }
-    return "".join(
-        f" {option} {value}" for option, (value, default) in given.items() if value != default
-    )
 
 
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:

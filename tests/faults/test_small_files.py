@@ -130,7 +130,7 @@ def make_tokenizer(folder: Path) -> Path:
 
 FILES = {
     "origin": SmallFile(make_origin, lambda path: read_origin(path.parent), "data"),
-    "probe": SmallFile(make_probe, lambda path: read_receipts(path.parents[2], 0), "probe"),
+    "probe": SmallFile(make_probe, lambda path: read_receipts(path.parents[2]), "probe"),
     "search": SmallFile(make_search, lambda path: read_record(path, SearchFile), "threshold"),
     "plan": SmallFile(make_plan, lambda path: read_record(path, Plan), "study"),
     "zeroshot": SmallFile(make_zeroshot, lambda path: read_results(path.parent), "task"),

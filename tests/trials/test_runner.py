@@ -224,13 +224,6 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: 
         make_runner(folder, launch).train(trials)
 
 
-def test_a_start_that_was_killed_leaves_nothing_in_the_way(folder: Path) -> None:
-    trials = grid(["plain.toml"], (0,), [])
-    (folder / "runs" / "plain-seed0").mkdir(parents=True)
-    (folder / "runs" / "plain-seed0" / "lock").touch()
-    assert statuses(make_runner(folder, Pretrain(trials)), trials) == ["finished"]
-
-
 def test_each_recipe_is_compared_at_its_own_best_setting(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
     make_runner(folder, Pretrain(trials, {"plain-lr2e-3-seed1": 4})).train(trials)

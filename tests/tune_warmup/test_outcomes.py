@@ -167,9 +167,7 @@ def test_no_stable_setting_is_said() -> None:
     outcome, _ = answered(SLW, ordered(SLW, 8, 0))
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No duration that was probed from a start of 8 is stable: " in outcome.statement
-    assert (
-        "Longer starts were not probed with them." in outcome.statement and outcome.tried_start == 8
-    )
+    assert "Longer starts were not probed with them." in outcome.statement
     outcome, _ = answered(LR, ordered(LR, 0, math.inf))
     assert outcome.start is None and "lengthen" not in outcome.statement
 
@@ -207,16 +205,6 @@ def test_one_seed_s_verdict_says_so() -> None:
     assert said in answered(SLW, ordered(SLW, 16, 80))[0].statement
     three = options(SLW, seeds=(0, 1, 2))
     assert said not in answered(three, ordered(three, 16, 80))[0].statement
-
-
-def test_an_older_version_s_calm_probe_is_an_answer() -> None:
-    from dataclasses import replace
-
-    calm = replace(seen(8, 80, 1234, True), calm=0.001)
-    calm = replace(calm, probe=replace(calm.probe, horizon=3 * WINDOW))
-    assert calm.answers(3 * WINDOW) and calm.stopped_at_step == WINDOW
-    _, receipts = answered(SLW, ordered(SLW, 8, 80), before=[calm])
-    assert receipts[calm.probe.name] == calm
 
 
 def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -13,17 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import DivergedError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import logger
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup import tune as tune_warmup
-from efftrain_cli.tune_warmup.grid import Kind
 from efftrain_cli.tune_warmup.search import Search
 from tests.conftest import Efftrain
 from tests.launch import start_efftrain, wait_until
-from tests.tune_warmup.answers import answered
 from tests.tune_warmup.conftest import lines
 
 
@@ -164,17 +160,16 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(
     search = Search(recipe=recipe)
     # A learning rate at which any training makes the perplexity rise.
     search = replace(search, recipe=replace(recipe, optim=replace(recipe.optim, lr=1.0)))
-    with pytest.raises(DivergedError, match="no stable setting"):
+    advice = r"a lower optim.lr, .* \(--tune lr searches it\), a longer seq_len_warmup.start"
+    with pytest.raises(DivergedError, match=f"no stable setting(.|\n)*{advice}"):
         tune_warmup.tune(search, recipe_name="hopeless")
     shown = " ".join(capsys.readouterr().out.split())
     assert "No seq_len_warmup.start that was probed is stable" in shown
     folder = Path(os.environ["EFFTRAIN_RUNS"]) / "hopeless-tune"
     assert {receipt["verdict"] for receipt in lines(folder)} == {"unstable"}
-    # The setting to begin with is there for who wants it, marked, and the next commands are said.
+    # The setting to begin with is there for who wants it, marked.
     assert "NOT STABLE" in (folder / "tuned.toml").read_text()
     assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
-    assert "NOT STABLE a third of a run's full steps, start 8, 10 steps" in shown
-    assert f"efftrain tune-warmup --recipe {folder / 'search.toml'} --tune lr" in shown
     assert load_recipe(str(folder / "search.toml"), ["optim.lr=0.5"]) == replace(
         search.recipe, optim=replace(search.recipe.optim, lr=0.5)
     )
@@ -205,54 +200,6 @@ def test_a_survivor_whose_checkpoint_is_gone_begins_anew(recipe: Recipe) -> None
     for receipt in (*receipts, *whole):
         del receipt["seconds"]
     assert receipts == whole
-
-
-def test_advice_repeats_the_options_of_the_search(recipe: Recipe) -> None:
-    assert tune_warmup._options_of(Search(recipe=recipe, tune="lr")) == ""
-    search = Search(
-        recipe=recipe,
-        seeds=(0, 3),
-        budget=4000,
-        multiples=2,
-        threshold=1.2,
-        max_share=0.5,
-        eval_every=2,
-    )
-    expected = (
-        " --seeds 0,3 --budget 4000 --multiples 2 --threshold 1.2 --max-share 0.5 --eval-every 2"
-    )
-    assert tune_warmup._options_of(search) == expected
-
-
-@pytest.mark.parametrize(
-    ("tune", "longer"),
-    [("length", "seq_len_warmup.start=16"), ("two-stage", "seq_len_warmup.lengths=[8,32]")],
-)
-def test_a_longer_start_is_advised_where_no_duration_is_stable(
-    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture, tune: Kind, longer: str
-) -> None:
-    search = Search(recipe=recipe, tune=tune)
-    outcome, receipts = answered(search, lambda probe: 6)
-    assert outcome.start is None and outcome.tried_start == search.grid.starts[0]
-    assert len(receipts) > 1
-    tune_warmup._advise(make_console(), tmp_path, search, outcome.tried_start)
-    words = shlex.split(
-        next(line for line in capsys.readouterr().out.splitlines() if "-start" in line)
-    )
-    assert words[2:9] == [
-        "--recipe",
-        str(tmp_path / "tuned.toml"),
-        "--tune",
-        tune,
-        "--set",
-        longer,
-        "--name",
-    ]
-    # The advice is a command that can be given: tuned.toml names the start that it changes.
-    (tmp_path / "tuned.toml").write_text(tune_warmup.tuned_recipe(search, outcome, 3, "tiny"))
-    assert Search(recipe=load_recipe(str(tmp_path / "tuned.toml"), [longer]), tune=tune).grid.own[
-        0
-    ] in (8, 16)
 
 
 def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Recipe) -> None:

@@ -109,46 +109,13 @@ def test_seeds_are_probed_one_by_one(recipe: Recipe) -> None:
     assert load_recipe(str(folder / "tuned.toml")).seed == recipe.seed
 
 
-def test_receipts_from_before_seeds_are_read(recipe: Recipe) -> None:
-    folder = Path(os.environ["EFFTRAIN_RUNS"]) / "old"
-    old = folder / "probes" / "steps-start8-steps16"
-    old.mkdir(parents=True)
-    (old / "probe.json").write_text(
-        json.dumps(
-            {
-                "schema_version": 1,
-                "probe": {"phase": "steps", "start": 8, "steps": 16, "horizon": 12},
-                **{
-                    "stable": False,
-                    "max_fluctuation": None,
-                    "fluctuation_step": 7,
-                    "stopped_at_step": 7,
-                    "tokens": 99,
-                },
-                **{"seconds": 1.5, "curve": [[0, 5.0], [7, None]]},
-                **{"calm": None, "lost_tokens": 0, "lost_seconds": 0.0},
-            }
-        )
-    )
-    (receipt,) = tune_warmup.read_receipts(folder, recipe.seed)
-    assert receipt.probe == Probe(start=8, steps=16, seed=recipe.seed, horizon=12)
-    assert receipt.curve == ((0, 5.0), (7, math.inf)) and receipt.max_fluctuation == math.inf
-    assert receipt.verdict == "unstable" and receipt.max_grad_norm is None
-    frame = tune_warmup.receipts_frame(Search(recipe=recipe), [receipt])
-    tune_warmup.write_receipts(folder / "receipts.csv", frame)
-    assert lines(folder)[0]["tokens"] == "99"
-    # The directory of such a search is one of this search.
-    tune_warmup._claim(named := Path(os.environ["EFFTRAIN_RUNS"]) / "older", Search(recipe=recipe))
-    options = json.loads((named / "search.json").read_text())
-    (named / "search.json").write_text(
-        json.dumps({key: options[key] for key in options if key not in ("tune", "sha256")})
-    )
-    # One of a version that could end probes early.
-    (named / "search.json").write_text(
-        json.dumps(json.loads((named / "search.json").read_text()) | {"calm": 0.01})
-    )
-    text = (named / "search.toml").read_text()
-    (named / "search.toml").write_text(
-        "\n".join(line for line in text.splitlines() if not line.startswith(("fp8", "# sha256")))
-    )
-    tune_warmup._claim(named, Search(recipe=recipe))
+def test_fields_of_other_versions_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "probes" / "start8-steps16-seed7"
+    path.mkdir(parents=True)
+    expected = receipt_of(Probe(start=8, steps=16, seed=7, horizon=2), max_fluctuation=math.inf)
+    write_receipt(path, expected)
+    values = json.loads((path / "probe.json").read_text())
+    del values["sha256"]
+    values["probe"]["phase"] = "steps"
+    (path / "probe.json").write_text(json.dumps({**values, "calm": None, "lost_tokens": 0}))
+    assert tune_warmup.read_receipts(tmp_path) == [expected]
