@@ -73,6 +73,22 @@ def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
+def test_the_study_on_the_page_is_planned_with_drawn_seeds(folder: Path) -> None:
+    """Three rates, grown by two at either end, two arms, five seeds."""
+    (block,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+    (folder / "mine.toml").write_text(block)
+    result = invoke("study", "mine.toml", "--plan")
+    assert result.exit_code == 0, result.output
+    tuning = (
+        "seeds 5 drawn when registered; grids may grow at their edges, to 70 tuning runs at most"
+    )
+    assert (
+        f"tuning     {tuning}" in result.output
+        and "5 drawn when registered, judged" in result.output
+    )
+    assert "40 runs to train, 6M tokens" in result.output
+
+
 def test_every_study_of_the_docs_can_be_read(folder: Path) -> None:
     for path in (REPOSITORY / "docs").rglob("*.toml"):
         if "[[arms]]" in path.read_text():
