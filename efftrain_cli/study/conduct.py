@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
+from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.files import csv_text, write_whole
@@ -17,7 +18,8 @@ from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState, ended_groups, judge
 from efftrain_cli.study.phases import Tuned, all_trials, judged_trials, tuning
 from efftrain_cli.study.records import LOOKS, read_looks, read_plan, study_folder
-from efftrain_cli.study.tuning import choices, settings_of, tuning_done, widened
+from efftrain_cli.study.text import verdict_json
+from efftrain_cli.study.tuning import choices, settings_of, widened
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import ENDED, read_trial, state_of
@@ -40,7 +42,7 @@ def conduct(
     """
     file = tune(file, runner)
     judgement = judge_runs(file, allow)
-    if not tuning_done(file):
+    if not judgement.tuned:
         return judgement
     chosen = settings_of(judgement.tuned)
     while not judgement.complete:
@@ -93,7 +95,11 @@ def read_runs(
     return kinds
 
 
-def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = None) -> StudyState:
+def judge_runs(
+    file: StudyFile,
+    allow: bool,
+    tuned: tuple[Tuned, ...] | None = None,
+) -> StudyState:
     """Judge the confirmation runs that exist, where `compare` would compare them.
 
     Args:
@@ -107,20 +113,30 @@ def judge_runs(file: StudyFile, allow: bool, tuned: tuple[Tuned, ...] | None = N
         tuned = choices(file)
     runs_by_rate = read_runs(file, tuned)
     kinds = list(runs_by_rate.values())
-    labels = check(ended_groups(file, kinds, file.seeds), allow)
+    groups = ended_groups(file, kinds, file.seeds)
+    labels = check(groups, allow)
     allowed = [label for label in labels if label.kind == "allowed"]
     rated = {rate: runs for rate, runs in runs_by_rate.items() if rate is not None}
-    state = judge(file, runs_by_rate[None], INCOMPARABLE if allowed else None, rated)
+    state = judge(
+        file,
+        runs_by_rate[None],
+        INCOMPARABLE if allowed else None,
+        rated,
+    )
     if state.look:
         # Other labels are about what was judged; but no run of the study may be incomparable.
         seeds = file.seeds[: state.looks[state.look - 1]]
         of_judged = check(ended_groups(file, kinds, seeds), allow=True)
         labels = [*allowed, *(label for label in of_judged if label.kind != "allowed")]
-    caveats = [*_without_registration(file, kinds), *_tuning_caveat(file)]
+    caveats = [*_without_registration(file, groups), *_tuning_caveat(file)]
     return replace(state, labels=(*labels, *caveats, *state.labels), tuned=tuned)
 
 
-TUNING_ERRORS = {1: "7 to 19 %", 3: "6 to 13 %", 5: "6 to 9 %"}
+TUNING_ERRORS = {
+    1: "7 to 19 %",
+    3: "6 to 13 %",
+    5: "6 to 9 %",
+}
 """Tuning seeds -> how often identical methods, each tuned so, differ in studies of 3 to 10 seeds
 (benchmarks/simulations/simulate_compare.py --only tuned)."""
 
@@ -138,17 +154,14 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
     return [Why("warning", text)]
 
 
-def _without_registration(
-    file: StudyFile, kinds: Sequence[Mapping[str, Mapping[int, RunNumbers]]]
-) -> list[Why]:
+def _without_registration(file: StudyFile, groups: Sequence[Group]) -> list[Why]:
     """Label runs that this study's registration did not start."""
     plan = read_plan(file.name)
     if plan is None:
         return []
     names = []
-    for kind in kinds:
-        for side in kind.values():
-            names += [run.name for run in side.values() if run.origin.get("study") != plan.sha256]
+    for group in groups:
+        names += [run.name for run in group.runs if run.origin.get("study") != plan.sha256]
     if not names:
         return []
     text = (
@@ -176,7 +189,7 @@ RECEIPTS = [
 def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> None:
     """Write receipts.csv: one row per run that has begun, whatever came of it."""
     rows = []
-    for phase, arm, trial, _ in all_trials(file, chosen):
+    for phase, arm, trial, *_ in all_trials(file, chosen):
         run = read_trial(trial)
         if run is None:
             continue
@@ -188,7 +201,7 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
                 trial.seed,
                 trial.name,
                 run.status,
-                _number(run.final_loss, ".6f"),
+                "" if run.final_loss is None else f"{run.final_loss:.6f}",
                 f"{run.tokens:.0f}",
                 f"{run.seconds:.1f}",
                 "; ".join(mark.text for mark in run.marks),
@@ -200,37 +213,28 @@ def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None =
 def write_looks(file: StudyFile, state: StudyState) -> None:
     """Write looks.csv: the verdicts of every look up to this one, as they stood then."""
     folder = study_folder(file.name)
-    rows: list[tuple[object, ...]] = []
+    rows: list[list[object]] = []
     for row in read_looks(folder):
         if int(row["look"]) < state.look:
-            rows.append(tuple(row[column] for column in LOOKS))
+            rows.append([row[column] for column in LOOKS])
     for verdict in state.verdicts:
-        estimate, question = verdict.estimate, verdict.question
-        rows.append(
-            (
-                state.look,
-                len(verdict.seeds),
-                question.key,
-                question.direction,
-                "" if question.margin is None else question.margin,
-                verdict.arm,
-                _number(estimate.mean),
-                _number(estimate.low),
-                _number(estimate.high),
-                _number(verdict.p),
-                _number(verdict.p_holm),
-                verdict.outcome,
-            )
-        )
+        values = verdict_json(file, verdict)
+        values |= {"look": state.look, "seeds": len(verdict.seeds)}
+        rows.append([_cell(values[column]) for column in LOOKS])
     _write(folder / "looks.csv", LOOKS, rows)
 
 
-def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def _write(
+    path: Path,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, csv_text(columns, rows))
 
 
-def _number(value: float | None, form: str = ".6g") -> str:
-    if value is None or math.isnan(value):
-        return ""
-    return f"{value:{form}}"
+def _cell(value: object) -> object:
+    """Return a value as a cell: numbers with six digits, "" if there is none."""
+    if isinstance(value, float):
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return "" if value is None else value

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
+from efftrain_cli.compare.engine import Looks
 from efftrain_cli.compare.measures import FINAL_LOSS, Question, cost_question
 from efftrain_cli.compare.sensitivity import LR_SENSITIVITY
 from efftrain_cli.compare.sequential import schedule
@@ -91,7 +92,12 @@ class Primary:
         question = MEASURES[self.measure]
         if self.target is not None and question.axis:
             question = cost_question(question.axis, self.target)
-        return replace(question, key=self.measure, direction=self.direction, margin=self.margin)
+        return replace(
+            question,
+            key=self.measure,
+            direction=self.direction,
+            margin=self.margin,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -153,8 +159,8 @@ class Study:
     """Changes of every arm's recipe, before the arm's own."""
 
 
-Growth = tuple[str, Literal["low", "high"]]
-"""Recipe key, and the side at which every grid of it gets a point more."""
+Edge = tuple[str, Literal["low", "high"]]
+"""A recipe key, and a side of its grid."""
 
 
 class StudyFile:
@@ -165,7 +171,7 @@ class StudyFile:
         path: Path,
         study: Study,
         drawn: dict[str, str] | None = None,
-        grown: tuple[Growth, ...] = (),
+        grown: tuple[Edge, ...] = (),
     ) -> None:
         self.path = path
         self.name = path.stem
@@ -173,7 +179,7 @@ class StudyFile:
         self.drawn = drawn or {}
         """Key -> the seeds that were drawn for it."""
         self.grown = grown
-        """Points that were added to the grids, in their order."""
+        """Sides at which every grid of the key has got a point more, in their order."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -202,9 +208,10 @@ class StudyFile:
         tuning = self.study.tuning
         if tuning is None:
             return 0
-        if tuning.grow is None:
-            return 2 if tuning.seeds is None else 0
-        return tuning.grow
+        if tuning.grow is not None:
+            return tuning.grow
+        # Studies from before grids could grow gave their tuning seeds.
+        return 0 if tuning.seeds else 2
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -218,6 +225,15 @@ class StudyFile:
     def looks(self) -> tuple[int, ...]:
         """Numbers of seeds at which the study is judged."""
         return schedule(len(self.seeds), self.study.looks)
+
+    def looks_taken(self, number: int) -> Looks:
+        """Return the planned looks, of which so many are taken."""
+        return Looks(
+            self.looks,
+            number,
+            self.study.alpha,
+            registered=True,
+        )
 
     @property
     def comparisons(self) -> int:

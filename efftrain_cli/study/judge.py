@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.measures import Question
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
@@ -75,13 +74,26 @@ def judge(
     # No confirmation runs exist if every primary is over learning rates.
     if any(not primary.question.over_rates for primary in file.study.primary):
         kinds.append(runs)
-    looks = Looks(file.looks, 0, file.study.alpha, registered=True)
-    state = StudyState(0, looks.plan, looks.levels, (), (), notes)
+    looks = file.looks_taken(0)
+    state = StudyState(
+        0,
+        looks.plan,
+        looks.levels,
+        (),
+        (),
+        notes,
+    )
     for number, seeds in enumerate(looks.plan, 1):
         pending = _name_pending(file, kinds, file.seeds[:seeds])
         if pending:
             return replace(state, pending=tuple(pending))
-        verdicts = _judge_look(file, runs, rated, replace(looks, taken=number), withheld)
+        verdicts = _judge_look(
+            file,
+            runs,
+            rated,
+            replace(looks, taken=number),
+            withheld,
+        )
         state = replace(state, look=number, verdicts=tuple(verdicts))
         if state.decided:
             return state
@@ -104,7 +116,9 @@ def _evaluated_alike(
 
 
 def _name_pending(
-    file: StudyFile, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]
+    file: StudyFile,
+    kinds: Sequence[Mapping[str, Runs]],
+    seeds: Sequence[int],
 ) -> list[str]:
     """Return the arms and seeds of which a run has not ended."""
     pending = []
@@ -131,51 +145,59 @@ def _judge_look(
         if file.study.stuck_at is not None:
             question = replace(question, stuck_at=file.study.stuck_at)
         for arm in file.study.arms:
+            names, why, note = (base, arm.name), None, ""
             if arm.name == base:
                 continue
             if question.over_rates:
-                names = (base, arm.name)
-                judged = _judge_rates(question, names, seeds, rated, looks, withheld)
+                groups, why, note = _around_best(names, seeds, rated)
             else:
-                before, after = (_group(name, [runs], seeds) for name in (base, arm.name))
-                judged = verdict(question, before, after, looks, withheld)
+                groups = [_group(name, [runs], seeds) for name in names]
+            judged = verdict(
+                question,
+                groups[0],
+                groups[1],
+                looks,
+                withheld or why,
+            )
+            if note and not math.isnan(judged.estimate.mean):
+                judged = replace(judged, note=note)
             verdicts.append(judged)
     return correct(verdicts, looks)
 
 
-def _judge_rates(
-    question: Question,
-    names: tuple[str, str],
+def _around_best(
+    names: Sequence[str],
     seeds: Sequence[int],
     rated: Mapping[float, Mapping[str, Runs]],
-    looks: Looks,
-    withheld: Why | None,
-) -> Verdict:
-    """Judge a baseline and an arm, in this order, each around its own best learning rate."""
+) -> tuple[list[Group], Why | None, str]:
+    """Return each arm's runs around its own best learning rate, why they cannot be judged, and what
+    the measure depends on."""
     kinds = list(rated.values())
     groups = [_group(name, kinds, seeds) for name in names]
     curves = [_curve(group, tuple(rated)) for group in groups]
     reason = why_not_judged(curves)
-    if reason and not withheld:
-        withheld = Why("not_judged", f"not judged: {reason}")
-    if not withheld:
-        around = zip(names, windows(curves), strict=True)
-        groups = [_group(name, kinds[window], seeds) for name, window in around]
-    judged = verdict(question, groups[0], groups[1], looks, withheld)
-    if math.isnan(judged.estimate.mean):
-        return judged
-    return replace(judged, note=_beside_sensitivity(curves[0], curves[1]))
+    if reason:
+        return groups, Why("not_judged", f"not judged: {reason}"), ""
+    around = zip(names, windows(curves), strict=True)
+    groups = [_group(name, kinds[window], seeds) for name, window in around]
+    return groups, None, _beside_sensitivity(curves[0], curves[1])
 
 
 def ended_groups(
-    file: StudyFile, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]
+    file: StudyFile,
+    kinds: Sequence[Mapping[str, Runs]],
+    seeds: Sequence[int],
 ) -> list[Group]:
     """Return each arm's ended runs with these seeds; no group of an arm without any."""
     groups = [_group(arm.name, kinds, seeds) for arm in file.study.arms]
     return [group for group in groups if group.runs]
 
 
-def _group(name: str, kinds: Sequence[Mapping[str, Runs]], seeds: Sequence[int]) -> Group:
+def _group(
+    name: str,
+    kinds: Sequence[Mapping[str, Runs]],
+    seeds: Sequence[int],
+) -> Group:
     """Return an arm's ended runs with these seeds, of one kind after the other."""
     runs = []
     for kind in kinds:
@@ -190,7 +212,13 @@ def _curve(group: Group, rates: tuple[float, ...]) -> Curve:
     for runs in zip(*sides, strict=True):
         losses.append(tuple(run.final_loss for run in runs))
     initial = tuple(float(runs[0].evaluated["val_loss"][0]) for runs in sides)
-    return Curve(group.label, rates, tuple(losses), initial, group.seeds)
+    return Curve(
+        group.label,
+        rates,
+        tuple(losses),
+        initial,
+        group.seeds,
+    )
 
 
 def _beside_sensitivity(base: Curve, arm: Curve) -> str:

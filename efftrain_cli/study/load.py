@@ -114,7 +114,11 @@ def _check_primaries(check: Check, valid: Mapping[str, Any]) -> None:
             check.add(f"primary.{i}.measure", "is judged already by a [[primary]] above", kind[0])
 
 
-def _check_arms(check: Check, valid: Mapping[str, Any], path: Path) -> None:
+def _check_arms(
+    check: Check,
+    valid: Mapping[str, Any],
+    path: Path,
+) -> None:
     arms = valid.get("arms", ())
     names = [arm.name for arm in arms]
     for i, name in enumerate(names):
@@ -153,7 +157,11 @@ def _check_tuning(check: Check, valid: Mapping[str, Any]) -> None:
                 check.add(key, f"{name} has a value twice", list(values))
 
 
-def _check_recipes(check: Check, valid: Mapping[str, Any], path: Path) -> None:
+def _check_recipes(
+    check: Check,
+    valid: Mapping[str, Any],
+    path: Path,
+) -> None:
     for i, arm in enumerate(valid.get("arms", ())):
         try:
             load_recipe(
@@ -163,11 +171,19 @@ def _check_recipes(check: Check, valid: Mapping[str, Any], path: Path) -> None:
             _wrong_recipe(check, i, arm.recipe, error)
 
 
-def _wrong_recipe(check: Check, i: int, recipe: str, error: RecipeError) -> None:
+def _wrong_recipe(
+    check: Check,
+    i: int,
+    recipe: str,
+    error: RecipeError,
+) -> None:
     text = str(error).replace("\n", "\n    ")
     check.problems.append(
         Problem(
-            f"arms.{i}.recipe", text, toml_value(recipe), check.draft.origin(f"arms.{i}.recipe")
+            f"arms.{i}.recipe",
+            text,
+            toml_value(recipe),
+            check.draft.origin(f"arms.{i}.recipe"),
         )
     )
 
@@ -190,4 +206,11 @@ def _check_runs(check: Check, file: StudyFile) -> None:
             check_comparable(trials)
         except UsageError as error:
             text = str(error).partition("\nMake them equal")[0].replace("\n", "\n    ")
-            check.problems.append(Problem("arms", text, None, check.draft.origin("arms.0")))
+            check.problems.append(
+                Problem(
+                    "arms",
+                    text,
+                    None,
+                    check.draft.origin("arms.0"),
+                )
+            )

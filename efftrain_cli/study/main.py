@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from efftrain_cli.compare import sensitivity
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import human_count, human_seconds, say, silent, table_lines
@@ -26,7 +25,7 @@ from efftrain_cli.study.phases import all_trials, judged_trials, phases_of, sum_
 from efftrain_cli.study.records import Plan, read_plan, study_folder
 from efftrain_cli.study.registration import check_registered, draw_seeds, register
 from efftrain_cli.study.rehearse import rehearsal
-from efftrain_cli.study.tuning import choices, settings_of, tuning_done, widened
+from efftrain_cli.study.tuning import choices, settings_of, widened
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import sensitivity_curves
 from efftrain_cli.trials.pictures import terminal_plot, write_figures
@@ -39,12 +38,26 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     """Print what the study costs."""
     phases = phases_of(file)
     if not as_json:
-        print("\n".join(text.plan_lines(file, phases, jobs, free_bytes(runs_root()))))
+        print(
+            "\n".join(
+                text.plan_lines(
+                    file,
+                    phases,
+                    jobs,
+                    free_bytes(runs_root()),
+                )
+            )
+        )
         return
     left = sum_phases("all", "", phases)
     runs = []
-    for phase, arm, trial, _ in all_trials(file):
-        run = {"phase": phase, "arm": arm, "name": trial.name, "seed": trial.seed}
+    for phase, arm, trial, *_ in all_trials(file):
+        run = {
+            "phase": phase,
+            "arm": arm,
+            "name": trial.name,
+            "seed": trial.seed,
+        }
         runs.append(run | {"settings": list(trial.settings)})
     values = {
         "schema_version": 1,
@@ -63,14 +76,16 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
 
 def print_status(file: StudyFile, as_json: bool) -> None:
     """Print one line per run, and the verdict so far."""
-    rows, is_tuned = [], tuning_done(file)
-    for phase, arm, trial, _ in all_trials(file, settings_of(choices(file))):
+    rows, tuned = [], choices(file)
+    for phase, arm, trial, *_ in all_trials(file, settings_of(tuned)):
         # Before tuning has ended, the recipe of a confirmation run is not chosen.
-        state = state_of(trial) if is_tuned or phase == "tuning" else "new"
+        state = state_of(trial) if tuned or phase == "tuning" else "new"
         # The last step may take a run beyond its budget.
         share = min(1.0, tokens_so_far(trial.name) / recipe_of(trial).train.tokens)
         loss = last_loss(trial.name)
-        loss_text = "-" if loss is None else f"{loss:.4f}"
+        loss_text = "-"
+        if loss is not None:
+            loss_text = f"{loss:.4f}"
         names = (phase, arm, str(trial.seed), trial.name)
         rows.append((*names, state, f"{100 * share:.0f} %", loss_text))
     registration = None
@@ -78,10 +93,29 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         registration = check_registered(file, allow=True)
     judgement = judge_runs(file, allow=True)
     if as_json:
-        print(json.dumps(verdict_json(file, judgement, registration) | {"runs": rows}, indent=1))
+        print(
+            json.dumps(
+                text.as_json(
+                    file,
+                    judgement,
+                    registration,
+                    learning_rates(file, judgement),
+                )
+                | {"runs": rows},
+                indent=1,
+            )
+        )
         return
 
-    head = ("phase", "arm", "seed", "run", "state", "done", "val loss")
+    head = (
+        "phase",
+        "arm",
+        "seed",
+        "run",
+        "state",
+        "done",
+        "val loss",
+    )
     left = sum_phases("all", "", phases_of(file))
     total = f"{left.runs_left} runs left, {human_count(left.tokens_left)} tokens"
     if left.seconds_left is not None:
@@ -111,8 +145,8 @@ def run_study(
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
         names = free_runs([each.trial for each in all_trials(file)], take_over)
-        listed = f": {', '.join(names)}" if names else ""
-        say(f"{len(names)} runs of {take_over} taken over{listed}")
+        line = f"{len(names)} runs of {take_over} taken over"
+        say(": ".join(filter(None, (line, ", ".join(names)))))
 
     def tell(judgement: StudyState) -> None:
         verdicts = []
@@ -123,7 +157,11 @@ def run_study(
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {', '.join(verdicts)}")
 
     runner = (ArrayWriter if array else TrialRunner)(
-        folder=folder, device=device, jobs=jobs, devices=devices, study=registration.sha256
+        folder=folder,
+        device=device,
+        jobs=jobs,
+        devices=devices,
+        study=registration.sha256,
     )
     judgement = conduct(file, runner, tell, allow)
     file = widened(file)
@@ -132,7 +170,17 @@ def run_study(
     curves = learning_rates(file, judgement)
     figures = write_figures(curves, folder) if curves else []
     if as_json:
-        print(json.dumps(verdict_json(file, judgement, registration), indent=1))
+        print(
+            json.dumps(
+                text.as_json(
+                    file,
+                    judgement,
+                    registration,
+                    learning_rates(file, judgement),
+                ),
+                indent=1,
+            )
+        )
         return
     print(verdict_text(file, judgement, registration, plot))
     if figures:
@@ -143,7 +191,13 @@ def run_study(
     )
 
 
-def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, devices: int = 1) -> None:
+def run_rehearsal(
+    file: StudyFile,
+    jobs: int,
+    device: str,
+    as_json: bool,
+    devices: int = 1,
+) -> None:
     """Run every phase at toy size, in a folder of its own that goes when it worked.
 
     Raises:
@@ -161,7 +215,12 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
             study=registration.sha256,
         )
         judgement = conduct(small, runner)
-        verdicts = verdict_json(small, judgement, registration) | {"rehearsal": True}
+        verdicts = text.as_json(
+            small,
+            judgement,
+            registration,
+            learning_rates(small, judgement),
+        ) | {"rehearsal": True}
         # A verdict that cannot be shown fails here.
         verdict_text(small, judgement, registration)
         rows = [(each.phase, each.arm, str(each.runs)) for each in phases_of(small)]
@@ -177,7 +236,10 @@ def run_rehearsal(file: StudyFile, jobs: int, device: str, as_json: bool, device
 
 
 def verdict_text(
-    file: StudyFile, judgement: StudyState, registration: Plan, plot: bool = False
+    file: StudyFile,
+    judgement: StudyState,
+    registration: Plan,
+    plot: bool = False,
 ) -> str:
     """Return the verdicts, how each arm's setting was chosen, and the losses over learning rates."""
     lines = text.verdict_lines(file, judgement, registration)
@@ -191,27 +253,18 @@ def verdict_text(
     return "\n".join(lines)
 
 
-def verdict_json(
-    file: StudyFile, judgement: StudyState, registration: Plan | None
-) -> dict[str, Any]:
-    """Return the same as plain values."""
-    rates = sensitivity.as_json(learning_rates(file, judgement))
-    return text.as_json(file, judgement, registration) | {"sensitivity": rates}
-
-
 def learning_rates(file: StudyFile, judgement: StudyState) -> list[Curve]:
     """Return each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty if
     there are neither."""
     named = []
     if file.rates:
-        judged = judged_trials(file, settings_of(judgement.tuned))
-        named = [(each.arm, each.trial) for each in judged if each.rate is not None]
-        return sensitivity_curves(named, read_trial)
-    given = {arm.name: len(file.settings_of(arm)) for arm in file.study.arms}
-    for _, arm, trial, _ in tuning(file):
-        tried = trial.settings[given[arm] :]
-        others = [setting for setting in tried if not setting.startswith("optim.lr=")]
-        named.append((" ".join((arm, *others)), trial))
+        for each in judged_trials(file, settings_of(judgement.tuned)):
+            if each.rate is not None:
+                named.append((each.arm, each.trial))
+    else:
+        for each in tuning(file):
+            others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
+            named.append((" ".join((each.arm, *others)), each.trial))
     return sensitivity_curves(named, read_trial)
 
 
@@ -240,7 +293,7 @@ def show_judged(
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Print a study's verdicts for `compare --study`.
 
-    Return a run of the baseline, the arm of each run to compare by the run's name, and `verdict_json`.
+    Return a run of the baseline, the arm of each run to compare by the run's name, and its JSON values.
 
     Raises:
         UsageError: the study was never registered, was changed since, or has no runs to compare.
@@ -250,7 +303,7 @@ def show_judged(
     judgement = judge_runs(file, allow)
     verdicts = verdict_text(file, judgement, registration)
     arms = {}
-    for phase, arm, trial, _ in all_trials(file):
+    for phase, arm, trial, *_ in all_trials(file):
         if phase != "tuning" and (run_path(trial.name) / "metrics.jsonl").is_file():
             arms[trial.name] = arm
     of_baseline = [name for name, arm in arms.items() if arm == file.study.baseline]
@@ -264,4 +317,13 @@ def show_judged(
         file=sys.stdout if on_stdout else sys.stderr,
         flush=True,
     )
-    return of_baseline[0], arms, verdict_json(file, judgement, registration)
+    return (
+        of_baseline[0],
+        arms,
+        text.as_json(
+            file,
+            judgement,
+            registration,
+            learning_rates(file, judgement),
+        ),
+    )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.rates import seconds_left
-from efftrain_cli.study.file import Arm, StudyFile
+from efftrain_cli.study.file import Arm, Edge, StudyFile
 from efftrain_cli.trials.runner import tokens_so_far
 from efftrain_cli.trials.trial import (
     ENDED,
@@ -33,6 +33,8 @@ class StudyTrial(NamedTuple):
     trial: Trial
     rate: float | None = None
     """Learning rate of a run that a primary over learning rates is judged by; None of others."""
+    tried: tuple[str, ...] = ()
+    """`key=value` of a point of the arm's grid; empty after tuning."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class Tuned:
     """What the tuning phase showed for one arm."""
 
     arm: str
-    settings: tuple[str, ...]
+    settings: tuple[str, ...] = ()
     """`key=value` overrides that its confirmation runs get; empty if the arm is not tuned."""
-    tried: tuple[Choice, ...]
+    tried: tuple[Choice, ...] = ()
     """Every point of the grid with its losses by seed."""
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    """Sides of its grid at which the best value is: the true optimum may lie beyond."""
 
 
 def all_trials(
@@ -62,14 +66,34 @@ def tuning(file: StudyFile) -> list[StudyTrial]:
             grid = []
             for key, values in file.grid_of(arm).items():
                 grid.append([(key, toml_value(value)) for value in values])
+            # An arm without a grid has no point; the product of no grids would be one.
             for point in itertools.product(*grid) if grid else ():
-                trial = _trial(file, arm, seed, (), point, "tune")
-                trials.append(StudyTrial("tuning", arm.name, trial))
+                tried = tuple(f"{key}={value}" for key, value in point)
+                words = [setting_word(key, value) for key, value in point]
+                trial = _trial(
+                    file,
+                    arm,
+                    seed,
+                    tried,
+                    *words,
+                    "tune",
+                )
+                trials.append(
+                    StudyTrial(
+                        "tuning",
+                        arm.name,
+                        trial,
+                        None,
+                        tried,
+                    )
+                )
     return trials
 
 
 def judged_trials(
-    file: StudyFile, chosen: Mapping[str, Sequence[str]], seeds: Sequence[int] | None = None
+    file: StudyFile,
+    chosen: Mapping[str, Sequence[str]],
+    seeds: Sequence[int] | None = None,
 ) -> list[StudyTrial]:
     """Return the runs that the study is judged by, with the settings chosen for each arm: those with
     its own learning rate, unless every primary is over learning rates, then those over them; seeds
@@ -86,8 +110,12 @@ def judged_trials(
     trials = []
     for phase, rates in phases:
         for seed, arm, rate in itertools.product(seeds, file.study.arms, rates):
-            point = [] if rate is None else [("optim.lr", toml_value(rate))]
-            trial = _trial(file, arm, seed, chosen.get(arm.name, ()), point)
+            settings, words = [*chosen.get(arm.name, ())], []
+            if rate is not None:
+                value = toml_value(rate)
+                settings.append(f"optim.lr={value}")
+                words.append(setting_word("optim.lr", value))
+            trial = _trial(file, arm, seed, settings, *words)
             trials.append(StudyTrial(phase, arm.name, trial, rate))
     return trials
 
@@ -96,16 +124,18 @@ def _trial(
     file: StudyFile,
     arm: Arm,
     seed: int,
-    chosen: Sequence[str],
-    point: Sequence[tuple[str, str]],
+    settings: Sequence[str],
     *words: str,
 ) -> Trial:
-    """Return the run of an arm at a point, recipe keys with their values, and its chosen settings."""
-    settings = [f"{key}={value}" for key, value in point]
-    values = [setting_word(key, value) for key, value in point]
-    name = run_name([f"{file.name}-{arm.name}", *values, *words, f"seed{seed}"], settings)
-    every = (*file.settings_of(arm), *chosen, *settings)
-    return Trial(file.recipe_path(arm), every, seed, name)
+    """Return the run of an arm with settings besides its own; `words` tell its name from others."""
+    name = run_name([f"{file.name}-{arm.name}", *words, f"seed{seed}"], settings)
+    every = (*file.settings_of(arm), *settings)
+    return Trial(
+        file.recipe_path(arm),
+        every,
+        seed,
+        name,
+    )
 
 
 # --- what they cost ---------------------------------------------------------------------------
@@ -140,7 +170,7 @@ def phases_of(file: StudyFile) -> list[Phase]:
     """
     runs: dict[tuple[str, str], list[Phase]] = {}
     speeds: dict[tuple[object, int], float | None] = {}
-    for phase, arm, trial, _ in all_trials(file):
+    for phase, arm, trial, *_ in all_trials(file):
         recipe = recipe_of(trial)
         left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
         done = not left
@@ -150,7 +180,15 @@ def phases_of(file: StudyFile) -> list[Phase]:
         if done:
             left = 0
         needs = (left, seconds_left(recipe, left, speeds), disk_bytes(recipe))
-        runs.setdefault((phase, arm), []).append(Phase(phase, arm, 1, int(done), *needs))
+        runs.setdefault((phase, arm), []).append(
+            Phase(
+                phase,
+                arm,
+                1,
+                int(done),
+                *needs,
+            )
+        )
     return [sum_phases(phase, arm, each) for (phase, arm), each in runs.items()]
 
 

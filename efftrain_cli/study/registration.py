@@ -49,7 +49,9 @@ def register(file: StudyFile, allow: bool) -> Plan:
             f"nobody could rule out that they were looked at first\n"
             f"  remove them (efftrain runs rm), rename the study file, or give --allow: the study is then exploratory"
         )
-    reasons = [f"{len(early)} of its runs are older than its registration"] if early else []
+    reasons = []
+    if early:
+        reasons.append(f"{len(early)} of its runs are older than its registration")
     plan = Plan(
         schema_version=Plan.newest,
         study=file.name,
@@ -161,12 +163,15 @@ def draw_seeds(file: StudyFile) -> StudyFile:
     if not file.seeds_to_draw:
         return file
     plan = read_plan(file.name)
-    registered = plan.latest.drawn if plan else {}
+    registered = {}
+    if plan is not None:
+        registered = plan.latest.drawn
     given = (*file.seeds, *file.tuning_seeds)
     fresh, drawn = _fresh_seeds(file), {}
     for key, number in file.seeds_to_draw.items():
-        seeds = parse_seeds(registered[key]) if key in registered else ()
-        kept = [seed for seed in seeds if seed not in given][:number]
+        kept: list[int] = []
+        if key in registered:
+            kept = [seed for seed in parse_seeds(registered[key]) if seed not in given][:number]
         seeds = (*kept, *itertools.islice(fresh, number - len(kept)))
         drawn[key] = ",".join(map(str, seeds))
     return StudyFile(file.path, file.study, drawn)
@@ -226,8 +231,8 @@ def _seen_by_runs(file: StudyFile) -> list[str]:
         arms.append((recipe, ("seed", *file.grid_of(arm))))
     seen = []
     for name in run_names():
-        theirs = None if name in trials else _recipe_of(name)
-        if theirs is None or theirs["seed"] not in file.seeds:
+        theirs = _recipe_of(name)
+        if theirs is None or name in trials or theirs["seed"] not in file.seeds:
             continue
         seen += [name for recipe, tuned in arms if not differing_keys([recipe, theirs], tuned)]
     if not seen:

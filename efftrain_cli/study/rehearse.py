@@ -82,7 +82,13 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
     return StudyFile(path, small)
 
 
-def _survives(file: StudyFile, arm: Arm, key: str, value: object, folder: Path) -> bool:
+def _survives(
+    file: StudyFile,
+    arm: Arm,
+    key: str,
+    value: object,
+    folder: Path,
+) -> bool:
     """Whether a tried value is one that the toy recipe leaves as it is."""
     recipe = load_recipe(
         file.recipe_path(arm), (*file.settings_of(arm), f"{key}={toml_value(value)}")
@@ -119,7 +125,12 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         phases = min(len(slw.lengths), 3)
         lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
         until = tuple(2 * (i + 1) for i in range(phases - 1))
-        moved["seq_len_warmup"] = replace(slw, multiple=1, lengths=lengths, until=until)
+        moved["seq_len_warmup"] = replace(
+            slw,
+            multiple=1,
+            lengths=lengths,
+            until=until,
+        )
     if recipe.ouroboros is not None:
         moved["ouroboros"] = replace(moved["ouroboros"], split=None)
     optim = replace(

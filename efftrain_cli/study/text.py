@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from efftrain_cli.compare.engine import Looks, Verdict, min_detectable_effect, sides_of
+from efftrain_cli.compare import sensitivity
+from efftrain_cli.compare.engine import Verdict, chance_of_claim, min_detectable_effect, sides_of
 from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import AXIS_WORDS, Question
-from efftrain_cli.compare.sensitivity import BESIDE
+from efftrain_cli.compare.sensitivity import BESIDE, Curve
 from efftrain_cli.foundation.console import (
     Row,
     human_bytes,
@@ -34,7 +35,12 @@ MARGINS = ("noninferior", "equivalent")
 # --- the plan ---------------------------------------------------------------------------------
 
 
-def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -> list[str]:
+def plan_lines(
+    file: StudyFile,
+    phases: Sequence[Phase],
+    jobs: int,
+    free: int,
+) -> list[str]:
     """Return what the study is going to spend, before anything is.
 
     Args:
@@ -67,9 +73,20 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
     rows: list[Row] = []
     for phase in phases:
         counts = (str(phase.runs), str(phase.done), human_count(phase.tokens_left))
-        cost = (_time_text(phase.seconds_left), human_bytes(phase.disk_bytes))
+        time = "unknown"
+        if phase.seconds_left is not None:
+            time = human_seconds(phase.seconds_left)
+        cost = (time, human_bytes(phase.disk_bytes))
         rows.append((phase.phase, phase.arm, *counts, *cost))
-    head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
+    head = (
+        "phase",
+        "arm",
+        "runs",
+        "done",
+        "tokens left",
+        "time left",
+        "disk",
+    )
     lines += ["", *table_lines(head, rows), ""]
 
     left = sum_phases("all", "", phases)
@@ -90,10 +107,6 @@ def plan_lines(file: StudyFile, phases: Sequence[Phase], jobs: int, free: int) -
         end = "It ends at the first look at which every primary is decided, and is cheaper then."
         lines.append(end)
     return lines
-
-
-def _time_text(seconds: float | None) -> str:
-    return "unknown" if seconds is None else human_seconds(seconds)
 
 
 def _seeds_text(file: StudyFile, key: str, given: str | None) -> str:
@@ -156,8 +169,13 @@ def _shown_effect(file: StudyFile) -> str:
     """Return the difference that the last look shows in 80 % of studies, after Holm and looks."""
     n = len(file.seeds)
     one_sd = Estimate(0.0, se=1 / math.sqrt(n), df=n - 1)
-    verdict = Verdict(file.study.primary[0].question, "", file.seeds, one_sd)
-    looks = Looks(file.looks, len(file.looks), file.study.alpha, registered=True)
+    verdict = Verdict(
+        file.study.primary[0].question,
+        "",
+        file.seeds,
+        one_sd,
+    )
+    looks = file.looks_taken(len(file.looks))
     size = min_detectable_effect(verdict, looks, file.comparisons)
     return f"; shows {size:.1f} standard deviations of a pair's difference in 80 % of studies"
 
@@ -176,7 +194,13 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
     for arm in tuned:
         changed = max(1, len(arm.settings))
         named += [(arm.arm, " ".join(each.settings[-changed:]), each) for each in arm.tried]
-    head = ("arm", "setting", "mean loss", "by tuning seed", "")
+    head = (
+        "arm",
+        "setting",
+        "mean loss",
+        "by tuning seed",
+        "",
+    )
 
     columns = {arm.arm: expected_best(arm) for arm in tuned if arm.tried}
     rows: list[Row] = []
@@ -216,6 +240,7 @@ def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> lis
     taken = f"look {state.look} of {len(state.looks)}"
     if not state.complete:
         lines.append(f"{taken}; the next is at {state.looks[state.look]} seeds")
+        lines += _chances(file, state)
     elif state.decided and state.look < len(state.looks):
         lines.append(f"{taken}: the study has ended, everything is decided")
     else:
@@ -229,16 +254,40 @@ def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> lis
     return lines
 
 
+def _chances(file: StudyFile, state: StudyState) -> list[str]:
+    """Return how likely a later look shows what is undecided; empty if nothing can be said."""
+    chances = []
+    for verdict in state.verdicts:
+        chance = chance_of_claim(verdict, file.looks_taken(state.look), file.comparisons)
+        if chance is not None and verdict.outcome == "undecided":
+            chances.append(f"{verdict.arm} {chance:.0%} in {_title(verdict.question)}")
+    if not chances:
+        return []
+    text = "chance to show it by the last look, if the difference stays as estimated"
+    return [f"{text}: {', '.join(chances)} (shown, decides nothing)"]
+
+
 def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
     """Return a row per verdict, and what its numbers are."""
     rows: list[Row] = []
     for verdict in verdicts:
-        p = 1.0 if verdict.p_holm is None else verdict.p_holm
-        p_text = "<.0001" if p < 1e-4 else f"{p:.4f}"
+        p_text = "<.0001"
+        if verdict.p_holm is None or verdict.p_holm >= 1e-4:
+            p_text = f"{verdict.p_holm or 1:.4f}"
         numbers = (interval_text(verdict.estimate), p_text, str(len(verdict.seeds)))
         rows.append((_title(verdict.question), verdict.arm, *numbers, verdict.outcome))
     interval = f"difference [{100 * (1 - file.study.alpha):g} %]"
-    table = table_lines(("measure", "arm", interval, "p", "seeds", "verdict"), rows)
+    table = table_lines(
+        (
+            "measure",
+            "arm",
+            interval,
+            "p",
+            "seeds",
+            "verdict",
+        ),
+        rows,
+    )
 
     words = []
     if any(not verdict.question.axis for verdict in verdicts):
@@ -254,7 +303,9 @@ def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
 
 def why_exploratory(state: StudyState, registration: Plan | None) -> list[str]:
     """Return why no verdict is a confirmation; empty if they are."""
-    reasons = ["not registered"] if registration is None else registration.exploratory
+    reasons = ["not registered"]
+    if registration is not None:
+        reasons = registration.exploratory
     return [*reasons, *(label.text for label in state.labels if label.kind == "allowed")]
 
 
@@ -284,8 +335,10 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
 
 def note_of(verdict: Verdict) -> str:
     """Return why there is no interval, or by which test the verdict was reached."""
-    why = verdict.why.text if verdict.why else ""
-    return "; ".join(text for text in (why, verdict.note) if text)
+    texts = [verdict.note]
+    if verdict.why:
+        texts.insert(0, verdict.why.text)
+    return "; ".join(filter(None, texts))
 
 
 def _detectable(verdict: Verdict) -> str:
@@ -310,18 +363,33 @@ def _detectable(verdict: Verdict) -> str:
 def interval_text(estimate: Estimate) -> str:
     """Write the estimate with its interval, a ratio with three decimals."""
     mean = None if math.isnan(estimate.mean) else estimate.mean
-    return format_estimate(mean, estimate.low, estimate.high, estimate.log, decimals=3)
+    return format_estimate(
+        mean,
+        estimate.low,
+        estimate.high,
+        estimate.log,
+        decimals=3,
+    )
 
 
 # --- for programs -----------------------------------------------------------------------------
 
 
-def as_json(file: StudyFile, state: StudyState, registration: Plan | None) -> dict[str, Any]:
+def as_json(
+    file: StudyFile,
+    state: StudyState,
+    registration: Plan | None,
+    curves: Sequence[Curve],
+) -> dict[str, Any]:
     """Return plan and verdicts as plain values; null where there is no number."""
     arms = []
     for arm in state.tuned:
         tried = [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried]
-        values = {"arm": arm.arm, "chosen": list(arm.settings), "tried": tried}
+        values = {
+            "arm": arm.arm,
+            "chosen": list(arm.settings),
+            "tried": tried,
+        }
         arms.append(values | {"expected_best": expected_best(arm), "warnings": list(arm.warnings)})
     return {
         "schema_version": 1,
@@ -339,11 +407,13 @@ def as_json(file: StudyFile, state: StudyState, registration: Plan | None) -> di
         "complete": state.complete,
         "pending": list(state.pending),
         "tuning": {"rule": BEST_RULE, "arms": arms},
-        "verdicts": [_verdict_json(file, verdict) for verdict in state.verdicts],
+        "verdicts": [verdict_json(file, verdict) for verdict in state.verdicts],
+        "sensitivity": sensitivity.as_json(curves),
     }
 
 
-def _verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
+def verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
+    """Return one verdict as plain values; None where there is no number."""
     question, estimate = verdict.question, verdict.estimate
     return {
         "measure": question.key,

@@ -2,48 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.study.file import Arm, Growth, StudyFile
+from efftrain_cli.study.file import Edge, StudyFile
 from efftrain_cli.study.phases import Tuned, tuning
-from efftrain_cli.trials.trial import ENDED, Choice, choose, read_trial
+from efftrain_cli.trials.trial import ENDED, choose, read_trial
 
 LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 """Recipe keys whose grids may grow."""
 
 
-def tuning_done(file: StudyFile) -> bool:
-    """Return whether every tuning run exists and has ended."""
-    runs = (read_trial(each.trial) for each in tuning(file))
-    return all(run is not None and run.status in ENDED for run in runs)
-
-
 def choices(file: StudyFile) -> tuple[Tuned, ...]:
-    """Return each arm's setting, chosen by `BEST_RULE` from its tuning runs, with its warnings.
+    """Return each arm's setting, chosen by `BEST_RULE` from its tuning runs, with what to doubt.
 
     Empty until every tuning run has ended.
 
     Raises:
         DataError: a tuning run cannot be read.
     """
-    if not tuning_done(file):
-        return ()
-    chosen, runs = [], tuning(file)
+    every = tuning(file)
+    for each in every:
+        run = read_trial(each.trial)
+        if run is None or run.status not in ENDED:
+            return ()
+    chosen = []
     for arm in file.study.arms:
-        trials = [each.trial for each in runs if each.arm == arm.name]
+        trials = [each.trial for each in every if each.arm == arm.name]
         if not trials:
             warning = f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
-            chosen.append(Tuned(arm.name, (), (), (warning,) if runs else ()))
+            chosen.append(Tuned(arm.name, warnings=(warning,) * bool(every)))
             continue
         tried = choose(trials)
         best = next(choice for choice in tried if choice.best)
         settings = best.settings[len(file.settings_of(arm)) :]
-        chosen.append(Tuned(arm.name, settings, tuple(tried), _edge_warnings(file, arm, best)))
+        edges, warnings = _edges(file.grid_of(arm), settings)
+        named = [f"arm {arm.name!r}: the best {warning}" for warning in warnings]
+        chosen.append(
+            Tuned(
+                arm.name,
+                settings,
+                tuple(tried),
+                tuple(named),
+                tuple(edges),
+            )
+        )
     return tuple(chosen)
 
 
@@ -52,21 +60,23 @@ def settings_of(tuned: Sequence[Tuned]) -> dict[str, tuple[str, ...]]:
     return {each.arm: each.settings for each in tuned}
 
 
-def _edge_warnings(file: StudyFile, arm: Arm, best: Choice) -> tuple[str, ...]:
-    """Say for which keys the best value is the smallest or largest tried: the true optimum may lie beyond."""
+def _edges(
+    grid: Mapping[str, Sequence[Any]], settings: Sequence[str]
+) -> tuple[list[Edge], list[str]]:
+    """Return the keys whose value in `settings` is the lowest or highest of several numbers, and
+    what that means."""
+    values = dict(setting.split("=", 1) for setting in settings)
+    edges: list[Edge] = []
     warnings = []
-    for key, values in file.grid_of(arm).items():
-        are_numbers = all(type(value) in (int, float) for value in values)
-        if are_numbers and len(values) > 1:
-            edge = at_edge(_value(best.settings, key), values)
-            if edge:
-                warnings.append(f"arm {arm.name!r}: the best {key}, {edge}")
-    return tuple(warnings)
-
-
-def _value(settings: Sequence[str], key: str) -> float:
-    """Return the number that settings `key=value` give a key, the last of them."""
-    return float(dict(setting.split("=", 1) for setting in settings)[key].replace("_", ""))
+    for key, tried in grid.items():
+        if len(tried) < 2 or any(type(value) not in (int, float) for value in tried):
+            continue
+        best = float(values[key].replace("_", ""))
+        warning = at_edge(best, tried)
+        if warning:
+            edges.append((key, "low" if best == min(tried) else "high"))
+            warnings.append(f"{key}, {warning}")
+    return edges, warnings
 
 
 # --- grids that grow --------------------------------------------------------------------------
@@ -79,36 +89,38 @@ def widened(file: StudyFile) -> StudyFile:
     grids of all arms get one more at that side, `grow` times at most. This follows from the runs, so
     a stopped study grows as one that was not stopped.
     """
-    grown: list[Growth] = []
+    grown: list[Edge] = []
     for _ in range(file.grow):
-        current = StudyFile(file.path, file.study, file.drawn, tuple(grown))
-        grown += sorted(_edges(current))
-    return StudyFile(file.path, file.study, file.drawn, tuple(grown))
+        edges: set[Edge] = set()
+        for each in choices(
+            StudyFile(
+                file.path,
+                file.study,
+                file.drawn,
+                tuple(grown),
+            )
+        ):
+            edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
+        grown += sorted(edges)
+    return StudyFile(
+        file.path,
+        file.study,
+        file.drawn,
+        tuple(grown),
+    )
 
 
 def widest(file: StudyFile) -> StudyFile:
     """Return the study with its grids as wide as they may get."""
-    sides: list[Growth] = []
+    sides: list[Edge] = []
     for key in LEARNING_RATES:
         sides += [(key, "low"), (key, "high")]
-    return StudyFile(file.path, file.study, file.drawn, tuple(sides * file.grow))
-
-
-def _edges(file: StudyFile) -> set[Growth]:
-    """Return the ends of grids at which an arm's best learning rate is; none before tuning has ended."""
-    edges: set[Growth] = set()
-    for arm, tuned in zip(file.study.arms, choices(file), strict=False):
-        grid = file.grid_of(arm)
-        for key in LEARNING_RATES:
-            values = grid.get(key, ())
-            if len(values) < 2:
-                continue
-            best = _value(tuned.settings, key)
-            if best == min(values):
-                edges.add((key, "low"))
-            if best == max(values):
-                edges.add((key, "high"))
-    return edges
+    return StudyFile(
+        file.path,
+        file.study,
+        file.drawn,
+        tuple(sides * file.grow),
+    )
 
 
 # --- what tuning was worth --------------------------------------------------------------------

@@ -13,7 +13,8 @@ from efftrain_cli.compare.engine import Looks, chance_of_claim
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
-from efftrain_cli.study.text import looks_line, note_of, sentence
+from efftrain_cli.study.records import Plan
+from efftrain_cli.study.text import looks_line, note_of, sentence, verdict_lines
 
 
 @dataclass
@@ -687,3 +688,17 @@ def test_the_opposite_is_corrected_for_all_arms() -> None:
         study("better", arms=("base", *arms)), runs(base=BASE, **dict.fromkeys(arms, worse))
     )
     assert alone.opposite and not any(verdict.opposite for verdict in many.verdicts)
+
+
+def test_a_look_that_is_not_the_last_prints_the_chance_of_a_claim() -> None:
+    file = study(looks=2)
+    state = judge(file, runs(base=BASE[:3], method=shifted(0.004)[:3]))
+    (verdict,) = state.verdicts
+    chance = chance_of_claim(verdict, Looks((3, 5), 1, 0.05, registered=True), 1)
+    assert verdict.outcome == "undecided" and chance is not None and 0.05 < chance < 0.95
+    plan = Plan.model_construct(registered="now", sha256="0" * 64, exploratory=[])
+    lines = verdict_lines(file, state, plan)
+    words = "chance to show it by the last look, if the difference stays as estimated: method"
+    assert f"{words} {chance:.0%} in final loss (shown, decides nothing)" in lines
+    last = judge(file, runs(base=BASE, method=shifted(0.001)))
+    assert not [line for line in verdict_lines(file, last, plan) if line.startswith("chance")]

@@ -12,10 +12,10 @@ from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.main import verdict_json
 from efftrain_cli.study.phases import all_trials, tuning
 from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register
+from efftrain_cli.study.text import as_json
 from efftrain_cli.study.tuning import (
     choices,
     expected_best,
@@ -31,7 +31,7 @@ from tests.trials.stubs import Pretrain, quiet, write_trial
 
 def write_tuning(file: StudyFile, optima: dict[str, float]) -> None:
     """Write the tuning runs with losses that are lowest at each arm's optimum."""
-    for _, arm, trial, _ in tuning(file):
+    for _, arm, trial, *_ in tuning(file):
         write_trial(trial)
         path = run_path(trial.name) / "metrics.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -104,7 +104,7 @@ def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
     assert [len(tuned.tried) for tuned in state.tuned] == [4, 4]
     again = read_study(file.path)
     assert again.grown == (("optim.lr", "low"),)
-    (plain, _) = verdict_json(again, state, None)["tuning"]["arms"]
+    (plain, _) = as_json(again, state, None, [])["tuning"]["arms"]
     assert len(plain["expected_best"]) == 4
 
 
