@@ -16,10 +16,17 @@ from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState, ended_groups, judge
-from efftrain_cli.study.phases import Tuned, all_trials, judged_trials, tuning
+from efftrain_cli.study.phases import (
+    Tuned,
+    all_trials,
+    choices,
+    judged_trials,
+    settings_of,
+    tuning,
+    widened,
+)
 from efftrain_cli.study.records import LOOKS, read_looks, read_plan, study_folder
 from efftrain_cli.study.text import verdict_json
-from efftrain_cli.study.tuning import choices, settings_of, widened
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import ENDED, read_trial, state_of

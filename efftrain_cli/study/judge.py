@@ -32,8 +32,6 @@ class StudyState:
     """Looks taken; 0 before the first."""
     looks: tuple[int, ...]
     """Numbers of seeds at each planned look."""
-    levels: tuple[float, ...]
-    """Two-sided nominal level of each look's own t test, at the study's alpha."""
     verdicts: tuple[Verdict, ...]
     pending: tuple[str, ...]
     """Runs that the next look waits for."""
@@ -78,7 +76,6 @@ def judge(
     state = StudyState(
         0,
         looks.plan,
-        looks.levels,
         (),
         (),
         notes,

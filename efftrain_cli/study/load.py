@@ -27,9 +27,8 @@ from efftrain_cli.study.file import (
     Study,
     StudyFile,
 )
-from efftrain_cli.study.phases import judged_trials, tuning
+from efftrain_cli.study.phases import judged_trials, tuning, widened, widest
 from efftrain_cli.study.registration import draw_seeds
-from efftrain_cli.study.tuning import widened, widest
 from efftrain_cli.trials.trial import check_comparable, parse_seeds, recipe_of
 
 

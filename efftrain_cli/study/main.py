@@ -21,11 +21,19 @@ from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import all_trials, judged_trials, phases_of, sum_phases, tuning
+from efftrain_cli.study.phases import (
+    all_trials,
+    choices,
+    judged_trials,
+    phases_of,
+    settings_of,
+    sum_phases,
+    tuning,
+    widened,
+)
 from efftrain_cli.study.records import Plan, read_plan, study_folder
 from efftrain_cli.study.registration import check_registered, draw_seeds, register
 from efftrain_cli.study.rehearse import rehearsal
-from efftrain_cli.study.tuning import choices, settings_of, widened
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import sensitivity_curves
 from efftrain_cli.trials.pictures import terminal_plot, write_figures

@@ -23,10 +23,9 @@ from efftrain_cli.foundation.console import (
 )
 from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import StudyState
-from efftrain_cli.study.phases import Phase, Tuned, sum_phases, tuning
+from efftrain_cli.study.phases import Phase, Tuned, expected_best, sum_phases, tuning, widest
 from efftrain_cli.study.records import Plan, read_plan
 from efftrain_cli.study.registration import why_not_registered
-from efftrain_cli.study.tuning import expected_best, widest
 from efftrain_cli.trials.screen import settings_table
 
 MARGINS = ("noninferior", "equivalent")
@@ -403,7 +402,7 @@ def as_json(
         "alpha": file.study.alpha,
         "looks": list(state.looks),
         "look": state.look,
-        "nominal_levels": list(state.levels),
+        "nominal_levels": list(file.looks_taken(0).levels),
         "complete": state.complete,
         "pending": list(state.pending),
         "tuning": {"rule": BEST_RULE, "arms": arms},

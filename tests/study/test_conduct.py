@@ -21,12 +21,11 @@ from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import all_trials, phases_of, sum_phases
+from efftrain_cli.study.phases import all_trials, choices, phases_of, sum_phases
 from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.text import plan_lines, verdict_lines
-from efftrain_cli.study.tuning import choices
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
 from tests.conftest import invoke

@@ -12,17 +12,18 @@ from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import all_trials, tuning
-from efftrain_cli.study.records import study_folder
-from efftrain_cli.study.registration import register
-from efftrain_cli.study.text import as_json
-from efftrain_cli.study.tuning import (
+from efftrain_cli.study.phases import (
+    all_trials,
     choices,
     expected_best,
     expected_lowest,
+    tuning,
     widened,
     widest,
 )
+from efftrain_cli.study.records import study_folder
+from efftrain_cli.study.registration import register
+from efftrain_cli.study.text import as_json
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import recipe_of
 from tests.study.conftest import STUDY
