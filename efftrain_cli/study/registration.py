@@ -22,6 +22,7 @@ from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.run.directory import run_names, run_path, runs_root
+from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.records import Change, Plan, read_looks, read_plan, study_folder
@@ -163,9 +164,7 @@ def draw_seeds(file: StudyFile) -> StudyFile:
     if not file.seeds_to_draw:
         return file
     plan = read_plan(file.name)
-    registered = {}
-    if plan is not None:
-        registered = plan.latest.drawn
+    registered = plan.latest.drawn if plan else {}
     given = (*file.seeds, *file.tuning_seeds)
     fresh, drawn = _fresh_seeds(file), {}
     for key, number in file.seeds_to_draw.items():
@@ -193,9 +192,8 @@ def _seen_seeds() -> set[int]:
     plans, _ = _read_plans()
     seen = set().union(*map(_seeds_of, plans.values()))
     for name in run_names():
-        recipe = _recipe_of(name)
-        if recipe is not None:
-            seen.add(recipe["seed"])
+        with contextlib.suppress(DataError):
+            seen.add(read_recipe_values(run_path(name)).get("seed", 0))
     return seen
 
 
