@@ -24,7 +24,7 @@ def metrics(run: str) -> pd.DataFrame:
 
     Raises:
         UsageError: there is no such run, or several.
-        DataError: the file is missing, or too much of it is damaged.
+        DataError: too much of the file is damaged.
     """
     from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.metrics import read_metrics

@@ -24,28 +24,28 @@ from efftrain_cli.run.origin import Origin
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = [
-    "name",
-    "status",
-    "recipe",
-    "seed",
-    "tokens",
-    "budget",
-    "flops",
-    "seconds",
-    "updates",
-    "final_loss",
-    "best_val_loss",
-    "age_seconds",
-    "problem",
-]
-"""Columns of the frame of runs; the settings that differ follow them."""
+TITLES = {
+    "name": "run",
+    "status": "status",
+    "recipe": "recipe",
+    "seed": "seed",
+    "tokens": "tokens",
+    "budget": "budget",
+    "flops": "FLOPs",
+    "seconds": "training time",
+    "updates": "updates",
+    "final_loss": "final loss",
+    "best_val_loss": "best val loss",
+    "age_seconds": "age",
+    "problem": "problem",
+}
+"""Columns of the frame of runs, which the settings that differ follow, and their titles on screens."""
 Order = Literal["age", "name", "loss", "tokens"]
 _SORTED_BY = {"age": "age_seconds", "name": "name", "loss": "best_val_loss", "tokens": "tokens"}
 
 
 def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
-    """Return a row per run: COLUMNS, then each setting in which the runs differ, by its dotted key.
+    """Return a row per run: the columns of TITLES, then each setting in which the runs differ, by its dotted key.
 
     A run that cannot be read has the status "unreadable" and the reason as its `problem`.
 
@@ -58,14 +58,12 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
 
     from efftrain_cli.compare.groups import differing_keys
 
-    chosen = sorted(
-        name
-        for name in run_names()
-        if not names or any(fnmatchcase(name, pattern) for pattern in names)
-    )
+    chosen = run_names()
+    if names:
+        chosen = [run for run in chosen if any(fnmatchcase(run, pattern) for pattern in names)]
     with ThreadPoolExecutor(2) as pool:
         described = list(pool.map(_describe, chosen))
-    frame = pd.DataFrame([row for row, _ in described], columns=COLUMNS)
+    frame = pd.DataFrame([row for row, _ in described], columns=list(TITLES))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
     keys = differing_keys([recipe for _, recipe in described if recipe])
     settings = [[recipe.get(key) for key in keys] for _, recipe in described]
@@ -76,29 +74,26 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
 
 def format_columns(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the frame of runs as text for people; "-" for what a run does not have."""
-    formats: dict[str, Callable[[Any], str]] = {
-        "tokens": partial(format_number, axis="tokens"),
-        "budget": partial(format_number, axis="tokens"),
-        "flops": partial(format_number, axis="flops"),
-        "seconds": partial(format_number, axis="seconds"),
-        "final_loss": partial(format_number, unit="nats/token"),
-        "best_val_loss": partial(format_number, unit="nats/token"),
-        "age_seconds": human_seconds,
-    }
+    axes = {"tokens": "tokens", "budget": "tokens", "flops": "flops", "seconds": "seconds"}
     text = frame.astype(object).where(frame.notna() & (frame != ""), None)
     for name in text:
-        write = formats.get(name, format_value)
+        write: Callable[[Any], str] = format_value
+        if name in axes:
+            write = partial(format_number, axis=axes[name])
+        elif name in ("final_loss", "best_val_loss"):
+            write = partial(format_number, unit="nats/token")
+        elif name == "age_seconds":
+            write = human_seconds
         text[name] = ["-" if value is None else write(value) for value in text[name]]
     return text
 
 
 def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One run's values by column, and its recipe by dotted keys, empty if the run cannot be read."""
+    """Return one run's values by column, and its recipe by dotted keys, empty if the run cannot be read."""
     from efftrain_cli.compare.reading import read_numbers
 
     path = runs_root() / name
-    row: dict[str, Any] = {"name": printable(name), "status": "unreadable", "recipe": "-"}
-    row |= {"tokens": 0.0, "age_seconds": 0.0, "problem": ""}
+    row: dict[str, Any] = {"name": printable(name), "age_seconds": 0.0}
     try:
         metrics = path / "metrics.jsonl"
         written = (metrics if metrics.exists() else path / "recipe.toml").stat().st_mtime
@@ -106,8 +101,9 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         run = read_numbers(path, zero_shot=False)
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
-        return row | {"problem": printable(reason)}, {}
-    own = run.evaluated["val_loss"][run.evaluated["step"] > run.grown_at]
+        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": printable(reason)}
+        return row, {}
+    since_grown = run.evaluated["val_loss"][run.evaluated["step"] > run.grown_at]
     row |= {
         "status": run.status,
         "recipe": run.recipe_name,
@@ -118,13 +114,14 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "seconds": run.seconds,
         "updates": run.step,
         "final_loss": run.final_loss,
-        "best_val_loss": float(own.min()) if len(own) else None,
+        "best_val_loss": float(since_grown.min()) if len(since_grown) else None,
+        "problem": "",
     }
     return row, run.recipe
 
 
 def verify_run(path: Path) -> str:
-    """Compare rows, events and small files of a run with their check values; return what was found valid, in words.
+    """Compare rows, events and small files of a run with their check values; return the counts of valid ones in words.
 
     Raises:
         DataError: a line or file is damaged; the message names each.
@@ -154,7 +151,7 @@ def verify_run(path: Path) -> str:
 
 
 def verify_small_files(path: Path) -> tuple[list[str], int]:
-    """Return what is damaged in the small files of a run, a search or a study, and how many have no seal."""
+    """Return the faults of the small files of a run, a search or a study, and how many files have no seal."""
     from efftrain_cli.study.records import Plan
     from efftrain_cli.tune_warmup.receipts import ProbeFile, SearchFile
     from efftrain_cli.zeroshot.results import read_entries
@@ -210,6 +207,5 @@ def remove(path: Path) -> None:
 
 def size_of(path: Path) -> int:
     """Return the bytes of the files of a run."""
-    return sum(
-        file.lstat().st_size for file in path.rglob("*") if file.is_file() and not file.is_symlink()
-    )
+    files = [file for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
+    return sum(file.lstat().st_size for file in files)

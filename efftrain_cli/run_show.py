@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +20,9 @@ from efftrain_cli.compare.tables import Table, tables_of
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.small_files import read_run
-from efftrain_cli.run_list import COLUMNS, format_columns, read_runs
+from efftrain_cli.run_list import TITLES, format_columns, read_runs
 
+_HASH = re.compile(r"[0-9a-f]{40,}")
 SITE_POINTS = 6
 """Points of training at which the divergence of each site is shown."""
 
@@ -33,7 +35,8 @@ def tables_of_run(path: Path) -> list[Table]:
     """
     run, files = read_numbers(path), read_run(path)
     row = format_columns(read_runs([path.name])).iloc[0]
-    head = {name: row[name] for name in COLUMNS[1:] if row[name] != "-"}
+    head = {title: row[name] for name, title in TITLES.items() if row[name] != "-"}
+    del head["run"]
     if run.marks:
         head["marks"] = "; ".join(mark.text for mark in run.marks)
     head["folder"] = str(path)
@@ -41,9 +44,9 @@ def tables_of_run(path: Path) -> list[Table]:
     events = []
     for event in files.events:
         if event.get("event") != "checkpoint":
-            rest = {key: value for key, value in event.items() if key not in ("time", "event")}
-            what = ", ".join(f"{key} {_text(value)}" for key, value in rest.items())
-            events.append((str(event.get("time", "-")), str(event.get("event")), what))
+            fields = [f"{key} {_text(event[key])}" for key in event if key not in ("time", "event")]
+            time, kind = str(event.get("time", "-")), str(event.get("event"))
+            events.append((time, kind, ", ".join(fields)))
     kept = ", ".join(checkpoint.name for checkpoint in checkpoints_of(path))
     tables = [
         _pairs(path.name, head),
@@ -53,7 +56,7 @@ def tables_of_run(path: Path) -> list[Table]:
         Table("Events", ("time", "event", "what"), tuple(events)),
         _pairs("Checkpoints", {"kept": kept or "none"}),
         _pairs("Recipe", run.recipe),
-        _pairs("Origin", origin_values(run.origin)),
+        _pairs("Origin", _origin_values(run.origin)),
     ]
     return [table for table in tables if table.rows]
 
@@ -94,18 +97,20 @@ def values_of_run(path: Path) -> dict[str, Any]:
     }
 
 
-def origin_values(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an origin by dotted keys, the command as one line."""
-    command = origin.get("command")
-    if isinstance(command, list):
-        command = shlex.join(map(str, command))
-    return {"command": command} | flatten({**origin, "command": command})
+def _origin_values(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an origin by dotted keys: the command first, as one line, and the first digits of hashes."""
+    values = flatten({"command": None, **origin})
+    if isinstance(values["command"], list):
+        values["command"] = shlex.join(map(str, values["command"]))
+    for key, value in values.items():
+        if isinstance(value, str) and _HASH.fullmatch(value):
+            values[key] = value[:16]
+    return values
 
 
 def _pairs(title: str, values: Mapping[str, Any]) -> Table:
-    return Table(
-        title, ("", ""), tuple((key, format_value(value)) for key, value in values.items())
-    )
+    rows = [(key, format_value(value)) for key, value in values.items()]
+    return Table(title, ("", ""), tuple(rows))
 
 
 def _time(run: RunNumbers) -> Table:
@@ -121,7 +126,7 @@ def _time(run: RunNumbers) -> Table:
 
 
 def _sites(run: RunNumbers) -> list[Table]:
-    """The standardization loss of each site at a few points of training, nats per channel."""
+    """Return the standardization loss of each site at a few points of training, nats per channel."""
     sites = {name: pd.Series(each.values, each.tokens) for name, each in run.parts(SITE).items()}
     if not sites:
         return []

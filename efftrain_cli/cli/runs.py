@@ -38,7 +38,7 @@ def list_(
 ) -> None:
     """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.run_list import format_columns, read_runs
+    from efftrain_cli.run_list import TITLES, format_columns, read_runs
 
     frame = read_runs(names or [], sort)
     if format_ == "json":
@@ -55,18 +55,10 @@ def list_(
     from efftrain_cli.compare.tables import Table
     from efftrain_cli.foundation.console import make_console
 
-    titles = {
-        "name": "run",
-        "status": "status",
-        "recipe": "recipe",
-        "seed": "seed",
-        "tokens": "tokens",
-        "budget": "budget",
-        "best_val_loss": "best val loss",
-        "age_seconds": "age",
-    }
-    rows = format_columns(frame[list(titles)]).itertuples(index=False, name=None)
-    print_tables(make_console(result=True), [Table("", tuple(titles.values()), tuple(rows))])
+    shown = ("name", "status", "recipe", "seed", "tokens", "budget", "best_val_loss", "age_seconds")
+    head = tuple(TITLES[name] for name in shown)
+    rows = format_columns(frame[list(shown)]).itertuples(index=False, name=None)
+    print_tables(make_console(result=True), [Table("", head, tuple(rows))])
     for problem in filter(None, frame.problem):
         print(f"warning: {problem}", file=sys.stderr)
 
@@ -111,10 +103,10 @@ def rm(
         list[str],
         Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names),
     ],
-    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation prompt.")] = False,
 ) -> None:
     """Remove runs with all their checkpoints."""
-    from efftrain_cli.foundation.console import human_bytes
+    from efftrain_cli.foundation.console import counted, human_bytes
     from efftrain_cli.run_list import remove, remove_runs, size_of
 
     paths = remove_runs(names)
@@ -123,10 +115,8 @@ def rm(
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("nothing was removed: without a terminal to ask on, give --yes")
-        typer.confirm(
-            f"Remove {'this run' if len(paths) == 1 else f'these {len(paths)} runs'} for good?",
-            abort=True,
-        )
+        which = "this run" if len(paths) == 1 else f"these {len(paths)} runs"
+        typer.confirm(f"Remove {which} for good?", abort=True)
     for path in paths:
         remove(path)
-    print(f"removed {len(paths)} run{'s' * (len(paths) != 1)}")
+    print(f"removed {counted(len(paths), 'run')}")

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
+from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import PRIMARY, mean_sd
 from efftrain_cli.compare.verdicts import short_verdict, verdict_sentences
@@ -49,32 +51,30 @@ def frame_of(comparison: Comparison) -> pd.DataFrame:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return every row of a comparison: each measure of each group, the baseline first."""
-    verdicts = {(verdict.question.key, verdict.arm): verdict for verdict in comparison.verdicts}
     untested = dict.fromkeys(f"{COLUMNS} {_MORE} short caveat ratio".split())
     rows = []
-    for question in comparison.questions:
-        for group in comparison.groups:
-            # A cost to match is of a pair of runs.
-            matched = question.tested == "match"
-            values = [] if matched else comparison.values[question.key, group.label].values()
-            mean, sd = mean_sd(values)
-            row = {
-                "section": question.section,
-                "measure": question.key,
-                "title": question.title,
-                "unit": question.unit,
-                "axis": question.axis,
-                "test": question.tested,
-                "arm": group.label,
-                "letter": comparison.letter(group),
-                "baseline": group is comparison.baseline,
-                "seeds": list(group.seeds),
-                "values": [value.text if isinstance(value, Why) else value for value in values],
-                "mean": mean,
-                "sd": sd,
-            }
-            verdict = verdicts.get((question.key, group.label))
-            rows.append(untested | row | (_test(verdict) if verdict else {}))
+    for question, group in product(comparison.questions, comparison.groups):
+        # A cost to match is of a pair of runs.
+        matched = question.tested == "match"
+        values = [] if matched else comparison.values[question.key, group.label].values()
+        mean, sd = mean_sd(values)
+        row = untested | {
+            "section": question.section,
+            "measure": question.key,
+            "title": question.title,
+            "unit": question.unit,
+            "axis": question.axis,
+            "test": question.tested,
+            "arm": group.label,
+            "letter": comparison.letter(group),
+            "baseline": group is comparison.baseline,
+            "seeds": list(group.seeds),
+            "values": [value.text if isinstance(value, Why) else value for value in values],
+            "mean": mean,
+            "sd": sd,
+        }
+        verdict = comparison.verdict(question.key, group.label)
+        rows.append(row | _test(verdict) if verdict else row)
     return rows
 
 
@@ -110,7 +110,7 @@ def _test(verdict: Verdict) -> Row:
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """The frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
+    """Return the frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
     columns, rows = _CSV_COLUMNS.split(), []
     for row in rows_of(comparison):
         shared = row["shared_seeds"]
@@ -130,7 +130,8 @@ def comma_separated(comparison: Comparison) -> str:
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything as plain values, at full precision; None where there is no number."""
+    """Return everything as plain values, at full precision; None for a number that is missing."""
+    names = f"{COLUMNS} {_MORE}".split()
     return {
         "schema_version": SCHEMA_VERSION,
         "verdicts": verdict_sentences(comparison),
@@ -144,36 +145,35 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             axis: {"value": point.value, "limited_by": point.limited_by}
             for axis, point in comparison.points.items()
         },
-        "labels": [{"severity": each.kind, "text": each.text} for each in comparison.labels],
+        "labels": [{"severity": label.kind, "text": label.text} for label in comparison.labels],
         "recipe_differences": {
             key: {group.label: group.conditions.get(key) for group in comparison.groups}
             for key, _ in comparison.recipe_differences
         },
         "settings_tried": [asdict(trial) for trial in comparison.trials],
-        "groups": [
-            {
-                "letter": comparison.letter(group),
-                "label": group.label,
-                "recipe": group.recipe_name,
-                "runs": [
-                    {
-                        "name": run.name,
-                        "seed": run.seed,
-                        "status": run.status,
-                        "marks": [mark.text for mark in run.marks],
-                        "steps": run.step,
-                        "seconds": run.all_seconds,
-                        "speeds_gflops": list(run.speeds),
-                    }
-                    for run in group.runs
-                ],
-            }
-            for group in comparison.groups
-        ],
-        "rows": [
-            {name: row[name] for name in f"{COLUMNS} {_MORE}".split()}
-            for row in rows_of(comparison)
-        ],
+        "groups": [_group_values(comparison, group) for group in comparison.groups],
+        "rows": [{name: row[name] for name in names} for row in rows_of(comparison)],
+    }
+
+
+def _group_values(comparison: Comparison, group: Group) -> dict[str, Any]:
+    runs = []
+    for run in group.runs:
+        values = {
+            "name": run.name,
+            "seed": run.seed,
+            "status": run.status,
+            "marks": [mark.text for mark in run.marks],
+            "steps": run.step,
+            "seconds": run.all_seconds,
+            "speeds_gflops": list(run.speeds),
+        }
+        runs.append(values)
+    return {
+        "letter": comparison.letter(group),
+        "label": group.label,
+        "recipe": group.recipe_name,
+        "runs": runs,
     }
 
 

@@ -33,7 +33,7 @@ PRIMARY = "final_loss"
 SAME_SCHEDULE = 0.02
 """Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
 Cost = Literal["tokens", "flops", "seconds"]
-AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "training seconds"}
+AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,6 @@ _INK = "#010203"
 _INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 HEIGHT = 20
 """Lines of a plot in the terminal."""
-SHARED = "*"
-"""Stands in the terminal where more than one group's curve passes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class Plot:
     crosses: tuple[tuple[int, float, float], ...] = ()
     """(group, x, y) of runs that diverged."""
     ticks: Mapping[float, str] = field(default_factory=dict)
-    """Where x is labelled, and how; empty: at round numbers."""
+    """Labels of x by their place; empty: at round numbers."""
     fades: bool = False
     """Earlier lines of a group are paler."""
 
@@ -78,13 +76,16 @@ class Plot:
         return float(np.nanmin(values)), float(np.nanmax(values))
 
 
+Values = Sequence[float] | np.ndarray
+
+
 def curve(
     group: int,
     label: str,
-    x: Sequence[float] | np.ndarray,
-    y: Sequence[float] | np.ndarray,
-    low: Sequence[float] | np.ndarray | float = np.nan,
-    high: Sequence[float] | np.ndarray | float = np.nan,
+    x: Values,
+    y: Values,
+    low: Values | float = np.nan,
+    high: Values | float = np.nan,
     line: int = 0,
 ) -> pd.DataFrame:
     """Return the points of one curve.
@@ -106,34 +107,39 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
     from matplotlib.figure import Figure
 
     rows, columns = (1, len(plots)) if across else (len(plots), 1)
-    size = (5.4 * columns, 0.6 + 3.1 * rows)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(5.4 * columns, 0.6 + 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=not across, sharey=across, squeeze=False)
     for axes, plot in zip(panels.flat, plots, strict=True):
-        _draw(axes, plot)
-        axes.set_title(plot.title, fontsize=11, loc="left")
+        _draw_lines(axes, plot)
+        _set_axes(axes, plot)
+
     handles, labels = panels.flat[0].get_legend_handles_labels()
     labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is not a formula
     if labels:
         # Below the axes, so that it lies over no curve; in as many columns as have room.
-        wide = max(1, min(len(handles), 70 * columns // (8 + max(map(len, labels)))))
-        options: dict[str, Any] = {"fontsize": 8.5, "frameon": False, "ncols": wide}
-        figure.legend(handles, labels, loc="outside lower center", **options)
+        fitting = 70 * columns // (8 + max(map(len, labels)))
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            fontsize=8.5,
+            frameon=False,
+            ncols=max(1, min(len(handles), fitting)),
+        )
     return figure
 
 
-def _draw(axes: Axes, plot: Plot) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
-
+def _draw_lines(axes: Axes, plot: Plot) -> None:
     labelled = set()
     for (group, line), points in plot.curves.groupby(["group", "line"], sort=False):
         label = points.label.iloc[0]
         lines = plot.curves[plot.curves.group == group].line.max() + 1
+        colour = COLOURS[group % len(COLOURS)]
         axes.plot(
             points.x,
             points.y,
             label="_" if label in labelled else label,
-            color=COLOURS[group % len(COLOURS)],
+            color=colour,
             linestyle=STYLES[(group + group // len(COLOURS)) % len(STYLES)],
             linewidth=1.6 if lines == 1 else 1.1,
             alpha=0.25 + 0.75 * (line + 1) / lines if plot.fades else 0.9,
@@ -141,15 +147,21 @@ def _draw(axes: Axes, plot: Plot) -> None:
             markersize=4,
         )
         labelled.add(label)
-        colour = COLOURS[group % len(COLOURS)]
         axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.2, linewidth=0)
     for group, x, y in plot.crosses:
         axes.plot([x], [y], "x", markersize=7, color=COLOURS[group % len(COLOURS)], label="_")
+
+
+def _set_axes(axes: Axes, plot: Plot) -> None:
+    """Draw levels and ends, and set scales, limits and labels."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
     thin: dict[str, Any] = {"color": _INK, "linewidth": 0.8, "alpha": 0.6, "linestyle": ":"}
     for level in plot.levels:
         axes.axhline(level, **thin)
     for end in plot.ends:
         axes.axvline(end, **thin)
+
     if "y" in plot.log:
         axes.set_yscale("log")
     else:
@@ -165,6 +177,8 @@ def _draw(axes: Axes, plot: Plot) -> None:
     if plot.ticks:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
+
+    axes.set_title(plot.title, fontsize=11, loc="left")
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
     axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
@@ -183,12 +197,10 @@ def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> Non
         OSError: the file cannot be written.
         ValueError: matplotlib has no such format.
     """
-    with _style(plots[0].name, "#000000"):
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        ending = path.suffix.removeprefix(".")
-        with made_beside(path) as temporary:
-            figure = draw_figure(plots, across)
-            figure.savefig(temporary, dpi=200, metadata=metadata, format=ending)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    with _style(plots[0].name, "#000000"), made_beside(path) as temporary:
+        figure = draw_figure(plots, across)
+        figure.savefig(temporary, dpi=200, metadata=metadata, format=path.suffix[1:])
 
 
 def write_figures(plots: Sequence[Plot], folder: Path) -> list[Path]:
@@ -212,6 +224,7 @@ def inline_svg(plot: Plot) -> str:
     with _style(plot.name, _INK):
         metadata = {"Date": None, "Creator": None}
         draw_figure([plot]).savefig(out, format="svg", transparent=True, metadata=metadata)
+
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
@@ -233,44 +246,45 @@ def _style(salt: str, ink: str) -> Any:
 
 
 def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
-    """Draw a plot in characters: each group is drawn with its letter, and a place that several share says so.
+    """Draw a plot in characters, each group's curves with its letter, in turn.
 
     Args:
         width: characters.
         colour: with colours, for a terminal.
     """
-    import pandas as pd
     import plotext
     from matplotlib.ticker import MaxNLocator
 
-    scale_x, scale_y = (np.log10 if axis in plot.log else np.asarray for axis in "xy")
     shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
     if not len(shown):
         return ""
+    scale_x, scale_y = (np.log10 if axis in plot.log else np.asarray for axis in "xy")
     across = np.array([max(plot.start, shown.x.min()), shown.x.max()], float)
     if across[0] == across[1]:
         across[1] += 1.0  # a single point has no width
     left, right = scale_x(across)
     low, high = scale_y(plot.low_high)
-    drawn = []
-    for (group, _), points in shown.groupby(["group", "line"], sort=False):
-        x, y = scale_x(points.x.to_numpy()), scale_y(points.y.to_numpy())
-        # Several points a column, so that a steep line leaves no gaps.
-        at = np.linspace(x[0], x[-1], 8 * width)
-        drawn.append(curve(group, letter(group), at, np.interp(at, x, y)))
-    cells = pd.concat(drawn, ignore_index=True)
-    cells = cells[cells.y.between(low, high)]
-    column = ((cells.x - left) / ((right - left) or 1) * width).round()
-    row = ((cells.y - low) / ((high - low) or 1) * HEIGHT).round()
-    shared = cells.groupby([column, row]).group.transform("nunique") > 1
+
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
     plotext.plot_size(width, HEIGHT)
-    for mark, own in cells.assign(label=cells.label.mask(shared, SHARED)).groupby("label"):
-        shade = _TERMINAL_COLOURS[own.group.iloc[0] % len(_TERMINAL_COLOURS)]
-        colour_of = None if mark == SHARED else shade
-        plotext.scatter(own.x.tolist(), own.y.tolist(), marker=mark, color=colour_of)
+    groups = shown.group.nunique()
+    for place, (group, curves) in enumerate(shown.groupby("group")):
+        for _, points in curves.groupby("line"):
+            x, y = scale_x(points.x.to_numpy()), scale_y(points.y.to_numpy())
+            # Several points a column, so that a steep line leaves no gaps.
+            at = np.linspace(x[0], x[-1], 8 * width)
+            height = np.interp(at, x, y)
+            # Groups take turns every few columns, so that none hides another.
+            turn = (at - left) / (right - left) * width // 4 % groups
+            drawn = ((turn == place) | (x[0] == x[-1])) & (low <= height) & (height <= high)
+            plotext.scatter(
+                at[drawn].tolist(),
+                height[drawn].tolist(),
+                marker=letter(group),
+                color=_TERMINAL_COLOURS[group % len(_TERMINAL_COLOURS)],
+            )
     plotext.xlim(left, right)
     plotext.ylim(low, high)
     ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(*across)}
@@ -282,10 +296,8 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     plotext.title(plot.y)
     plotext.xlabel(plot.x)
     text = plotext.build()
-    key = list(dict.fromkeys(shown.label))
-    if shared.any():
-        key.append(f"{SHARED} several")
-    return (text if colour else plotext.uncolorize(text)).rstrip() + f"\n{', '.join(key)}"
+    key = ", ".join(shown.label.unique())
+    return (text if colour else plotext.uncolorize(text)).rstrip() + f"\n{key}"
 
 
 def letter(group: int) -> str:

@@ -40,13 +40,11 @@ def plots_of(comparison: Comparison) -> list[Plot]:
         plots.append(loss_plot(comparison, "tokens", late=True))
     if evaluations:
         plots += [loss_plot(comparison, axis) for axis in AXES]
-    plots += [
-        _series(comparison, column)
-        for column in COLUMNS
-        if any(column.name in run.series for run in comparison.runs)
-    ]
-    for column, group in product([c for c in COLUMNS if c.by], comparison.groups):
-        run = next((run for run in group.runs if run.parts(column.name)), None)
+    for column in COLUMNS:
+        if any(column.name in run.series for run in comparison.runs):
+            plots.append(_series(comparison, column))
+    for column, group in product(COLUMNS, comparison.groups):
+        run = next((run for run in group.runs if column.by and run.parts(column.name)), None)
         if run is not None:
             plots.append(_parts(column, comparison.letter(group), run))
     return plots
@@ -55,11 +53,11 @@ def plots_of(comparison: Comparison) -> list[Plot]:
 def terminal_plots(comparison: Comparison) -> list[Plot]:
     """Return validation loss against tokens, FLOPs and seconds, without the initial fall."""
     late = all(len(run.evaluated["val_loss"]) > 6 for run in comparison.runs)
-    return [
-        loss_plot(comparison, axis, late)
-        for axis in AXES
-        if any(len(run.evaluated[axis]) > 1 for run in comparison.runs)
-    ]
+    plots = []
+    for axis in AXES:
+        if any(len(run.evaluated[axis]) > 1 for run in comparison.runs):
+            plots.append(loss_plot(comparison, axis, late))
+    return plots
 
 
 def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
@@ -75,21 +73,16 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
         if not runs:
             continue
         grid = _thin([run.evaluated[axis] for run in runs])
-        losses = np.array(
-            [
-                np.interp(grid, run.evaluated[axis], run.evaluated["val_loss"], np.nan, np.nan)
-                for run in runs
-            ]
-        )
-        band = np.nanmin(losses, 0), np.nanmax(losses, 0)
+        losses = _losses_at(grid, runs, axis)
         label = _label(comparison, group)
         if len(runs) > 1:
             label += f" ({len(runs)} seeds)"
-        curves.append(curve(i, label, grid, np.nanmean(losses, 0), *band))
+        low, high = np.nanmin(losses, 0), np.nanmax(losses, 0)
+        curves.append(curve(i, label, grid, np.nanmean(losses, 0), low, high))
         for run in runs:
             if run.status == "diverged":
-                end = float(run.evaluated[axis][-1])
-                crosses.append((i, end, float(run.evaluated["val_loss"][-1])))
+                end, loss = run.evaluated[axis][-1], run.evaluated["val_loss"][-1]
+                crosses.append((i, float(end), float(loss)))
     points = pd.concat(curves, ignore_index=True)
     furthest = float(points.x.max())
     against = AXIS_LABELS[axis].split(" (")[0]
@@ -116,13 +109,8 @@ def _difference(comparison: Comparison) -> Plot:
         end = min(run.evaluated["tokens"][-1] for pair in pairs for run in pair)
         grid = _thin([pair[0].evaluated["tokens"] for pair in pairs])
         grid = grid[grid <= end]
-        before, after = (
-            np.array(
-                [np.interp(grid, r.evaluated["tokens"], r.evaluated["val_loss"]) for r in side]
-            )
-            for side in zip(*pairs, strict=True)
-        )
-        gaps = after - before
+        before, after = zip(*pairs, strict=True)
+        gaps = _losses_at(grid, after, "tokens") - _losses_at(grid, before, "tokens")
         half = np.full(len(grid), np.nan)
         if len(pairs) > 1:
             t = float(special.stdtrit(len(pairs) - 1, 1 - ALPHA / 2))
@@ -146,13 +134,12 @@ def _series(comparison: Comparison, column: Column) -> Plot:
     curves, name = [], column.name
     for i, group in enumerate(comparison.groups):
         drawn = [run.series[name] for run in group.runs if name in run.series]
+        alike = all(np.array_equal(series.values, drawn[0].values) for series in drawn)
         # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
-        if name in SCHEDULES and all(
-            np.array_equal(series.values, drawn[0].values) for series in drawn
-        ):
+        if name in SCHEDULES and alike:
             drawn = drawn[:1]
+        label = _label(comparison, group)
         for line, series in enumerate(drawn):
-            label = _label(comparison, group)
             curves.append(curve(i, label, series.tokens, series.values, line=line))
     points = pd.concat(curves, ignore_index=True)
     is_ratio = name == "loss_ratio"
@@ -193,15 +180,28 @@ def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
     )
 
 
+def _losses_at(grid: np.ndarray, runs: Sequence[RunNumbers], axis: str) -> np.ndarray:
+    """Interpolate the validation losses of runs at a grid of costs, (runs, points); NaN beyond a run's evaluations."""
+    losses = []
+    for run in runs:
+        x, loss = run.evaluated[axis], run.evaluated["val_loss"]
+        losses.append(np.interp(grid, x, loss, np.nan, np.nan))
+    return np.array(losses)
+
+
 def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNumbers]]:
     """Return pairs (baseline, group) of runs of one seed, both evaluated more than once."""
     if group is comparison.baseline:
         return []
-    before, after = (
-        {run.seed: run for run in side.runs if len(run.evaluated["tokens"]) > 1}
-        for side in (comparison.baseline, group)
-    )
-    return [(run, after[seed]) for seed, run in before.items() if seed in after]
+    evaluated = {}
+    for run in comparison.baseline.runs:
+        if len(run.evaluated["tokens"]) > 1:
+            evaluated[run.seed] = run
+    pairs = []
+    for run in group.runs:
+        if run.seed in evaluated and len(run.evaluated["tokens"]) > 1:
+            pairs.append((evaluated[run.seed], run))
+    return pairs
 
 
 def _label(comparison: Comparison, group: Group) -> str:

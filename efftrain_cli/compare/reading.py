@@ -16,7 +16,6 @@ from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.optim.facts import OPTIMIZERS
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
@@ -102,8 +101,6 @@ class RunNumbers:
     """Largest learning rate of a step."""
     warmup_tokens: float = 0.0
     """Tokens after the first step at the largest learning rate."""
-    flops_lack_optimizer: bool = False
-    """Whether rows of a run with Muon were written before its Newton-Schulz iterations were counted."""
 
     @property
     def failed(self) -> bool:
@@ -165,9 +162,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     """
     run = read_run(path)
     names = (*READ, *_columns_by_part(run.recipe))
-    rows = Metrics(dict.fromkeys(names, np.empty(0)), segments=0, nonfinite_segments=0, corrupt=())
-    if (path / "metrics.jsonl").exists():
-        rows = read_metrics(path, names)
+    rows = read_metrics(path, names)
     status = status_of(run, rows)
     frame = pd.DataFrame(rows.columns)
     frame["schedule_tokens"] = frame.tokens
@@ -176,19 +171,21 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         after = frame.step > float(event.get("to_step", math.inf))
         frame.tokens += float(event.get("tokens_abandoned", 0)) * after
     step, tokens, flops, seconds = (_last(frame[name]) for name in ("step", *AXES.values()))
+
     # No row holds the seconds of the save after the last step: a row counts what was saved before it.
     saves = [event for event in _events(run, "checkpoint") if event.get("step") == step]
-    last_save = (_numbers(saves, "seconds") or [0.0])[-1]
+    last_save = [0.0, *_numbers(saves, "seconds")][-1]
     spent = {name: frame[name].sum() for name in _SECONDS if frame[name].notna().any()}
     if "checkpoint_seconds" in spent:
         spent["checkpoint_seconds"] += last_save
     timed = frame[["mfu", "seconds"]].dropna()
+    timed_seconds = timed.seconds.sum()
     # Each segment has its own clock, which starts at 0.
     clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
     rates = _numbers(_events(run, "start", "resume", "end"), "calibrated_gflops")
-    learning_rates = frame.lr.dropna()
-    at_peak = frame.schedule_tokens[frame.lr >= learning_rates.max() * (1 - 1e-9)]
-    uncounted = frame.lr.notna() & frame.optimizer_flops.isna()
+
+    peak_lr = frame.lr.max() if frame.lr.notna().any() else 0.0
+    at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
     return RunNumbers(
         name=run.name,
         recipe_name=recipe_name(run.origin, run.name),
@@ -201,19 +198,13 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         step=int(step),
         tokens=tokens,
         flops=flops,
-        flops_lack_optimizer=bool(
-            OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")].counts_flops
-            and uncounted.any()
-        ),
         seconds=seconds,
-        peak_lr=float(learning_rates.max()) if len(learning_rates) else 0.0,
+        peak_lr=float(peak_lr),
         warmup_tokens=float(at_peak.iloc[0]) if len(at_peak) else 0.0,
         stability=measure(rows.columns),
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=len(_events(run, "rewind")),
-        mfu=float((timed.mfu * timed.seconds).sum() / timed.seconds.sum())
-        if timed.seconds.sum() > 0
-        else None,
+        mfu=float((timed.mfu * timed.seconds).sum() / timed_seconds) if timed_seconds > 0 else None,
         cpu_seconds=spent.pop("cpu_seconds", None),
         other_seconds=spent,
         speeds=tuple(rate for rate in rates if rate > 0),
@@ -259,7 +250,7 @@ def status_of(run: SmallFiles, rows: Metrics) -> str:
 
 
 def _end(run: SmallFiles) -> str:
-    """How the last segment ended, by its events; "" where it just breaks off."""
+    """Return how the last segment ended, by its events; "" if it just breaks off."""
     for event in reversed(run.events):
         match event.get("event"):
             case "end":
@@ -273,7 +264,6 @@ def _end(run: SmallFiles) -> str:
 
 def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why, ...]:
     marks = []
-    budget = run.recipe.get("train", {}).get("tokens")
     if status != "finished":
         end = _end(run) if status == "crashed" else ""
         text = {
@@ -282,9 +272,11 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
             "crashed": f"unfinished: crashed{end and f' ({end})'}",
         }.get(status, status)
         text += f" at step {step}"
+        budget = run.recipe.get("train", {}).get("tokens")
         if budget:
             text += f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)"
         marks.append(Why("unfinished", text))
+
     rewinds = len(_events(run, "rewind"))
     if rewinds:
         marks.append(Why("rewound", f"rewound {_times(rewinds)}"))
@@ -293,9 +285,7 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
         marks.append(Why("resumed", f"resumed {_times(resumes)}"))
     starts = _events(run, "start", "resume")
     for key, text in _MOVED.items():
-        # A run that was started by an older version says all but its devices in its origin alone.
-        sources = starts if key in ("device", "devices") else [run.origin, *starts]
-        values = dict.fromkeys(str(source[key]) for source in sources if key in source)
+        values = dict.fromkeys(str(event[key]) for event in starts if key in event)
         if len(values) > 1:
             marks.append(Why("moved", text.format(" and ".join(values))))
     for event in _events(run, "override"):
@@ -304,8 +294,10 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
         keys = [str(entry[0]) for entry in entries if isinstance(entry, list) and entry]
         changes = ", ".join(keys) or "unknown"
         marks.append(Why("changed", f"continued although what decides it had changed ({changes})"))
+
     steps = rows.columns["step"]
-    if len(steps) and (gap := int(steps[-1] - steps[0]) + 1 - len(steps)) > 0:
+    gap = int(steps[-1] - steps[0]) + 1 - len(steps) if len(steps) else 0
+    if gap > 0:
         text = f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl"
         marks.append(Why("gap", text))
     if rows.nonfinite_segments and status != "diverged":
@@ -324,7 +316,7 @@ _MOVED = {
     "torch": "ran with PyTorch {}",
     "efftrain": "ran with efftrain {}",
 }
-"""Key of an origin and of a start's event -> the mark of a run with several values of it."""
+"""Key of a start's event -> the mark of a run with several values of it."""
 
 
 def _times(n: int) -> str:

@@ -13,7 +13,6 @@ from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.tables import (
     SIGNS,
-    equal_point_lines,
     gravest_first,
     opening_lines,
     tables_of,
@@ -25,8 +24,10 @@ def report(comparison: Comparison) -> str:
     """Return the page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    others = [group.label for group in comparison.groups if group is not comparison.baseline]
-    title = f"{len(others)} recipes" if len(others) > 2 else " and ".join(others)
+    title, *others = (group.label for group in comparison.groups)
+    if others:
+        against = f"{len(others)} recipes" if len(others) > 2 else " and ".join(others)
+        title = f"{against} against {title}"
     environment = Environment(
         loader=PackageLoader("efftrain_cli.compare"),
         autoescape=True,
@@ -34,15 +35,12 @@ def report(comparison: Comparison) -> str:
         trim_blocks=True,
     )
     return environment.get_template("report.html").render(
-        title=f"{title} against {comparison.baseline.label}"
-        if others
-        else comparison.baseline.label,
+        title=title,
         opening=opening_lines(comparison),
         labels=gravest_first(comparison.labels),
         signs=SIGNS,
         curves_note=_curves_note(comparison),
         figures=[inline_svg(plot) for plot in plots_of(comparison)],
-        equal_points=equal_point_lines(comparison),
         tables=tables_of(comparison),
         recipes=[_recipe(comparison, group) for group in comparison.groups],
         receipts=[_receipt(run) for run in comparison.runs],
@@ -61,26 +59,23 @@ def _curves_note(comparison: Comparison) -> str:
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:
     lines = []
     for key, value in group.recipe.items():
-        lines.append(
-            f"{key} = {json.dumps(value) if isinstance(value, str) else format_value(value)}"
-        )
+        text = json.dumps(value) if isinstance(value, str) else format_value(value)
+        lines.append(f"{key} = {text}")
     seeds = ", ".join(map(str, group.seeds))
     title = f"{comparison.letter(group)} {group.label} (seeds {seeds})"
     return {"title": title, "text": "\n".join(lines)}
 
 
 def _receipt(run: RunNumbers) -> dict[str, str]:
+    values = flatten(run.origin) | {"steps": run.step}
     command = run.origin.get("command")
-    values = flatten(run.origin) | {
-        "command": shlex.join(map(str, command)) if isinstance(command, list) else command,
-        "steps": run.step,
-        **{
-            name.replace("_", " "): f"{value:.3f}"
-            for name, value in run.all_seconds.items()
-            if value
-        },
-        "machine's speed before and after, GFLOP/s": ", ".join(f"{rate:g}" for rate in run.speeds),
-        "marks": "; ".join(mark.text for mark in run.marks),
-    }
+    if isinstance(command, list):
+        values["command"] = shlex.join(map(str, command))
+    for name, seconds in run.all_seconds.items():
+        if seconds:
+            values[name.replace("_", " ")] = f"{seconds:.3f}"
+    rates = ", ".join(f"{rate:g}" for rate in run.speeds)
+    values["machine's speed before and after, GFLOP/s"] = rates
+    values["marks"] = "; ".join(mark.text for mark in run.marks)
     lines = [f"{key}: {value}" for key, value in values.items() if value not in (None, "")]
     return {"title": f"{run.name}: {run.status}", "text": "\n".join(lines)}

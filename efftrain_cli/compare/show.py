@@ -20,19 +20,18 @@ from efftrain_cli.compare.frames import as_json, comma_separated
 from efftrain_cli.compare.tables import (
     SIGNS,
     Table,
-    equal_point_lines,
     gravest_first,
     opening_lines,
     plan_table,
     tables_of,
 )
-from efftrain_cli.foundation.console import make_console
+from efftrain_cli.foundation.console import block_lines, make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
 
 
 def print_tables(console: Console, tables: Sequence[Table]) -> None:
-    """Print tables; if the terminal is too narrow for one, its rows become short blocks."""
+    """Print tables; if the terminal is too narrow for one, its rows become blocks of lines."""
     for table in tables:
         if table.title:
             console.print(table.title, style="bold", markup=False, highlight=False)
@@ -40,25 +39,24 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
         # The last column may wrap: it holds words.
         needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths) - 1
         if console.is_terminal and needed > console.width:
-            for row in table.rows:
-                if row[0]:  # the others go on with the question above them
-                    console.print(Text(row[0]))
-                for name, value in zip(table.header[1:], row[1:], strict=True):
-                    if value not in ("-", ""):
-                        console.print(
-                            Text.assemble("  ", (f"{name} " if name else "", "dim"), value)
-                        )
+            for line in block_lines(table.header, table.rows, console.width):
+                console.print(Text(line))
         else:
-            drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
-            drawn.show_header = any(table.header)  # no head over a table of names and values
-            for i, name in enumerate(table.header):
-                drawn.add_column(Text(name), no_wrap=i < len(widths) - 1, overflow="fold")
-            for row in table.rows:
-                drawn.add_row(*map(Text, row))
-            console.print(drawn)
+            console.print(_drawn(table))
         if table.note:
             console.print(Text(table.note, style="dim"))
         console.print()
+
+
+def _drawn(table: Table) -> RichTable:
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+    drawn.show_header = any(table.header)  # no head over a table of names and values
+    for i, name in enumerate(table.header):
+        is_last = i == len(table.header) - 1
+        drawn.add_column(Text(name), no_wrap=not is_last, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
 
 
 PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
@@ -163,8 +161,6 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
     lines = [*opening_lines(comparison), ""]
     console.print("\n".join(lines), markup=False, highlight=False)
     print_tables(console, tables_of(comparison, details))
-    for line in equal_point_lines(comparison) if details else []:
-        console.print(line, markup=False, highlight=False)
     for label in gravest_first(comparison.labels):
         style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}[label.kind]
         console.print(Text.assemble((f"{SIGNS[label.kind]}:", style), f" {label.text}"))

@@ -13,7 +13,6 @@ from efftrain_cli.compare.formats import (
     format_estimate,
     format_number,
     format_p,
-    format_quantity,
 )
 from efftrain_cli.compare.frames import Row, rows_of
 from efftrain_cli.compare.inference import ALPHA
@@ -81,15 +80,15 @@ def key_table(comparison: Comparison) -> Table:
     """Say what the letters stand for, with the first four settings that differ."""
     rows = []
     for i, group in enumerate(comparison.groups):
-        named = [
-            f"{key}={values[i]}"
-            for key, values in comparison.recipe_differences
-            if values[i] != "-"
-        ]
-        settings = " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
-        seeds = counted(len(group.runs), "seed")
+        named = []
+        for key, values in comparison.recipe_differences:
+            if values[i] != "-":
+                named.append(f"{key}={values[i]}")
+        if len(named) > 4:
+            named[4:] = [f"and {len(named) - 4} more"]
         name = group.label if group.label == group.runs[0].name else group.recipe_name
-        rows.append((comparison.letter(group), name, seeds, settings or "-"))
+        seeds = counted(len(group.runs), "seed")
+        rows.append((comparison.letter(group), name, seeds, " ".join(named) or "-"))
     return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
 
 
@@ -103,19 +102,14 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
     for row in rows_of(comparison):
         if (row["test"] == "score") == scores:
             asked.setdefault(row["measure"], []).append(row)
-    footnotes: dict[str, str] = {}
-    rows = []
     several = len(comparison.groups) > 2
+    footnotes: list[str] = []
+    rows: list[tuple[str, ...]] = []
     for base, *others in asked.values():
         judged = [row for row in others if row["text"]]
         if all(row["kind"] == "nothing" for row in judged):
             continue
-        reasons = dict.fromkeys(filter(None, map(_footnote, judged)))
-        for reason in reasons:
-            footnotes.setdefault(reason, _mark(len(footnotes) + 1))
-        marks = "".join(footnotes[reason] for reason in reasons)
-        title = str(base["title"]).replace("training seconds", "seconds")
-        title = f"{title} {marks}" if marks else title
+        title = _marked(base["title"], judged, footnotes)
         if not several:
             rows.append((title, *map(_short_cell, (base, *judged)), *_answer(judged[0])))
             continue
@@ -123,11 +117,26 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
         if base["test"] != "match":
             under.insert(0, ("A", _short_cell(base), "", "", ""))
         rows += [("" if i else title, *cells) for i, cells in enumerate(under)]
+
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
     if several:
         head = ("", "", "mean", "against A [95 %]", "p", "verdict")
-    notes = [_note(comparison, scores), *(f"{mark} {text}." for text, mark in footnotes.items())]
+    notes = [_note(comparison, scores)]
+    notes += [f"{_mark(number)} {text}." for number, text in enumerate(footnotes, 1)]
     return Table("Zero-shot scores" if scores else "", head, tuple(rows), " ".join(notes))
+
+
+def _marked(title: str, judged: Sequence[Row], footnotes: list[str]) -> str:
+    """Return a title with the marks of its rows' footnotes; append new ones to `footnotes`."""
+    marks: dict[str, None] = {}
+    for row in judged:
+        text = row["reason"] or row["caveat"]
+        is_seen = row["kind"] == "nothing" or (row["kind"] == "one_seed" and not row["items"])
+        if text and not is_seen:
+            if text not in footnotes:
+                footnotes.append(text)
+            marks[_mark(footnotes.index(text) + 1)] = None
+    return f"{title} {''.join(marks)}" if marks else title
 
 
 def _note(comparison: Comparison, scores: bool) -> str:
@@ -140,11 +149,6 @@ def _note(comparison: Comparison, scores: bool) -> str:
     if any(verdict.question.tested == "match" for verdict in comparison.verdicts):
         note += " To match: what the better run of a pair needs to the other's final loss, on its own curve."
     return note
-
-
-def _footnote(row: Row) -> str:
-    unsaid = row["kind"] == "nothing" or (row["kind"] == "one_seed" and not row["items"])
-    return "" if unsaid else row["reason"] or row["caveat"]
 
 
 def _mark(number: int) -> str:
@@ -173,27 +177,28 @@ def _difference(row: Row) -> str:
     """Write the estimate with its interval, or what an exact test counted."""
     exact, items = row["exact"], row["items"]
     if items and row["low"] is None:
-        return (
-            f"{format_estimate(items['mean'], items['low'], items['high'])} over {items['n']} items"
-        )
+        text = format_estimate(items["mean"], items["low"], items["high"])
+        return f"{text} over {items['n']} items"
     if exact is None:
         return format_estimate(row["estimate"], row["low"], row["high"], row["ratio"])
-    known = row["test"] != "failures" and exact["wins"] is not None
-    text = f"ahead in {100 * exact['wins']:.0f} % of pairs" if known else "-"
+    text = "-"
+    if row["test"] != "failures" and exact["wins"] is not None:
+        text = f"ahead in {100 * exact['wins']:.0f} % of pairs"
     return f"{row['bound']} {row['estimate']:.2f}x, {text}" if row["bound"] else text
 
 
 def _trials(comparison: Comparison) -> Table:
-    rows = [
-        (
+    rows = []
+    for trial in comparison.trials:
+        loss = trial.mean_final_loss
+        cells = (
             trial.label,
-            "-" if trial.mean_final_loss is None else f"{trial.mean_final_loss:.4f}",
+            "-" if loss is None else format_number(loss, "nats/token"),
             counted(len(trial.seeds), "seed"),
             str(trial.unfinished or "-"),
             "compared" if trial.chosen else "",
         )
-        for trial in comparison.trials
-    ]
+        rows.append(cells)
     head = ("setting", "mean final loss", "seeds", "unfinished", "")
     return Table("Settings tried", head, tuple(rows))
 
@@ -209,21 +214,25 @@ def _runs(comparison: Comparison) -> Table:
 
 
 def _recipe_differences(comparison: Comparison) -> Table:
-    letters = map(comparison.letter, comparison.groups)
     rows = tuple((key, *values) for key, values in comparison.recipe_differences)
-    return Table("Recipes differ in", ("key", *letters), rows)
+    return Table("Recipes differ in", ("key", *_letters(comparison)), rows)
+
+
+def _letters(comparison: Comparison) -> list[str]:
+    return [comparison.letter(group) for group in comparison.groups]
 
 
 def _measures(comparison: Comparison, rows: Sequence[Row], section: str) -> Table:
-    lines: dict[str, list[str]] = {}
+    cells: dict[str, list[str]] = {}
     for row in rows:
         if row["section"] == section and row["test"] != "match":
             title = f"{row['title']}, {row['unit']}" if row["unit"] else row["title"]
-            lines.setdefault(title, []).append(cell_text(row))
-    several = any(len(group.runs) > 1 for group in comparison.groups)
-    note = "mean ± standard deviation over seeds; no ± where all seeds agree" if several else ""
-    head = ("", *map(comparison.letter, comparison.groups))
-    return Table(section, head, tuple((title, *cells) for title, cells in lines.items()), note)
+            cells.setdefault(title, []).append(cell_text(row))
+    note = ""
+    if any(len(group.runs) > 1 for group in comparison.groups):
+        note = "mean ± standard deviation over seeds; no ± where all seeds agree"
+    lines = tuple((title, *texts) for title, texts in cells.items())
+    return Table(section, ("", *_letters(comparison)), lines, note)
 
 
 def cell_text(row: Row) -> str:
@@ -247,17 +256,16 @@ def _tests(rows: Sequence[Row]) -> Table:
         seen = "-"
         if size is not None:
             seen = f"{1 + size:.3g}x" if row["ratio"] else f"{size:.2g}"
-        lines.append(
-            (
-                f"{row['title']}, {row['letter']}",
-                _difference(row),
-                "-" if row["kind"] == "not_judged" else format_p(row["p"]),
-                format_p(row["p_holm"]),
-                row["method"] or "-",
-                seen,
-                row["text"],
-            )
+        cells = (
+            f"{row['title']}, {row['letter']}",
+            _difference(row),
+            "-" if row["kind"] == "not_judged" else format_p(row["p"]),
+            format_p(row["p_holm"]),
+            row["method"] or "-",
+            seen,
+            row["text"],
         )
+        lines.append(cells)
     head = (
         "question, recipe",
         "difference [95 %]",
@@ -275,36 +283,28 @@ def _tests(rows: Sequence[Row]) -> Table:
 
 
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
-    """How many seeds per recipe would show true differences of these sizes, from the spread seen so far."""
+    """Show how many seeds per recipe would show true differences of these sizes, from the spread so far."""
     rows = []
     for verdict in comparison.verdicts:
-        if verdict.question.tested not in ("difference", "ratio", "match"):
+        question, estimate = verdict.question, verdict.estimate
+        if question.tested not in ("difference", "ratio", "match"):
             continue
-        estimate, title = verdict.estimate, verdict.question.title
         if not estimate.sd or estimate.p is None:
             why = estimate.why or verdict.why
             missing = why.text if why else "no spread"
-            rows.append((title, verdict.arm, "-", *("-" for _ in differences), missing))
+            rows.append((question.title, verdict.arm, *["-"] * (1 + len(differences)), missing))
             continue
-        paired = estimate.paired
         low, high = sd_interval(estimate.sd, estimate.n)
-        needed = []
         sd = assured_sd(estimate.sd, estimate.df or estimate.n - 1)
-        family = [
-            each
-            for each in comparison.verdicts
-            if each.question.is_primary == verdict.question.is_primary
-            and each.question.tested != "score"
-        ]
-        # Of questions that are withheld today none has a p.
-        alpha = ALPHA / max(1, count_members(family))
+        alpha = _strictest_level(comparison, question.is_primary)
+        needed = []
         for size in differences:
-            n = seeds_needed(math.log1p(size) if estimate.log else size, sd, paired, alpha)
+            effect = math.log1p(size) if estimate.log else size
+            n = seeds_needed(effect, sd, estimate.paired, alpha)
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
-        behind = f"{'pairs' if paired else 'unpaired'}: {estimate.n} so far"
-        rows.append(
-            (title, verdict.arm, f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]", *needed, behind)
-        )
+        spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"
+        behind = f"{'pairs' if estimate.paired else 'unpaired'}: {estimate.n} so far"
+        rows.append((question.title, verdict.arm, spread, *needed, behind))
     heads = tuple(f"{size:g}" for size in differences)
     return Table(
         f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided 5 % by Holm, power 80 %)",
@@ -316,15 +316,11 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
     )
 
 
-def equal_point_lines(comparison: Comparison) -> list[str]:
-    """Where losses are compared at equal cost, and which run decides that."""
-    by_run: dict[str, list[str]] = {}
-    for point in comparison.points.values():
-        by_run.setdefault(point.limited_by, []).append(format_quantity(point.value, point.axis))
-    if len(comparison.runs) == 1:
-        return []
-    most = "the most that every run reached"
-    return [
-        f"Equal cost: {', '.join(values)}: {most} (least far: {name})"
-        for name, values in by_run.items()
-    ]
+def _strictest_level(comparison: Comparison, primary: bool) -> float:
+    """Return the level of Holm's first step in the family of the primary measure, or of all other losses and costs."""
+    family = []
+    for verdict in comparison.verdicts:
+        if verdict.question.is_primary == primary and verdict.question.tested != "score":
+            family.append(verdict)
+    # Of questions that are withheld today none has a p.
+    return ALPHA / max(1, count_members(family))

@@ -92,19 +92,43 @@ Row = tuple[str, ...]
 
 
 def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
-    """Format a plain table: columns two spaces apart, numbers to the right."""
+    """Format a plain table: columns two spaces apart, numbers to the right; blocks if the terminal is too narrow."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
+    terminal = shutil.get_terminal_size().columns
+    if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > terminal:
+        return block_lines(header, rows, terminal)
     right = [
         all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns
     ]
-    return [
-        "  ".join(
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in (header, *rows)
-    ]
+    lines = []
+    for row in (header, *rows):
+        cells = []
+        for cell, width, to_right in zip(row, widths, right, strict=True):
+            cells.append(cell.rjust(width) if to_right else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
+    """Format each row of a table as a block: its first cell, then its other ones below, wrapped to `width` characters.
+
+    A row without a first cell goes on with the block above it.
+    """
+    lines = []
+    for first, *cells in rows:
+        if first:
+            lines += textwrap.wrap(first, width)
+        for name, cell in zip(header[1:], cells, strict=True):
+            if cell not in ("-", ""):
+                lines += textwrap.wrap(
+                    f"{name} {cell}".strip(),
+                    width,
+                    initial_indent="  ",
+                    subsequent_indent="    ",
+                    break_on_hyphens=False,
+                )
+    return lines
 
 
 def folded(line: str, indent: int = 0) -> str:

@@ -92,7 +92,7 @@ COLUMNS = (
     Column("mfu", "throughput", compared=True),
     Column("flops", "throughput", drawn_as="step_flops"),
     Column("flops_without_logits", "throughput"),
-    Column("optimizer_flops", "throughput", compared=True),
+    Column("optimizer_flops", "throughput"),
     Column("seconds", "throughput", compared=True, drawn_as="step_seconds"),
     Column("cpu_seconds", "throughput", compared=True),
     Column("eval_seconds", "throughput", compared=True),
@@ -172,9 +172,5 @@ def series_of(name: str) -> str:
 
 
 def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics.jsonl under grouped names, without what is null and what only the file needs."""
-    return {
-        series_of(column): value
-        for column, value in row.items()
-        if value is not None and column != "check"
-    }
+    """Return a row of metrics.jsonl under grouped names, without what is null."""
+    return {series_of(column): value for column, value in row.items() if value is not None}

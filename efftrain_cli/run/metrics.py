@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.lines import CHECK, Lines, parse, read_file, split_lines
+from efftrain_cli.run.lines import CHECK, Lines, parse, read_file
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class Metrics:
 
 
 def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
-    """Read the rows that count, fast, through Arrow.
+    """Read the rows that count, fast, through Arrow; a run that has not logged a step has none.
 
     Args:
         path: the file or its run directory.
         columns: those wanted; empty: all that hold numbers.
 
     Raises:
-        DataError: the file is missing, holds no rows, or is damaged in more places than its kills explain.
+        DataError: the file holds no rows, or is damaged in more places than its kills explain.
     """
     import numpy as np
 
@@ -120,8 +120,7 @@ def latest_rows(path: Path, until: int | None = None) -> list[dict[str, Any]]:
 
 def all_rows(path: Path) -> list[dict[str, Any]]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
-    path = _file_of(path)
-    return valid_rows(_read(path))[0] if path.exists() else []
+    return valid_rows(_read(_file_of(path)))[0]
 
 
 def last_row(path: Path) -> dict[str, Any]:
@@ -235,9 +234,7 @@ def _file_of(path: Path) -> Path:
 
 def _read(path: Path) -> Lines:
     try:
-        return split_lines(path.read_bytes())
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: the run has not logged a step yet") from None
+        return read_file(path)
     except OSError as error:
         raise unreadable(path, error) from None
 

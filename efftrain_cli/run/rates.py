@@ -45,8 +45,8 @@ class Rate:
     """What measured it, for people: "bench of small", "run small-seed1234"."""
     time: str
     """ISO 8601, UTC."""
-    flops_per_token: float | None = None
-    """Logits included, mean of the steps; None if a benchmark of an older version does not say."""
+    flops_per_token: float
+    """Logits included, mean of the steps."""
 
 
 def remember_bench(rate: Rate) -> None:
@@ -71,8 +71,7 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
 
     def rank(is_run: bool, rate: Rate) -> tuple[bool, float, bool, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
-        theirs = rate.flops_per_token or 6.0 * 12 * rate.n_layer * rate.n_embd**2
-        distance = abs(math.log(theirs / per_token))
+        distance = abs(math.log(rate.flops_per_token / per_token))
         return is_run and same, -round(distance, 1), same, rate.time
 
     ranked = []

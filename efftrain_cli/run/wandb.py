@@ -68,7 +68,7 @@ class Synced:
 
 
 def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced:
-    """Makes a clean wandb run from the rows of metrics.jsonl that count.
+    """Make a clean wandb run from the rows of metrics.jsonl that count.
 
     Its id follows from the rows: the same rows give the same id, and a run that went on gives a new one, since wandb
     cannot take back what it was sent.
@@ -82,14 +82,13 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
         DataError: the run is damaged.
     """
     directory = read_run(run)
-    rows = [
-        {key: value for key, value in row.items() if value is not None} for row in latest_rows(run)
-    ]
+    rows = []
+    for row in latest_rows(run):
+        rows.append({key: value for key, value in row.items() if value is not None})
     digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8]
     run_id = f"{directory.name}-{digest}"
-    session = _init(
-        directory, mode, project, run_id, resume="allow" if mode == "offline" else "never"
-    )
+    resume: Literal["allow", "never"] = "allow" if mode == "offline" else "never"
+    session = _init(directory, mode, project, run_id, resume)
     for row in rows:
         session.log(grouped(row), step=int(row["step"]))
     for name, value in _final_numbers(directory).items():
@@ -99,7 +98,7 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
 
 
 def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float = 1.0) -> Synced:
-    """Sends rows to wandb as they are written, until standard input closes; then what is left, and ends.
+    """Send rows to wandb as they are written until standard input closes, then the rest.
 
     One wandb run per run directory: a resumed run continues it. Where "online" cannot be reached within INIT_SECONDS,
     the metrics are kept offline, with one warning.
@@ -149,8 +148,9 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
 
 @contextlib.contextmanager
 def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
-    """While the block runs, a child process sends the rows of `run` to wandb; with `tensorboard`, another one writes
-    them for TensorBoard. "off": nothing is sent.
+    """Let a child process send the rows of `run` to wandb while the block runs, unless `mode` is "off".
+
+    With `tensorboard` another one writes them for TensorBoard.
 
     Whatever befalls the children, the block is not disturbed; what one had to say is printed as one warning at the end.
     """
@@ -164,8 +164,9 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
         yield
     if tensorboard:
         print(f"tensorboard --logdir {run / 'tensorboard'}")
-    copies = (run / "wandb").glob("offline-run-*") if mode != "off" else ()
-    if copy := max(copies, key=lambda path: path.stat().st_mtime, default=None):
+    copies = (run / "wandb").glob("offline-run-*")
+    copy = max(copies, key=lambda path: path.stat().st_mtime, default=None)
+    if mode != "off" and copy is not None:
         print(f"wandb      offline copy in {copy}; send it with: wandb sync {copy}")
 
 
@@ -190,11 +191,9 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
         said = _said(run, log)
         again = f"efftrain wandb-sync {run.name}{' --tensorboard' * (what != 'wandb')}"
         if said:
-            fix = (
-                ""
-                if "wandb-sync" in said
-                else f"\n  metrics.jsonl has every row: {again} sends them"
-            )
+            fix = f"\n  metrics.jsonl has every row: {again} sends them"
+            if "wandb-sync" in said:
+                fix = ""
             print(f"warning: {what}: {said}{fix}", file=sys.stderr)
         elif not done:
             print(
@@ -205,7 +204,7 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
 
 
 def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
-    """Starts the child process, `wandb-sync` with options, that follows `run`, and ends whenever this one does."""
+    """Start the child process, `wandb-sync` with options, that follows `run`, and ends whenever this one does."""
     folder = run / "wandb"
     make_folder(folder)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
@@ -221,7 +220,7 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
 
 
 def _said(run: Path, log: str) -> str:
-    """The last line that the child itself wrote, its warning or error; wandb's own are greetings for the most part."""
+    """Return the last line that the child itself wrote, its warning or error; wandb's own are greetings mostly."""
     try:
         lines = (run / "wandb" / log).read_text(errors="replace").strip().splitlines()
     except OSError:
@@ -276,15 +275,13 @@ def _init(
                 init_timeout=INIT_SECONDS,
             ),
         )
-    except (
-        Exception
-    ) as error:  # wandb raises errors of many kinds, among them its own and the network's
+    # wandb raises errors of many kinds, among them its own and the network's.
+    except Exception as error:
         # Its own process still holds the id, and would refuse it to the offline run that takes this one's place.
         with contextlib.suppress(Exception):
             wandb.teardown()
-        raise UsageError(
-            f"wandb ({mode}): {str(error).strip().splitlines()[0] if str(error) else type(error).__name__}"
-        ) from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UsageError(f"wandb ({mode}): {lines[0]}") from None
     for axis in AXES.values():
         session.define_metric(axis)
     session.define_metric("*", step_metric=AXES["tokens"])
@@ -295,33 +292,30 @@ def _init(
 
 
 def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
-    """Tells wandb's user of an event that matters."""
+    """Tell wandb's user of an event that matters."""
     kind = str(event.get("event"))
     if kind not in ALERTS:
         return
     title, level = ALERTS[kind]
-    text = ", ".join(
-        f"{key} {value}" for key, value in event.items() if key not in ("event", "time", "check")
-    )
+    text = ", ".join(f"{key} {event[key]}" for key in event if key not in ("event", "time"))
     with contextlib.suppress(Exception):  # an alert less; the rows matter
         session.alert(title=f"{session.name}: {title}", text=text, level=level)
 
 
 def _final_numbers(directory: SmallFiles) -> dict[str, Any]:
-    """What a finished run is summed up by beside its curves: zero-shot scores and the largest memory in use."""
-    found: dict[str, Any] = {}
+    """Return what sums up a finished run beside its curves: zero-shot scores and the largest memory in use."""
+    numbers: dict[str, Any] = {}
     with contextlib.suppress(DataError, OSError, KeyError, TypeError):
         for entry in read_json(directory.path / "zeroshot.json"):
-            if (
-                entry["limit"] is None and entry["value"] is not None
-            ):  # the newest of a task comes last
-                found[f"zeroshot/{entry['task']}/{entry['metric']}"] = entry["value"]
+            # The newest of a task comes last.
+            if entry["limit"] is None and entry["value"] is not None:
+                numbers[f"zeroshot/{entry['task']}/{entry['metric']}"] = entry["value"]
     for event in directory.events:
         if event.get("event") == "memory":
-            found |= {
-                f"memory/{key}": value for key, value in event.items() if key.endswith("_bytes")
-            }
-    return found
+            for key, value in event.items():
+                if key.endswith("_bytes"):
+                    numbers[f"memory/{key}"] = value
+    return numbers
 
 
 def _finish(session: wandb.Run) -> None:

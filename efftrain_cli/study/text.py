@@ -134,7 +134,7 @@ def primary_text(primary: Primary, baseline: str) -> str:
 def _title(question: Question) -> str:
     """Name a measure; a cost to match is one to the target, which is each pair's worse final loss."""
     if question.axis:
-        return f"{AXIS_WORDS[question.axis].removeprefix('training ')} to the target"
+        return f"{AXIS_WORDS[question.axis]} to the target"
     return question.title
 
 

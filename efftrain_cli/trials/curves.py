@@ -100,8 +100,7 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             for seed, run in runs[rate].items():
                 loss = losses[rate][seed]
                 assert run is not None and loss is not None
-                if not run.flops_lack_optimizer:
-                    flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
+                flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
                 tokens.setdefault(seed, {})[budget] = Rung(run.tokens, loss)
         found.append(LadderOf(label, flops, tokens, rates, problem))
     return found

@@ -257,8 +257,6 @@ def state_of(trial: Trial) -> str:
             f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
             f"remove the run (efftrain runs rm {trial.name}), or take another name: --name for a sweep, another file name for a study"
         )
-    if not (path / "metrics.jsonl").exists():
-        return "running" if run.locked else "unfinished"
     rows = read_metrics(path, ("step", "tokens", "nonfinite", "val_loss"))
     status = status_of(run, rows)
     if status == "stopped" and trial.until is not None:

@@ -55,7 +55,13 @@ def plan(*words: str) -> dict[str, str]:
 def rate(flops: float, source: str, layers: int = 2, device: str = "cpu", day: int = 1) -> Rate:
     time = f"2026-01-{day:02}T00:00:00+00:00"
     return Rate(
-        flops_per_second=flops, n_layer=layers, n_embd=32, device=device, source=source, time=time
+        flops_per_second=flops,
+        flops_per_token=6.0 * 12 * layers * 32**2,
+        n_layer=layers,
+        n_embd=32,
+        device=device,
+        source=source,
+        time=time,
     )
 
 

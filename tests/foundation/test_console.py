@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 
 from efftrain_cli.foundation.console import (
@@ -10,6 +12,7 @@ from efftrain_cli.foundation.console import (
     human_flops,
     human_perplexity,
     human_seconds,
+    table_lines,
 )
 
 
@@ -90,3 +93,31 @@ def test_seconds(seconds: float, shown: str) -> None:
 def test_perplexities(loss: float, shown: str) -> None:
     """F94: exp(4.0981) = 60.2258; a float holds up to exp(709.78)."""
     assert human_perplexity(loss) == shown
+
+
+def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No line is wider than the terminal, no word is broken, and a row goes on below its first cell."""
+    rows = [
+        ("final loss", "4.1", "not judged: no baseline"),
+        ("", "4.2", "-"),
+        ("cost", "1.30x", "better"),
+    ]
+    head = ("question", "mean", "verdict")
+    wide = ["question     mean  verdict", "final loss    4.1  not judged: no baseline"]
+    monkeypatch.setenv("COLUMNS", "24")
+    assert table_lines(head, rows)[:2] == wide, "as it is in a pipe"
+    terminal = StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdout", terminal)
+    assert table_lines(head, rows) == [
+        "final loss",
+        "  mean 4.1",
+        "  verdict not judged: no",
+        "    baseline",
+        "  mean 4.2",
+        "cost",
+        "  mean 1.30x",
+        "  verdict better",
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    assert table_lines(head, rows)[:2] == wide

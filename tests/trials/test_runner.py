@@ -443,6 +443,7 @@ def test_time_is_known_where_pretrain_knows_it(
     remember_bench(
         Rate(
             flops_per_second=1_503_360.0,
+            flops_per_token=1e6,
             n_layer=7,
             n_embd=64,
             device="cpu",
