@@ -277,7 +277,7 @@ def _tests(rows: Sequence[Row]) -> Table:
     )
     note = (
         "Could have seen: the smallest true difference that a study with this spread and size shows in 80 % of cases; nats/token "
-        "for losses, for costs the ratio."
+        "for losses, for costs the ratio. p corrected: by Holm; intervals are not corrected."
     )
     return Table("Tests against A", head, tuple(lines), note)
 
