@@ -72,7 +72,7 @@ def measure_pieces(
 
     for round_ in range(rounds):
         for size in pieces:
-            cross_entropy._TRAINING_CHUNK_BYTES["cpu"] = size << 20
+            cross_entropy._CHUNK_BYTES["cpu"] = size << 20
             x.grad = weight.grad = None
             start = time.perf_counter()
             (summed_cross_entropy(x, weight, targets, vocab_size) / tokens).backward()

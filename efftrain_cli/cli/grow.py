@@ -218,10 +218,13 @@ def _plan_by_curves(
         raise UsageError("--small needs --operator: width, depth, or both")
     from efftrain_cli.grow.plan_report import curve_lines, curve_of, plot_curves, threshold_of
 
-    target_curve = None if target is None else curve_of(target)
-    small_curve = curve_of(small)
-    slope = threshold_of(operators) if threshold is None else threshold
-    print("\n".join(curve_lines(small_curve, target_curve, slope, window)))
+    target_curve = None
+    if target is not None:
+        target_curve = curve_of(target, window)
+    small_curve = curve_of(small, window)
+    if threshold is None:
+        threshold = threshold_of(operators)
+    print("\n".join(curve_lines(small_curve, target_curve, threshold)))
     if plot is not None:
-        plot_curves(small_curve, target_curve, slope, window, plot)
+        plot_curves(small_curve, target_curve, threshold, plot)
         print(f"plot        {plot}")

@@ -20,7 +20,6 @@ from efftrain_cli.grow.planner import (
     fitted_switch,
     make_curve,
     marginal_projection,
-    window_for,
 )
 from efftrain_cli.grow.scaling_law import (
     FittedLaw,
@@ -113,17 +112,17 @@ def schedule_lines(
     yield f"slope d log L / d log C at which a single size is the cheapest for its loss: {law.optimal_slope():.7f}"
 
 
-def curve_of(source: str) -> Curve:
-    """Return the validation curve of a run.
+def curve_of(source: str, window: int = 31) -> Curve:
+    """Read the validation curve of a run, to be fitted over `window` evaluations.
 
     Raises:
         UsageError: there is no such run, its steps do not all cost the same, or its evaluations are too few.
     """
     run = existing_run(find_run(source))
     recipe = load_recipe(str(run / "recipe.toml"))
-    if found := list(recipe.methods):
+    if recipe.methods:
         raise UsageError(
-            f"run {source!r} uses {', '.join(found)}: the planner needs runs from scratch whose steps all cost the same"
+            f"run {source!r} uses {', '.join(recipe.methods)}: the planner needs runs from scratch whose steps all cost the same"
         )
     model = recipe.model
     vocab_size = int(origin_data(run)["vocab_size"])
@@ -137,7 +136,7 @@ def curve_of(source: str) -> Curve:
         if row.get("val_loss") is not None
     }
     return make_curve(
-        source, points, per_token.with_logits * tokens, per_token.without_logits * tokens
+        source, points, per_token.with_logits * tokens, per_token.without_logits * tokens, window
     )
 
 
@@ -162,28 +161,31 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
 def threshold_of(operators: list[Operator]) -> float:
     """Return the released slope threshold of these operators."""
     kinds = {kind for kind, _ in operators}
-    return PAPER_THRESHOLD["both" if len(kinds) == 2 else next(iter(kinds))]
+    if len(kinds) == 2:
+        return PAPER_THRESHOLD["both"]
+    return PAPER_THRESHOLD[next(iter(kinds))]
 
 
-def curve_lines(small: Curve, target: Curve | None, threshold: float, window: int) -> Iterator[str]:
+def curve_lines(small: Curve, target: Curve | None, threshold: float) -> Iterator[str]:
     """Yield when to grow, by both rules, and what it would save."""
-    width = window_for(small, window)
     yield f"small: {small.name}, {len(small.steps)} evaluations of steps {small.steps[0]:.0f} to {small.steps[-1]:.0f}"
     yield f"grow when the slope d log L / d log C rises above {threshold:g} (released threshold), after its steepest point:"
-    yield f"  regression over {width:>2} evaluations:           {_step(fitted_switch(small, threshold, window))}"
+    yield f"  regression over {small.window:>2} evaluations:           {_step(fitted_switch(small, threshold))}"
     if target is None:
         yield "give the curve of a run of the target's size too (--target) for the saving and for equal marginal cost"
         return
-    marginal = marginal_projection(small, target, window)
-    grow_at = None if marginal is None else marginal.small_steps
+    marginal = marginal_projection(small, target)
+    grow_at = None
+    if marginal is not None:
+        grow_at = marginal.small_steps
     yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(grow_at)
-    optimum = fitted_switch(target, PAPER_OPTIMALITY, window)
+    optimum = fitted_switch(target, PAPER_OPTIMALITY)
     yield (
         f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at {_step(optimum)}"
     )
     yield ""
     rows = []
-    for projection in (fitted_projection(small, target, threshold, window), marginal):
+    for projection in (fitted_projection(small, target, threshold), marginal):
         if projection is not None:
             rows.append(
                 (
@@ -203,25 +205,29 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float, window: in
 
 
 def _step(step: float | None) -> str:
-    return "never on this curve" if step is None else f"step {step:,.0f}"
+    if step is None:
+        return "never on this curve"
+    return f"step {step:,.0f}"
 
 
-def plot_curves(
-    small: Curve, target: Curve | None, threshold: float, window: int, path: Path
-) -> None:
+def plot_curves(small: Curve, target: Curve | None, threshold: float, path: Path) -> None:
     """Plot losses and fitted slopes over FLOPs, with the step at which to grow, in the format of the file's name."""
     import pandas as pd
 
-    curves = [small] if target is None else [small, target]
+    curves = [small]
+    if target is not None:
+        curves.append(target)
     losses, slopes = [], []
     for i, each in enumerate(curves):
         cost = each.step_flops_without_logits
-        steps, slope, smooth = fitted(each, window)
+        steps, slope, smooth = fitted(each)
         losses.append(picture.curve(i, each.name, each.steps * cost, each.losses))
         losses.append(picture.curve(i, each.name, steps * cost, smooth, line=1))
         slopes.append(picture.curve(i, each.name, steps * cost, slope))
-    switch = fitted_switch(small, threshold, window)
-    ends = () if switch is None else (switch * small.step_flops_without_logits,)
+    switch = fitted_switch(small, threshold)
+    ends: tuple[float, ...] = ()
+    if switch is not None:
+        ends = (switch * small.step_flops_without_logits,)
     # What falls steeply at first may leave the frame.
     late = min(float(each.steps.max()) * each.step_flops_without_logits for each in curves) / 20
     upper = picture.Plot(

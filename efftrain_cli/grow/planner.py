@@ -34,12 +34,21 @@ class Curve:
     step_flops: float
     """Logits included; only ratios between curves matter."""
     step_flops_without_logits: float
+    window: int
+    """Evaluations that one regression takes, odd."""
 
 
 def make_curve(
-    name: str, points: dict[float, float], step_flops: float, step_flops_without_logits: float
+    name: str,
+    points: dict[float, float],
+    step_flops: float,
+    step_flops_without_logits: float,
+    window: int = 31,
 ) -> Curve:
     """Make a curve from step -> loss; step 0 is left out, for it has no logarithm.
+
+    Args:
+        window: evaluations that one regression takes, odd; fewer if the curve would have less than three.
 
     Raises:
         UsageError: there are fewer than `FEWEST_POINTS`, or a loss is not positive and finite.
@@ -53,21 +62,23 @@ def make_curve(
         )
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
         raise UsageError(f"{name}: a validation loss is not a positive finite number")
-    return Curve(name, np.array(steps), np.array(losses), step_flops, step_flops_without_logits)
+    fits = len(steps) - 2
+    return Curve(
+        name,
+        np.array(steps),
+        np.array(losses),
+        step_flops,
+        step_flops_without_logits,
+        window=min(window, fits - 1 + fits % 2),
+    )
 
 
-def window_for(curve: Curve, window: int) -> int:
-    """Return the evaluations that one regression takes: `window` (odd), or fewer, so that a curve has three."""
-    fits = len(curve.steps) - 2
-    return min(window, fits - 1 + fits % 2)
-
-
-def fitted(curve: Curve, window: int = 31) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fit (steps, slopes, losses) by regression of log loss on log step over `window_for` evaluations around each step.
+def fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Fit (steps, slopes, losses) by regression of log loss on log step over the evaluations around each step.
 
     Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log step is that on log C.
     """
-    window = window_for(curve, window)
+    window = curve.window
     half = window // 2
     inner = slice(half, len(curve.steps) - half)
     # (points, window), x relative to the point in the middle
@@ -82,41 +93,41 @@ def fitted(curve: Curve, window: int = 31) -> tuple[np.ndarray, np.ndarray, np.n
     return curve.steps[inner], slopes, np.exp(mean_y - slopes * mean_x)
 
 
-def fitted_switch(curve: Curve, threshold: float, window: int = 31) -> float | None:
+def fitted_switch(curve: Curve, threshold: float) -> float | None:
     """Return the first step after the steepest one whose fitted slope exceeds the threshold; None if there is none."""
-    steps, slopes, _ = fitted(curve, window)
-    return _first_above(steps, slopes, threshold)
-
-
-def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> float | None:
+    steps, slopes, _ = fitted(curve)
     steepest = int(np.argmin(slopes))
     above = np.flatnonzero(slopes[steepest:] > threshold)
-    return float(steps[steepest + above[0]]) if len(above) else None
+    if not len(above):
+        return None
+    return float(steps[steepest + above[0]])
 
 
-def target_step(small: Curve, target: Curve, step: float, window: int = 31) -> float | None:
+def target_step(small: Curve, target: Curve, step: float) -> float | None:
     """Return the step where the target's fitted curve has the small model's loss at `step`; None if it never has."""
-    steps, _, losses = fitted(small, window)
-    found = float(_steps_to(target, np.interp(math.log(step), np.log(steps), losses), window))
-    return None if math.isnan(found) else found
+    steps, _, losses = fitted(small)
+    reached = float(_steps_to(target, np.interp(math.log(step), np.log(steps), losses)))
+    if math.isnan(reached):
+        return None
+    return reached
 
 
-def _steps_to(curve: Curve, losses: np.ndarray, window: int) -> np.ndarray:
+def _steps_to(curve: Curve, losses: np.ndarray) -> np.ndarray:
     """Return the steps at which the fitted curve has these losses; NaN if it never has."""
-    steps, _, own = fitted(curve, window)
-    falling = np.minimum.accumulate(own)
-    found = np.exp(np.interp(-losses, -falling, np.log(steps)))
-    return np.where((losses >= falling[-1]) & (losses <= falling[0]), found, np.nan)
+    steps, _, curve_losses = fitted(curve)
+    falling = np.minimum.accumulate(curve_losses)
+    reached = np.exp(np.interp(-losses, -falling, np.log(steps)))
+    return np.where((losses >= falling[-1]) & (losses <= falling[0]), reached, np.nan)
 
 
-def equal_marginal_cost(small: Curve, target: Curve, window: int = 31) -> float | None:
+def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
     """Return the step of the small run at which growing saves most FLOPs, without logits, at a constant batch.
 
     The FLOPs that the target needs for the same loss then exceed the small run's by most, and both sizes lower the loss
     at the same marginal cost dC/dL. None if the saving still rises where one of the curves ends.
     """
-    steps, slopes, losses = fitted(small, window)
-    needed = _steps_to(target, losses, window)
+    steps, slopes, losses = fitted(small)
+    needed = _steps_to(target, losses)
     saved = needed * target.step_flops_without_logits - steps * small.step_flops_without_logits
     saved[: np.argmin(slopes)] = np.nan
     covered = np.flatnonzero(~np.isnan(saved))
@@ -159,26 +170,18 @@ class Projection:
         return self.small_steps / self.target_steps
 
 
-def fitted_projection(
-    small: Curve, target: Curve, threshold: float, window: int = 31
-) -> Projection | None:
+def fitted_projection(small: Curve, target: Curve, threshold: float) -> Projection | None:
     """Project with fitted slopes and losses, until the target's slope passes the paper's optimality."""
-    return _fitted_at(
-        "fitted slope", small, target, fitted_switch(small, threshold, window), window
-    )
+    return _fitted_at("fitted slope", small, target, fitted_switch(small, threshold))
 
 
-def marginal_projection(small: Curve, target: Curve, window: int = 31) -> Projection | None:
+def marginal_projection(small: Curve, target: Curve) -> Projection | None:
     """Project a growth where the marginal costs are equal."""
-    return _fitted_at(
-        "equal marginal cost", small, target, equal_marginal_cost(small, target, window), window
-    )
+    return _fitted_at("equal marginal cost", small, target, equal_marginal_cost(small, target))
 
 
-def _fitted_at(
-    rule: str, small: Curve, target: Curve, step: float | None, window: int
-) -> Projection | None:
-    if step is None or (at := target_step(small, target, step, window)) is None:
+def _fitted_at(rule: str, small: Curve, target: Curve, step: float | None) -> Projection | None:
+    if step is None or (at := target_step(small, target, step)) is None:
         return None
-    final = fitted_switch(target, PAPER_OPTIMALITY, window) or float(target.steps[-1])
+    final = fitted_switch(target, PAPER_OPTIMALITY) or float(target.steps[-1])
     return Projection(rule, small, target, step, at, final)

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-_TRAINING_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Bytes of fp32 logits that are turned into their gradient at once."""
-_EVALUATION_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Bytes of fp32 logits that exist at once if no gradient is wanted."""
-_OTHER_DEVICE_BYTES = 1 << 28
-"""The same on any other device."""
+_CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Bytes of fp32 logits that are turned into their gradient, or exist without one, at once; 1 << 28 elsewhere."""
+
+
+def _chunk_tokens(x: Tensor, rows: int) -> int:
+    """Return the tokens whose logits over `rows` of the vocabulary are worked on at once."""
+    return max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * rows))
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -82,8 +83,7 @@ def _without_gradient(
     x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None
 ) -> Tensor:
     loss = torch.zeros((), device=x.device)
-    chunk_bytes = _EVALUATION_CHUNK_BYTES.get(x.device.type, _OTHER_DEVICE_BYTES)
-    tokens = max(1, chunk_bytes // (4 * weight.shape[0]))
+    tokens = _chunk_tokens(x, weight.shape[0])
     for part, hit in zip(x.split(tokens), targets.split(tokens), strict=True):
         logits = capped(F.linear(part, weight)[:, :vocab_size].float(), softcap)
         loss += F.cross_entropy(logits, hit, reduction="sum")
@@ -101,8 +101,7 @@ class _SummedCrossEntropy(Function):
         softcap: float | None,
     ) -> Tensor:
         logits = x @ weight.t()
-        chunk_bytes = _TRAINING_CHUNK_BYTES.get(x.device.type, _OTHER_DEVICE_BYTES)
-        tokens = max(1, chunk_bytes // (4 * logits.shape[1]))
+        tokens = _chunk_tokens(x, logits.shape[1])
         # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
         narrow = logits.dtype in (torch.bfloat16, torch.float16)
         losses = []

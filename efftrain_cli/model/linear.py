@@ -132,6 +132,13 @@ def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
     return (layer for layer in model.modules() if isinstance(layer, NarrowLinear | NarrowHead))
 
 
+def _register_buffers(layer: nn.Module, device: torch.device) -> None:
+    """Give a narrow layer `draw`, 0-d int32, of which its next pass makes random bits, and what it has `seen`."""
+    draw = torch.zeros((), dtype=torch.int32, device=device)
+    layer.register_buffer("draw", draw, persistent=False)
+    layer.register_buffer("seen", nothing_seen(device), persistent=False)
+
+
 class NarrowLinear(nn.Linear):
     """`nn.Linear` computing by an `Arithmetic`; its parameters are those of the layer that it replaces."""
 
@@ -143,13 +150,7 @@ class NarrowLinear(nn.Linear):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
         self.arithmetic = arithmetic
-        self.register_buffer(
-            "draw",
-            torch.zeros((), dtype=torch.int32, device=linear.weight.device),
-            persistent=False,
-        )
-        """0-d int32: what the random bits of this layer's next pass are made from."""
-        self.register_buffer("seen", nothing_seen(linear.weight.device), persistent=False)
+        _register_buffers(self, linear.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         return narrow_linear(x, self.weight, self.bias, self.arithmetic, self.draw, self.seen)
@@ -167,10 +168,7 @@ class NarrowHead(nn.Module):
     def __init__(self, arithmetic: Arithmetic, device: torch.device) -> None:
         super().__init__()
         self.arithmetic = arithmetic
-        self.register_buffer(
-            "draw", torch.zeros((), dtype=torch.int32, device=device), persistent=False
-        )
-        self.register_buffer("seen", nothing_seen(device), persistent=False)
+        _register_buffers(self, device)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
         """x (..., n_embd) times weight (rows, n_embd) transposed: (..., rows)."""

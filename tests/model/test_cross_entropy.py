@@ -74,7 +74,7 @@ def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
 def test_without_gradient_it_is_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     loss, _, _ = loss_and_gradients(summed_cross_entropy, bf16=False)
     several_chunks = {"cpu": 1 << 20}
-    monkeypatch.setattr("efftrain_cli.model.cross_entropy._EVALUATION_CHUNK_BYTES", several_chunks)
+    monkeypatch.setattr("efftrain_cli.model.cross_entropy._CHUNK_BYTES", several_chunks)
     generator = torch.Generator().manual_seed(5)
     x, weight = (
         torch.randn(130, 32, generator=generator),
@@ -87,7 +87,7 @@ def test_without_gradient_it_is_the_same_loss(monkeypatch: pytest.MonkeyPatch) -
         )
 
 
-def test_training_and_evaluation_have_sizes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_have_as_many_rows_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight = torch.ones(6, 4), torch.ones(8, 4)
     targets = torch.zeros(6, dtype=torch.int64)
     rows: list[int] = []
@@ -98,16 +98,15 @@ def test_training_and_evaluation_have_sizes_of_their_own(monkeypatch: pytest.Mon
 
     module = "efftrain_cli.model.cross_entropy"
     row_bytes = 4 * 8
-    monkeypatch.setattr(f"{module}._TRAINING_CHUNK_BYTES", {"cpu": 3 * row_bytes})
-    monkeypatch.setattr(f"{module}._EVALUATION_CHUNK_BYTES", {"cpu": 2 * row_bytes})
+    monkeypatch.setattr(f"{module}._CHUNK_BYTES", {"cpu": 3 * row_bytes})
     with monkeypatch.context() as patched, torch.no_grad():
         patched.setattr("torch.nn.functional.cross_entropy", count_rows)
         summed_cross_entropy(x, weight, targets, 8)
-    assert rows == [2, 2, 2]
+    assert rows == [3, 3]
     sums = torch.stack
     monkeypatch.setattr(torch, "stack", lambda parts: rows.append(len(parts)) or sums(parts))
     summed_cross_entropy(x.requires_grad_(), weight, targets, 8)
-    assert rows[3:] == [2]  # two pieces of three rows
+    assert rows[2:] == [2]  # two pieces of three rows
 
 
 def test_a_nan_reaches_loss_and_gradient() -> None:
