@@ -12,10 +12,19 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field
 
+from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
+
 SECTION = ConfigDict(
     extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
 )
 """Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are descriptions."""
+
+Blocks = Annotated[int, Field(ge=1, le=LAYERS)]
+"""Transformer blocks."""
+Heads = Annotated[int, Field(ge=1, le=HEADS)]
+"""Attention heads."""
+Channels = Annotated[int, Field(ge=1, le=WIDTH)]
+"""Channels or hidden units."""
 
 _SUFFIX = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _COUNT = re.compile(

@@ -9,7 +9,6 @@ read.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,14 @@ from efftrain_cli.methods.staged_growth import (
     sizes_of,
 )
 from efftrain_cli.recipe.check import rule_of
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.draft import Draft, apply_override
+from efftrain_cli.recipe.recipe import (
+    Recipe,
+    check_draft,
+    dump_recipe,
+    load_recipe,
+    recipe_values,
+)
 from efftrain_cli.run.directory import checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER
 from efftrain_cli.run.metrics import latest_rows
@@ -200,8 +206,10 @@ def _growth_section(source: Recipe, stage: int, options: GrowOptions) -> StagedG
     variants: dict[str, Any] = {
         "symmetry": options.symmetry,
         "depth": options.depth,
-        "moments": "reset" if options.weights_only else options.moments,
+        "moments": options.moments,
     }
+    if options.weights_only:
+        variants["moments"] = "reset"
     asked = {key: value for key, value in variants.items() if value is not None}
     before = source.staged_growth or StagedGrowth()
     section = dataclasses.replace(before, **asked)
@@ -235,13 +243,10 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
             raise UsageError(
                 f"--set {override}: the model, its stages and its tokenizer follow from the source and the operators"
             )
-    with tempfile.TemporaryDirectory() as folder:  # the reader of recipes reads files
-        path = Path(folder) / "grown.toml"
-        path.write_text(dump_recipe(recipe), encoding="utf-8")
-        try:
-            return load_recipe(str(path), overrides)
-        except RecipeError as error:
-            raise RecipeError(str(error).replace(f"{folder}/", "")) from None
+    draft = Draft("grown", Path("grown.toml"), values=recipe_values(recipe))
+    for override in overrides:
+        apply_override(draft, override)
+    return check_draft(draft)
 
 
 def _checkpoint_of(source: Path, options: GrowOptions) -> Path:

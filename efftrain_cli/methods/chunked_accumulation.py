@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.errors import UsageError
@@ -81,16 +81,6 @@ class ChunkedAccumulation(Method):
             "grad_input": self.grad_input,
             "grad_weight": self.grad_weight,
         }
-
-    @field_validator("fidelity", mode="before")
-    @classmethod
-    def _refuse_exact(cls, fidelity: object) -> object:
-        if fidelity == "exact":
-            raise ValueError(
-                'rounding after every product was removed; take "blocked" (another result). A run trained with it needs '
-                "the version of efftrain in its origin.json"
-            )
-        return fidelity
 
     @model_validator(mode="after")
     def _check(self) -> ChunkedAccumulation:

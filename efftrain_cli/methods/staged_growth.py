@@ -48,8 +48,14 @@ from typing import (
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
-from efftrain_cli.foundation.section import SECTION, Count, parse_count
+from efftrain_cli.foundation.section import (
+    SECTION,
+    Blocks,
+    Channels,
+    Count,
+    Heads,
+    parse_count,
+)
 from efftrain_cli.methods.method import Method, Sections
 from efftrain_cli.model.config import Dimensions, S, resize
 
@@ -137,17 +143,17 @@ def _count_if_text(value: object) -> object:
 class StageModel:
     """How a stage's model differs from `[model]`."""
 
-    n_layer: int | None = Field(default=None, ge=1, le=LAYERS)
+    n_layer: Blocks | None = None
     """Transformer blocks."""
-    n_head: int | None = Field(default=None, ge=1, le=HEADS)
+    n_head: Heads | None = None
     """Attention heads per block."""
-    n_embd: int | None = Field(default=None, ge=1, le=WIDTH)
+    n_embd: Channels | None = None
     """Width of the residual stream."""
-    n_kv_head: int | None = Field(default=None, ge=1, le=WIDTH)
+    n_kv_head: Heads | None = None
     """Heads of keys and values."""
-    head_dim: int | None = Field(default=None, ge=1, le=WIDTH)
+    head_dim: Channels | None = None
     """Channels of a head."""
-    d_ff: int | None = Field(default=None, ge=1, le=WIDTH)
+    d_ff: Channels | None = None
     """Hidden units of the MLP."""
     norm_eps: float | None = Field(default=None, gt=0)
     """Added inside each norm; `pad` from width d to e makes d / e of it."""

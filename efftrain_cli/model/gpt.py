@@ -475,16 +475,16 @@ class GPT(nn.Module):
 
         While gradients are wanted of a model `with_squares`, return `summed_losses`, (2,).
         """
-        x, config = self.before_head(x).flatten(0, -2), self.config
+        config, targets = self.config, targets.flatten()
         with_squares = self.with_squares and torch.is_grad_enabled()
         if self.narrow_head is not None:
-            logits = self.narrow_head(x, self.head_weight)[:, : config.vocab_size].float()
-            logits = capped(logits, config.softcap)
+            logits = self.head(x).flatten(0, -2).float()
             if with_squares:
-                return summed_losses(logits, targets.flatten())
-            return F.cross_entropy(logits, targets.flatten(), reduction="sum")
+                return summed_losses(logits, targets)
+            return F.cross_entropy(logits, targets, reduction="sum")
+        x = self.before_head(x).flatten(0, -2)
         return summed_cross_entropy(
-            x, self.head_weight, targets.flatten(), config.vocab_size, config.softcap, with_squares
+            x, self.head_weight, targets, config.vocab_size, config.softcap, with_squares
         )
 
     def loss_sum(

@@ -14,7 +14,7 @@ for bit. The bias is added, and its gradient summed, in fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -179,54 +179,6 @@ def set_draws(module: nn.Module, seed: int, step: int, micro_step: int) -> None:
     """Give every narrow layer below `module` the random bits of one forward and backward pass."""
     for number, layer in enumerate(_narrow_layers(module)):
         layer.draw.fill_(draw_of(seed, step, micro_step, number))
-
-
-def find_overflow(model: nn.Module, compute: Callable[[], object]) -> dict[str, str] | None:
-    """Name the layer and role of the first product that overflows in a narrow layer while `compute` runs.
-
-    A product overflows if it is not finite though its operands are. Without narrow layers nothing is computed.
-
-    Args:
-        compute: runs forward and backward passes, not compiled: every layer's tensors are looked at.
-    """
-    overflows: list[dict[str, str]] = []
-    hooks = []
-
-    def is_finite(tensor: Tensor | None) -> bool:
-        return tensor is None or bool(tensor.isfinite().all())
-
-    def watch(name: str, layer: nn.Module, weight: Tensor) -> None:
-        def after_forward(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if is_finite(inputs[0]) and is_finite(weight) and not is_finite(output):
-                overflows.append({"layer": name, "role": "forward"})
-
-        def after_backward(
-            _: nn.Module, grad_x: tuple[Tensor | None, ...], grad_y: tuple[Tensor | None, ...]
-        ) -> None:
-            coming[0] = is_finite(grad_y[0])
-            if coming[0] and not is_finite(grad_x[0]):
-                overflows.append({"layer": name, "role": "grad_input"})
-
-        def with_gradient(grad: Tensor) -> None:
-            if coming[0] and not is_finite(grad):
-                overflows.append({"layer": name, "role": "grad_weight"})
-
-        coming = [True]
-        hooks.append(layer.register_forward_hook(after_forward))
-        hooks.append(layer.register_full_backward_hook(after_backward))
-        hooks.append(weight.register_hook(with_gradient))
-
-    for name, layer in model.named_modules():
-        if isinstance(layer, NarrowLinear):
-            watch(name, layer, layer.weight)
-    if not hooks:
-        return None
-    try:
-        compute()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return next(iter(overflows), None)
 
 
 def narrow_linear(

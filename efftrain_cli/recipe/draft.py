@@ -230,7 +230,7 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         file = shown_path(path)
         _merge(draft, draft.values, layer, "", file, _places(_text(path), file))
     for override in overrides:
-        _override(draft, override)
+        apply_override(draft, override)
     return draft
 
 
@@ -415,7 +415,8 @@ def parse_override(override: str) -> tuple[str, Any]:
     return key, parsed["value"]
 
 
-def _override(draft: Draft, override: str) -> None:
+def apply_override(draft: Draft, override: str) -> None:
+    """Write `key=value` into a draft, or its mistake."""
     source = f"--set {override}"
     try:
         key, value = parse_override(override)

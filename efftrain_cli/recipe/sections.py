@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from efftrain_cli.foundation.bounds import CONTEXT, HEADS, LAYERS, VOCABULARY, WIDTH
-from efftrain_cli.foundation.section import SECTION, Count, Every, Text
+from efftrain_cli.foundation.bounds import CONTEXT, VOCABULARY
+from efftrain_cli.foundation.section import SECTION, Blocks, Channels, Count, Every, Heads, Text
 from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
 from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
@@ -25,11 +25,11 @@ class Model(Dimensions):
     arch: Literal["gpt2", "llama"] = "gpt2"
     """What keys that are not given default to: GPT-2, or Llama: norm = "rmsnorm", mlp = "swiglu", positions = "rope",
     bias = false. A key that is given wins."""
-    n_layer: int = Field(ge=1, le=LAYERS)
+    n_layer: Blocks
     """Transformer blocks."""
-    n_head: int = Field(ge=1, le=HEADS)
+    n_head: Heads
     """Attention heads per block; divides n_embd, unless head_dim is given."""
-    n_embd: int = Field(ge=1, le=WIDTH)
+    n_embd: Channels
     """Width of the residual stream."""
     seq_len: int = Field(ge=1, le=CONTEXT)
     """Full context length, in tokens; validation is always measured at it."""
@@ -41,13 +41,13 @@ class Model(Dimensions):
     """Initialization: GPT-2's, N(0, 0.02) with projections over sqrt(2 n_layer); "hf", N(0, 0.02) throughout; or "unit"
     variance throughout (embeddings, fan-in matrices, projections over sqrt(2 n_layer), logits over sqrt(n_embd)), for
     models without norms."""
-    n_kv_head: int | None = Field(default=None, ge=1, le=HEADS)
+    n_kv_head: Heads | None = None
     """Heads of keys and values, each for as many query heads; divides n_head. Default: n_head."""
-    head_dim: int | None = Field(default=None, ge=1, le=WIDTH)
+    head_dim: Channels | None = None
     """Channels of a head; default: n_embd / n_head."""
     mlp: Mlp = "gelu"
     """The MLP: GELU, SwiGLU (a gate beside the hidden units), or squared ReLU."""
-    d_ff: int | None = Field(default=None, ge=1, le=WIDTH)
+    d_ff: Channels | None = None
     """Hidden units of the MLP; default: 4 n_embd, with SwiGLU 8/3 n_embd rounded up to a multiple of 32."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the variance, or mean square, inside each norm."""

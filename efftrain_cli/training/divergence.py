@@ -8,7 +8,6 @@ from typing import NoReturn
 
 from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
-from efftrain_cli.model.linear import find_overflow
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
@@ -46,12 +45,6 @@ def raise_diverged(
     alone = devices.computes_alone
     loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
     bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
-    overflow = None
-    if alone:
-        train = replace(session.recipe.train, compile="off")
-        recipe = replace(session.recipe, train=train)
-        overflow = find_overflow(state.model, lambda: _step_again(recipe, state, session, plan))
-        state.model.zero_grad(set_to_none=True)
     run.event(
         "diverged",
         {
@@ -65,16 +58,13 @@ def raise_diverged(
             "next_window": plan.window_start + plan.windows,
             "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
             "nonfinite_layers": bad,
-            **({"overflow": overflow} if overflow else {}),
         },
     )
     try:
         save(run, state, session.recipe, devices)
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
-    if overflow:
-        where = f"the {overflow['role']} sums of {overflow['layer']} overflow: finite operands, infinite result"
-    elif bad:
+    if bad:
         where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
     elif not alone:
         where = "each device has a part of the model: no layer is named"
@@ -132,7 +122,7 @@ def gradient_norms_by_layer(
     Nothing changes.
     """
     state.model.zero_grad(set_to_none=True)
-    result = _step_again(session.recipe, state, session, plan)
+    result = _step_again(state, session, plan)
     parameters = state.model.named_parameters()
     norms = norms_of({name: p.grad for name, p in parameters if p.grad is not None})
     state.model.zero_grad(set_to_none=True)
@@ -140,9 +130,9 @@ def gradient_norms_by_layer(
     return float(result.scalars["loss"]), layers
 
 
-def _step_again(recipe: Recipe, state: TrainState, session: Session, plan: StepPlan) -> StepResult:
+def _step_again(state: TrainState, session: Session, plan: StepPlan) -> StepResult:
     """Leave a planned step's own gradient, not those of steps before, in `.grad`."""
-    recipe = replace(recipe, ouroboros=None)
+    recipe = replace(session.recipe, ouroboros=None)
     forward_backward = build_forward_backward(recipe, state.model, session.device)
     return forward_backward(session.train_data.batch(plan).to(session.device), plan)
 

@@ -148,28 +148,3 @@ def test_a_step_that_is_not_finite_right_after_growth(lab: Laboratory) -> None:
     assert json.loads((lab.checkpoint("r", 7) / "progress.json").read_text())["stage"] == 1
     assert lab.tensors("r", 7)["wte.weight"].shape[1] == 64
     lab.resume()
-
-
-OVERFLOW = """
-import torch
-import efftrain_cli.training.gradient as gradient
-
-def large(model, seed, step, micro_step):  # in the place of new random bits
-    if step == 8:
-        with torch.no_grad():
-            model.h[1].mlp.c_proj.weight.fill_(1e38)
-            model.h[1].mlp.c_fc.bias.fill_(10.0)
-
-gradient.set_draws = large
-"""
-
-
-def test_a_narrow_sum_that_overflows_is_named(lab: Laboratory) -> None:
-    section = (
-        '[chunked_accumulation]\nrounding = "stochastic"\nforward = { bits = 7, chunk = 16 }\n'
-    )
-    process = lab.train(recipe=lab.recipe(extra=section), inject=OVERFLOW, code=4)
-    assert "the forward sums of h.1.mlp.c_proj overflow" in process.errors
-    (event,) = lab.events("r", "diverged")
-    assert event["step"] == 8
-    assert event["overflow"] == {"layer": "h.1.mlp.c_proj", "role": "forward"}
