@@ -30,14 +30,6 @@ class Sampling:
     seed: int = 0
     """Same seed, same text, on the same device type."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature {self.temperature} must be 0 or greater")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k {self.top_k} must be 1 or greater")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p {self.top_p} must be above 0 and at most 1")
-
 
 GREEDY = Sampling(temperature=0)
 
