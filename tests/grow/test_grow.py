@@ -207,14 +207,8 @@ def test_interrupted_growth_writes_nothing(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    if where == "dump_recipe":  # only the last of its calls
-        original = grow_module.dump_recipe
-        calls = iter(range(9))
-        monkeypatch.setattr(
-            grow_module, where, lambda r: original(r) if next(calls) == 0 else interrupt()
-        )
-    else:
-        monkeypatch.setattr(state_module, where, interrupt)
+    module = grow_module if where == "dump_recipe" else state_module
+    monkeypatch.setattr(module, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
         grow_run("small", ["width"], "never", MORE, CPU)
     assert digest(source) == before
