@@ -182,25 +182,25 @@ class ChunkedAccumulation(Method):
         }
 
     def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a step's columns, each 0-d fp64, from what its layers saw, fp64 (9,) as `linear.Seen`.
+        """Return a step's columns, each 0-d fp64, from what its layers saw, fp64 (9,) as `linear.SaturationStats`.
 
         They are how many roundings saturated in each role whose exponents are narrow, and log2 of the smallest and the
         largest scale of the 8-bit tensors of each kind.
 
         With recomputed activations, a forward product counts as often as it is computed.
         """
-        from efftrain_cli.model.linear import OPERANDS, Seen
+        from efftrain_cli.model.linear import OPERANDS, SaturationStats
 
         columns = {
-            f"chunked_saturated_{name}": seen[Seen.SATURATED + number]
+            f"chunked_saturated_{name}": seen[SaturationStats.SATURATED + number]
             for number, (name, role) in enumerate(self.roles.items())
             if role is not None and role.exponent_bits < 8
         }
         formats = {name: self.operands for name in OPERANDS} | {"gradients": self.gradient_format}
         for kind, name in enumerate(OPERANDS):
             if formats[name].startswith("fp8"):
-                columns[f"chunked_log2_scale_min_{name}"] = -seen[Seen.SMALLEST + kind]
-                columns[f"chunked_log2_scale_max_{name}"] = seen[Seen.LARGEST + kind]
+                columns[f"chunked_log2_scale_min_{name}"] = -seen[SaturationStats.SMALLEST + kind]
+                columns[f"chunked_log2_scale_max_{name}"] = seen[SaturationStats.LARGEST + kind]
         return columns
 
     def attach(self, model: GPT, device: torch.device) -> None:

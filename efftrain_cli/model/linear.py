@@ -78,7 +78,7 @@ class Arithmetic:
         )
 
 
-class Seen:
+class SaturationStats:
     """Places in a narrow layer's buffer `seen`, fp64 (9,): what its passes had since it was last cleared."""
 
     SATURATED = 0
@@ -92,13 +92,13 @@ class Seen:
 INPUTS, WEIGHTS, GRADIENTS = range(3)
 OPERANDS = ("inputs", "weights", "gradients")
 FORWARD_PLACES = (
-    Seen.SATURATED,
-    Seen.LARGEST + INPUTS,
-    Seen.LARGEST + WEIGHTS,
-    Seen.SMALLEST + INPUTS,
-    Seen.SMALLEST + WEIGHTS,
+    SaturationStats.SATURATED,
+    SaturationStats.LARGEST + INPUTS,
+    SaturationStats.LARGEST + WEIGHTS,
+    SaturationStats.SMALLEST + INPUTS,
+    SaturationStats.SMALLEST + WEIGHTS,
 )
-"""Places of `Seen` that only a forward pass writes."""
+"""Places of `SaturationStats` that only a forward pass writes."""
 
 
 def nothing_seen(device: torch.device) -> Tensor:
@@ -123,9 +123,15 @@ def unnoticed(model: nn.Module, places: Sequence[int] = range(9)) -> Iterator[No
 
 
 def seen_by_layers(model: nn.Module) -> Tensor:
-    """Combine the buffers of the narrow layers below `model`: fp64 (9,), as `Seen`."""
-    seen = torch.stack([layer.seen for layer in _narrow_layers(model)])
-    return torch.cat([seen[:, : Seen.LARGEST].sum(0), seen[:, Seen.LARGEST :].amax(0)])
+    """Combine the buffers of the narrow layers below `model`: fp64 (9,), as `SaturationStats`."""
+    return combine_stats(torch.stack([layer.seen for layer in _narrow_layers(model)]))
+
+
+def combine_stats(seen: Tensor) -> Tensor:
+    """Combine the buffers of layers or of ranks, fp64 (n, 9), into one of (9,): counts add up, scales are extremes."""
+    return torch.cat(
+        [seen[:, : SaturationStats.LARGEST].sum(0), seen[:, SaturationStats.LARGEST :].amax(0)]
+    )
 
 
 def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
@@ -216,7 +222,10 @@ def note_scale(seen: Tensor, scale: Tensor | None, kind: int) -> None:
 
 def _note_scale(seen: Tensor, scale: Tensor, kind: int) -> None:
     log2 = scale.double().log2()
-    for place, value in ((Seen.LARGEST + kind, log2), (Seen.SMALLEST + kind, -log2)):
+    for place, value in (
+        (SaturationStats.LARGEST + kind, log2),
+        (SaturationStats.SMALLEST + kind, -log2),
+    ):
         seen[place] = torch.maximum(seen[place], value)
 
 

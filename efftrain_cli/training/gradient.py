@@ -16,7 +16,13 @@ from efftrain_cli.model.kernels import (
     choose_determinism,
     choose_matmul_precision,
 )
-from efftrain_cli.model.linear import Seen, clear_seen, seen_by_layers, set_draws, unnoticed
+from efftrain_cli.model.linear import (
+    clear_seen,
+    combine_stats,
+    seen_by_layers,
+    set_draws,
+    unnoticed,
+)
 from efftrain_cli.plan.plan import optimizer_flops
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
@@ -290,4 +296,4 @@ def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
     everyone = seen.new_zeros(ranks.world_size, len(seen))
     everyone[ranks.rank] = seen
     ranks.all_reduce([everyone])
-    return torch.cat([everyone[:, : Seen.LARGEST].sum(0), everyone[:, Seen.LARGEST :].amax(0)])
+    return combine_stats(everyone)

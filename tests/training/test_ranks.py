@@ -16,7 +16,7 @@ from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.model.linear import Seen
+from efftrain_cli.model.linear import SaturationStats
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.preview import summarize_plan
@@ -207,7 +207,7 @@ def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 0 has seen 10 of everything; rank 1 the numbers 3, 4, 5, ...: before LARGEST counts, then maxima."""
-    here = torch.arange(3.0, 3.0 + Seen.LARGEST + 10)
+    here = torch.arange(3.0, 3.0 + SaturationStats.LARGEST + 10)
 
     def all_reduce(tensors: list[torch.Tensor]) -> None:
         (everyone,) = tensors
@@ -216,8 +216,10 @@ def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(
     ranks = SimpleNamespace(is_single_process=False, world_size=2, rank=1, all_reduce=all_reduce)
     monkeypatch.setattr(gradient, "seen_by_layers", lambda model: here)
     found = gradient._seen_everywhere(None, ranks)  # type: ignore[arg-type]
-    expected = [10 + value for value in range(3, 3 + Seen.LARGEST)]
-    expected += [max(10, value) for value in range(3 + Seen.LARGEST, 13 + Seen.LARGEST)]
+    expected = [10 + value for value in range(3, 3 + SaturationStats.LARGEST)]
+    expected += [
+        max(10, value) for value in range(3 + SaturationStats.LARGEST, 13 + SaturationStats.LARGEST)
+    ]
     assert found.tolist() == expected
 
 
