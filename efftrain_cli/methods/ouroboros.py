@@ -117,7 +117,7 @@ class Ouroboros(Method):
         if accumulation is not None and accumulation.rounding == "stochastic":
             rule = 'must be "nearest" with ouroboros: a batch that is run again would draw other roundings'
             yield "chunked_accumulation.rounding", rule
-        if recipe.parallel is not None and recipe.parallel.lanes is not None:
+        if recipe.lanes is not None:
             yield (
                 "parallel.lanes",
                 "cannot be combined with ouroboros, whose devices hold modules; set parallel = false",

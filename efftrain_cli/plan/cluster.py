@@ -122,16 +122,12 @@ def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int
         training_bytes(recipe, config, count, seq_len, dtype=dtype, ranks=devices)
         for count in (0, sequences)
     )
-    if not _is_sharded(recipe):
+    if not recipe.is_sharded:
         if devices > 1:
             whole += 4 * BUCKET_BYTES
         return whole
     tables = parameter_count(config) - inner_parameters(config)
     return state // devices + (whole - state) + 4 * (2 * block_parameters(config) + tables)
-
-
-def _is_sharded(recipe: Recipe) -> bool:
-    return recipe.parallel is not None and recipe.parallel.strategy == "shard"
 
 
 def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
@@ -161,7 +157,6 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
             f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each needs one\n"
             f"  use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
-    is_sharded = _is_sharded(recipe)
     times = {}
     for kind, count in kinds.items():
         plan = plans[kind]
@@ -173,7 +168,7 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
             cluster,
             flops=flops[kind] / count * busiest / plan.batch_size,
             parameters=parameters,
-            sharded_micro_batches=here * is_sharded,
+            sharded_micro_batches=here * recipe.is_sharded,
             sums=1 + plan.measure_similarity,
             lanes=recipe.lanes is not None,
         )

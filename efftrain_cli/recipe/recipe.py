@@ -101,6 +101,11 @@ class Recipe:
         return self.parallel.lanes
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether each of several devices holds a share of the model."""
+        return self.parallel is not None and self.parallel.strategy == "shard"
+
+    @property
     def delayed_gradients(self) -> Ouroboros | None:
         """The method that delays gradients; None if none does."""
         if self.ouroboros is None or self.ouroboros.modules == 1:

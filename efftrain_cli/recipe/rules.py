@@ -77,7 +77,7 @@ def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
         )
     ouroboros = recipe.methods.get("ouroboros")
     late = ouroboros is not None and ouroboros.modules > 1
-    if optim.z_loss and (late or (recipe.parallel and recipe.parallel.strategy == "shard")):
+    if optim.z_loss and (late or recipe.is_sharded):
         rule = 'must be 0 with ouroboros and parallel.strategy = "shard", which minimize the cross-entropy alone'
         yield "optim.z_loss", rule
     if optim.min_lr > optim.lr:
@@ -96,12 +96,9 @@ def _method_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
 
 
 def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
-    parallel = recipe.parallel
-    if parallel is None:
-        return
-    if parallel.strategy == "shard":
+    if recipe.is_sharded:
         unable = {
-            "parallel.lanes": parallel.lanes is not None,
+            "parallel.lanes": recipe.lanes is not None,
             f'optim.name = "{recipe.optim.name}"': not recipe.optim.facts.supports_sharding,
             **{name: not method.supports_sharding for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
@@ -116,11 +113,11 @@ def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
                 "parallel.strategy",
                 f'"shard" works without {", ".join(present)}: take out {them}, or replicate',
             )
-    elif parallel.lanes is not None:
+    elif recipe.lanes is not None:
         whole = recipe.train.batch_size
         methods = recipe.methods.values()
         smallest = min((method.batch_bounds(whole)[0] for method in methods), default=whole)
-        if smallest < parallel.lanes:
+        if smallest < recipe.lanes:
             rule = f"must not exceed the {smallest} sequences of the smallest step: every lane needs one"
             yield "parallel.lanes", rule
 

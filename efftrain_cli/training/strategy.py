@@ -59,9 +59,8 @@ def overlaps_sum(recipe: Recipe, ranks: Ranks) -> bool:
 
 
 def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
-    """Whether each of these ranks keeps a share of the state."""
-    parallel = None if ranks.is_single_process else recipe.parallel
-    return bool(parallel and parallel.strategy == "shard")
+    """Return whether each of these ranks keeps a share of the state."""
+    return recipe.is_sharded and not ranks.is_single_process
 
 
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
