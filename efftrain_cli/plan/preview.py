@@ -23,7 +23,6 @@ class PlanSummary:
     windows: int
     flops: float
     """0 where the vocabulary is not known yet."""
-    evaluations: int
     largest_micro_batch: tuple[int, int]
     """(sequences, seq_len) of the micro-batch with the most tokens: what memory must hold."""
     shapes: frozenset[tuple[int, int]]
@@ -40,13 +39,12 @@ def summarize_plan(
 ) -> PlanSummary:
     """Add up the plan from `progress` to the end of the budget, or to step `until`."""
     after = progress or Progress()
-    evaluations, largest, shapes, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size
+    largest, shapes, smallest_batch = (0, 0), set(), recipe.train.batch_size
     largest_batch = max(
         (m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0
     )
     for plan, end in steps_until(recipe, progress, vocab_size, until):
         after = end
-        evaluations += plan.evaluate
         smallest_batch = min(smallest_batch, plan.batch_size)
         shapes.add((plan.batch_size, plan.seq_len))
         sequences = -(-plan.batch_size // plan.accumulation_steps)
@@ -61,7 +59,6 @@ def summarize_plan(
         tokens=after.tokens,
         windows=after.windows,
         flops=after.flops,
-        evaluations=evaluations,
         largest_micro_batch=largest,
         shapes=frozenset(shapes),
         smallest_batch=smallest_batch,

@@ -121,7 +121,8 @@ def test_progress_is_the_sum_of_its_steps() -> None:
 
 def test_summary_counts_what_the_plan_yields() -> None:
     summary = summarize_plan(RECIPE, vocab_size=500)
-    assert (summary.steps, summary.tokens, summary.evaluations) == (100, 51200, 4)
+    assert (summary.steps, summary.tokens) == (100, 51200)
+    assert sum(plan.evaluate for plan, _ in plan_run(RECIPE)) == 4
     assert summary.largest_micro_batch == (3, 64)
     assert summarize_plan(RECIPE, until=7).steps == 7
 
