@@ -253,10 +253,14 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
     """Return the checkpoint to grow: with weights only, one whose weights are valid."""
     if options.weights_only:
         return find_checkpoint(source, options.checkpoint, WITHOUT_OPTIMIZER)
-    there = checkpoints_of(source)
-    if options.checkpoint is None and there and not (there[-1] / "optimizer.safetensors").exists():
+    checkpoints = checkpoints_of(source)
+    if (
+        options.checkpoint is None
+        and checkpoints
+        and not (checkpoints[-1] / "optimizer.safetensors").exists()
+    ):
         raise CheckpointError(
-            f"{there[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
+            f"{checkpoints[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
             "--weights-only only the weights are grown: the moments of all parameters are lost, the loss rises for about "
             "a hundred steps after the growth, and a longer --rewarmup-steps helps"
         )

@@ -127,10 +127,10 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
 
     start = [math.log(KAPLAN.n_c), KAPLAN.alpha_n, math.log(2 * KAPLAN.s_c), KAPLAN.alpha_s]
     low, high = [0.0, 1e-3, -10.0, 1e-2], [500.0, 2.0, 100.0, 5.0]
-    found = least_squares(
+    fit = least_squares(
         lambda x: weights * residuals(x), start, bounds=(low, high), x_scale=[1.0, 0.01, 1.0, 0.1]
     )
-    log_n_c, alpha_n, log_s_c, alpha_s = map(float, found.x)
+    log_n_c, alpha_n, log_s_c, alpha_s = map(float, fit.x)
     law = ScalingLaw(
         n_c=math.exp(log_n_c),
         alpha_n=alpha_n,
@@ -139,7 +139,7 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
         b_star=batch_tokens,
         alpha_b=math.inf,  # one batch size whatever the loss
     )
-    rms = math.sqrt(float(np.mean(residuals(found.x) ** 2)))
+    rms = math.sqrt(float(np.mean(residuals(fit.x) ** 2)))
     return FittedLaw(
         law=law,
         rms=rms,
@@ -242,8 +242,8 @@ def plan_schedule(
     x0 = np.array([*([] if target_size else [math.log(sizes[0]) - 20.0]), *grow, *np.log(drops)])
     starts = [x0 + shift * (np.arange(len(x0)) >= free_sizes) for shift in (0.0, -0.7, 0.7)]
     options = {"ftol": 1e-12, "maxiter": 2000}
-    found = [minimize(objective, start, method="SLSQP", options=options) for start in starts]
-    best = min(found, key=lambda each: each.fun)
+    optima = [minimize(objective, start, method="SLSQP", options=options) for start in starts]
+    best = min(optima, key=lambda each: each.fun)
     return cost(law, unpack(best.x), tokens)
 
 

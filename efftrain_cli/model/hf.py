@@ -293,20 +293,20 @@ def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
 
 def _to_llama_config(config: GPTConfig) -> dict[str, Any]:
     """Return every key that has a default there, as the classes' defaults differ."""
-    own: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "mlp_bias": False,
     }
     if config.qk_norm:
-        own = {
+        keys = {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
             "use_sliding_window": False,
             "layer_types": ["full_attention"] * config.n_layer,
         }
     return {
-        **own,
+        **keys,
         "vocab_size": config.vocab_size,
         "hidden_size": config.n_embd,
         "intermediate_size": config.ff_size,

@@ -177,7 +177,7 @@ class NarrowHead(nn.Module):
         _register_buffers(self, device)
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x (..., n_embd) times weight (rows, n_embd) transposed: (..., rows)."""
+        """Multiply x (..., n_embd) by weight (rows, n_embd) transposed: (..., rows)."""
         return narrow_linear(x, weight, None, self.arithmetic, self.draw, self.seen)
 
 

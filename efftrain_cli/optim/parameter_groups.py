@@ -17,6 +17,8 @@ class GroupScale:
 
 
 def decays(kind: ParameterKind) -> bool:
-    """Weight decay acts on matrices, except the position embeddings: rows that no short sequence reaches get no
-    gradient, and decay alone would shrink them."""
+    """Return whether weight decay acts on a kind: on matrices, except the position embeddings.
+
+    Rows that no short sequence reaches get no gradient, and decay alone would shrink them.
+    """
     return kind in ("token_embedding", "head", "matrix", "fused_matrix")

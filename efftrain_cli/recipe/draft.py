@@ -331,7 +331,7 @@ def _dotted(key: str) -> str:
 def _places(text: str, file: str) -> Mapping[str, str]:
     """Map dotted keys to "file:line", for keys and headers that begin a line; the n-th [[table]] is
     `table.n`, from 0."""
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     counts: dict[str, int] = {}
     section, fence = "", None
     for number, line in enumerate(text.split("\n"), 1):
@@ -342,15 +342,15 @@ def _places(text: str, file: str) -> Mapping[str, str]:
         elif header := _HEADER.match(line):
             section = _dotted(header["key"])
             if header["open"] == "[[":
-                found.setdefault(section, place)
+                places.setdefault(section, place)
                 counts[section] = counts.get(section, -1) + 1
                 section = f"{section}.{counts[section]}"
-            found[section] = place
+            places[section] = place
         elif key := _KEY.match(line):
-            found[f"{section}.{_dotted(key['key'])}".lstrip(".")] = place
+            places[f"{section}.{_dotted(key['key'])}".lstrip(".")] = place
             rest = line[key.end() :]
             fence = next((quotes for quotes in ('"""', "'''") if rest.count(quotes) == 1), None)
-    return found
+    return places
 
 
 def _merge(
