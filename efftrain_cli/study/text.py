@@ -23,7 +23,15 @@ from efftrain_cli.foundation.console import (
 )
 from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import StudyState
-from efftrain_cli.study.phases import Phase, Tuned, expected_best, sum_phases, tuning, widest
+from efftrain_cli.study.phases import (
+    Phase,
+    Tuned,
+    choices,
+    expected_best,
+    sum_phases,
+    tuning,
+    widest,
+)
 from efftrain_cli.study.records import Plan, read_plan
 from efftrain_cli.study.registration import why_not_registered
 from efftrain_cli.trials.screen import settings_table
@@ -58,7 +66,7 @@ def plan_lines(
         seeds = _seeds_text(file, "tuning.seeds", study.tuning.seeds)
         lines.append(f"tuning     seeds {seeds}")
         most = len(tuning(widest(file)))
-        if most > len(tuning(file)):
+        if most > len(tuning(file)) and not choices(file):
             lines[-1] += f"; grids may grow at their edges, to {most} tuning runs at most"
     lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
     if 0 < len(file.rates) <= 2 * BESIDE:
