@@ -163,6 +163,8 @@ def draw_seeds(file: StudyFile) -> StudyFile:
     """
     if not file.seeds_to_draw:
         return file
+    # Without seeds that were drawn before: those of the registration take their place.
+    file = StudyFile(file.path, file.study)
     plan = read_plan(file.name)
     registered = plan.latest.drawn if plan else {}
     given = (*file.seeds, *file.tuning_seeds)

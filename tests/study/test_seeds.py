@@ -7,16 +7,17 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from efftrain_cli.cli.app import app
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import runs_root
+from efftrain_cli.study.conduct import judge_runs
 from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.records import read_plan
-from efftrain_cli.study.registration import check_registered, register
+from efftrain_cli.study.registration import check_registered, draw_seeds, register
+from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.study.conftest import STUDY
 from tests.trials.stubs import write_trial
@@ -78,6 +79,36 @@ def test_a_registered_study_keeps_its_seeds(folder: Path) -> None:
     assert "seeds" not in plan.values
 
 
+def test_seeds_are_those_of_the_registration_even_if_others_were_drawn_before(folder: Path) -> None:
+    """Of two machines that begin at once, the second read its file before the first registered."""
+    file = write_study(folder, DRAWN)
+    assert draw_seeds(file).seeds == file.seeds
+    write_run(runs_root(), "other", file.seeds[0])
+    register(write_study(folder, DRAWN), allow=False)
+    plan = read_plan("study")
+    assert plan is not None and file.seeds != read_study(file.path).seeds
+    again = draw_seeds(draw_seeds(file))
+    assert again.drawn == plan.drawn and again.seeds == read_study(file.path).seeds
+
+
+def test_a_study_trains_the_seeds_that_it_registered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_study(folder, DRAWN)
+    drawn = []
+
+    def train(file: StudyFile, *_: object) -> StudyState:
+        drawn.append(file.drawn)
+        return judge_runs(file, allow=False)
+
+    monkeypatch.setattr("efftrain_cli.study.main.conduct", train)
+    for _ in range(2):
+        done = invoke("study", "study.toml", "--device", "cpu")
+        assert done.exit_code == 0, done.output
+    plan = read_plan("study")
+    assert plan is not None and drawn == [plan.drawn, plan.drawn]
+
+
 def test_another_name_draws_other_seeds_and_is_labelled(folder: Path) -> None:
     file = write_study(folder, DRAWN)
     register(file, allow=False)
@@ -108,14 +139,14 @@ def test_an_allowed_change_keeps_the_seeds_drawn_before_it(folder: Path) -> None
 
 def test_the_plan_names_seeds_once_they_are_registered(folder: Path) -> None:
     file = write_study(folder, DRAWN)
-    done = CliRunner().invoke(app, ["study", "study.toml", "--plan"])
+    done = invoke("study", "study.toml", "--plan")
     assert "seeds      5 drawn when registered, judged after 3 and 5 seeds" in done.output
     assert (
         "tuning     seeds 5 drawn when registered; grids may grow at their edges, to 70 tuning runs at most"
         in done.output
     )
     register(file, allow=False)
-    done = CliRunner().invoke(app, ["study", "study.toml", "--plan"])
+    done = invoke("study", "study.toml", "--plan")
     seeds = ",".join(map(str, file.seeds))
     assert f"seeds      {seeds}, drawn, judged after 3 and 5 seeds" in done.output
 
