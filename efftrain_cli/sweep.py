@@ -19,7 +19,7 @@ from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_o
 
 
 def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
-    """Prints the runs, and what is left to do of each."""
+    """Print the runs, and what is left to do of each."""
     runs: list[dict[str, Any]] = []
     speeds: dict[tuple[object, int], float | None] = {}
     for trial in trials:
@@ -65,7 +65,7 @@ def train(
 def grid_lines(
     trials: Sequence[Trial], recipes: int, baseline: str | None, plot: bool, figures: Path | None
 ) -> list[str]:
-    """What the grid says: losses over learning rates, gains over budgets, else the settings that were tried."""
+    """Format what the grid shows: losses over learning rates, gains over budgets, else the settings that were tried."""
     lines: list[str] = []
     curves = sensitivity_curves(
         [(without(trial, ("optim.lr",)), trial) for trial in trials], read_trial

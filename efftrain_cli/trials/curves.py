@@ -17,15 +17,19 @@ Read = Callable[[Trial], RunNumbers | None]
 
 
 def without(trial: Trial, keys: Sequence[str]) -> str:
-    """The trial's recipe with its settings but those of `keys`: what it shares with the other points of its curve."""
+    """Name a trial's recipe with its settings except those of `keys`, which differ along its curve."""
     from efftrain_cli.recipe.draft import recipe_name
 
     kept = [setting for setting in trial.settings if setting.partition("=")[0] not in keys]
     return " ".join((recipe_name(trial.recipe), *kept))
 
 
+def _final_loss(run: RunNumbers | None) -> float | None:
+    return None if run is None else run.final_loss
+
+
 def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
-    """Final loss over learning rates, one curve per label, for labels with two rates or more."""
+    """Collect final losses over learning rates, one curve per label, for labels with two rates or more."""
     by_label: dict[str, dict[float, dict[int, Trial]]] = {}
     for label, trial in trials:
         by_label.setdefault(label, {}).setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = trial
@@ -42,9 +46,7 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
             first = [float(losses[0]) for losses in seen if len(losses)]
             starts.append(first[0] if first else float("inf"))
         pending = sum(run is None or run.status not in ENDED for row in runs for run in row)
-        losses = tuple(
-            tuple(None if run is None else run.final_loss for run in row) for row in runs
-        )
+        losses = tuple(tuple(map(_final_loss, row)) for row in runs)
         curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
     return curves
 
@@ -63,7 +65,7 @@ class LadderOf:
 
 
 def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
-    """Budget ladders, one per label, for labels with two budgets or more. At each budget the best learning rate
+    """Collect budget ladders, one per label, for labels with two budgets or more. At each budget the best learning rate
     by BEST_RULE is taken, if every seed finished with it."""
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
@@ -71,7 +73,7 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
         by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {}).setdefault(
             recipe.optim.lr, []
         ).append(trial)
-    found = []
+    collected = []
     for label, by_budget in by_label.items():
         if len(by_budget) < 2:
             continue
@@ -83,27 +85,21 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             problem = problem or not_decayed(
                 optim.schedule, optim.decay_tokens, optim.decay_steps, budget
             )
-            runs = {
-                rate: {trial.seed: read(trial) for trial in members}
-                for rate, members in by_rate.items()
-            }
-            losses = {
-                rate: {
-                    seed: None if run is None else run.final_loss for seed, run in by_seed.items()
-                }
-                for rate, by_seed in runs.items()
-            }
-            rate = min(losses, key=lambda rate: rank(list(losses[rate].values())))
-            if None in losses[rate].values():
+            runs: dict[float, list[RunNumbers | None]] = {}
+            losses: dict[float, list[float | None]] = {}
+            for rate, members in by_rate.items():
+                runs[rate] = [read(trial) for trial in members]
+                losses[rate] = [_final_loss(run) for run in runs[rate]]
+            best = min(losses, key=lambda rate: rank(losses[rate]))
+            if None in losses[best]:
                 continue
-            rates[budget] = rate
-            for seed, run in runs[rate].items():
-                loss = losses[rate][seed]
+            rates[budget] = best
+            for trial, run, loss in zip(by_rate[best], runs[best], losses[best], strict=True):
                 assert run is not None and loss is not None
-                flops.setdefault(seed, {})[budget] = Rung(run.flops, loss)
-                tokens.setdefault(seed, {})[budget] = Rung(run.tokens, loss)
-        found.append(LadderOf(label, flops, tokens, rates, problem))
-    return found
+                flops.setdefault(trial.seed, {})[budget] = Rung(run.flops, loss)
+                tokens.setdefault(trial.seed, {})[budget] = Rung(run.tokens, loss)
+        collected.append(LadderOf(label, flops, tokens, rates, problem))
+    return collected
 
 
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:

@@ -61,7 +61,7 @@ class _Slot:
 
 
 def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) -> list[str]:
-    """The command line that trains a trial."""
+    """Return the command line that trains a trial."""
     command = [sys.executable, "-m", "efftrain_cli", "pretrain", "--device", device]
     if devices > 1:
         command += ["--devices", str(devices)]
@@ -81,7 +81,7 @@ def begin_arguments(trial: Trial) -> list[str]:
 
 
 def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> Child:
-    """Starts a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
+    """Start a run's process. It is in a group of its own: Ctrl-C reaches it through us, once."""
     make_folder(log.parent)
     parent = os.getpid()
     with os.fdopen(open_to_write(log, os.O_WRONLY | os.O_APPEND), "ab") as file:
@@ -97,8 +97,8 @@ def launch(arguments: Sequence[str], environment: Mapping[str, str], log: Path) 
 
 
 def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
-    """(device, changes of the environment) of each of `jobs` places: processor threads are divided, GPUs dealt out in
-    turn.
+    """Return (device, changes of the environment) of each of `jobs` places: processor threads are
+    divided, GPUs dealt out in turn.
 
     Raises:
         UsageError: more jobs than processor threads.
@@ -116,8 +116,12 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     each = min(cores // jobs, int(wanted)) if wanted.isdecimal() and int(wanted) else cores // jobs
     # A run says how many it ran beside: its seconds are comparable with those of as many only.
     threads = {"OMP_NUM_THREADS": str(each), "EFFTRAIN_JOBS": str(jobs)}
-    gpus = _gpus() if device in ("auto", "cuda") else 0
-    return [(f"cuda:{place % gpus}" if gpus else device, threads) for place in range(jobs)]
+    gpus = 0
+    if device in ("auto", "cuda"):
+        gpus = _gpus()
+    if gpus:
+        return [(f"cuda:{place % gpus}", threads) for place in range(jobs)]
+    return [(device, threads)] * jobs
 
 
 def _gpus() -> int:
@@ -175,7 +179,7 @@ class TrialRunner:
         self._status_shown = False
 
     def train(self, trials: Sequence[Trial], title: str = "") -> list[str]:
-        """Trains what is not trained yet; returns how each ended, one of `ENDED`, in the order of `trials`.
+        """Train what is not trained yet; return how each ended, one of `ENDED`, in the order of `trials`.
 
         Args:
             title: what these runs are, said first where any is to train.
@@ -203,11 +207,10 @@ class TrialRunner:
             {},
         )
         ended = len(trials) - len(self._waiting)
-        if self._waiting and (title or ended):
-            already = (
-                f", {ended} of {len(trials)} trained already" if ended else f", {len(trials)} runs"
-            )
-            self._progress(f"{title or 'sweep'}{already}")
+        if self._waiting and ended:
+            self._progress(f"{title or 'sweep'}, {ended} of {len(trials)} trained already")
+        elif self._waiting and title:
+            self._progress(f"{title}, {len(trials)} runs")
         with self._signals():
             try:
                 self._work()
@@ -241,7 +244,7 @@ class TrialRunner:
                 self._look_elsewhere()
 
     def _fill(self) -> None:
-        """Starts runs in free places."""
+        """Start runs in free places."""
         while self._waiting and len(self._active) < len(self.places) and self._stopping is None:
             trial = self._waiting.pop(0)
             state = state_of(trial)  # another process may have trained it meanwhile
@@ -297,7 +300,7 @@ class TrialRunner:
         (self._progress if is_expected else self._line)(line + self._eta())
 
     def _eta(self) -> str:
-        """How long the rest takes at the speed so far, "" where nothing is left or known."""
+        """Say how long the rest takes at the speed so far; "" if nothing is left or the speed is unknown."""
         under_way = [(tokens_so_far(slot.trial.name), slot) for slot in self._active.values()]
         done = self._tokens_done + sum(now - slot.tokens_before for now, slot in under_way)
         left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
@@ -305,10 +308,12 @@ class TrialRunner:
         elapsed = time.monotonic() - self._began
         # Until a run has ended, the first minute is mostly its start.
         known = done > 0 and (self._tokens_done > 0 or elapsed > 60)
-        return f"; about {human_seconds(left / done * elapsed)} left" if known and left > 0 else ""
+        if not known or left <= 0:
+            return ""
+        return f"; about {human_seconds(left / done * elapsed)} left"
 
     def _look_elsewhere(self) -> None:
-        """Nothing is left to do here: waits for what other processes train, and continues what they give back."""
+        """Wait for what other processes train, once nothing is left here, and continue what they give back."""
         for name, trial in list(self._elsewhere.items()):
             owner, state = owner_of(run_path(name)), state_of(trial)
             silence = self._silent_for(name)
@@ -327,15 +332,13 @@ class TrialRunner:
             self._last_status = time.monotonic()
             name = next(iter(self._elsewhere))
             owner = owner_of(run_path(name))
-            which = (
-                name
-                if len(self._elsewhere) == 1
-                else f"{len(self._elsewhere)} runs, such as {name},"
-            )
+            which = name
+            if len(self._elsewhere) > 1:
+                which = f"{len(self._elsewhere)} runs, such as {name},"
             self._progress(f"waiting for {which} of {owner or 'another process'}")
 
     def _silent_for(self, name: str) -> float:
-        """Seconds on this machine's clock, counted from the first look, for which a run was not written to."""
+        """Count the seconds on this machine's clock, from the first look, for which a run was not written to."""
         files = (run_path(name) / file for file in (OWNER, "metrics.jsonl"))
         changed = max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
         now = time.monotonic()
@@ -381,7 +384,7 @@ class TrialRunner:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Signals end the runs under way instead of this process; a second Ctrl-C ends everything at once."""
+        """Have signals end the runs under way instead of this process; a second Ctrl-C ends everything at once."""
 
         def handle(number: int, frame: object) -> None:
             now = time.monotonic()
@@ -406,7 +409,7 @@ class TrialRunner:
                 signal.signal(number, handler)
 
     def _end_all(self) -> None:
-        """Ends the runs under way saved, and waits for that."""
+        """End the runs under way saved, and wait for that."""
         for slot in self._active.values():
             slot.child.send_signal(signal.SIGTERM)
         if self._active:
@@ -438,20 +441,18 @@ def free_runs(trials: Sequence[Trial], host: str) -> list[str]:
 
 
 def tokens_so_far(name: str) -> int:
-    """Tokens of a run's last row; 0 where it has none."""
+    """Return the tokens of a run's last row; 0 if it has none."""
     return int(last_row(runs_root() / name).get("tokens") or 0)
 
 
 def last_loss(name: str) -> float | None:
-    """Validation loss of a run's last row, nats per token."""
+    """Return the validation loss of a run's last row, nats per token."""
     value = last_row(runs_root() / name).get("val_loss")
     return float(value) if isinstance(value, int | float) else None
 
 
 def _tail(log: Path) -> str:
-    lines = (
-        log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        if log.exists()
-        else []
-    )
+    lines: list[str] = []
+    if log.exists():
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return "\n".join(f"    {line}" for line in lines[-5:]) or "    (nothing)"

@@ -22,7 +22,7 @@ from efftrain_cli.trials.trial import ENDED, Choice
 
 
 def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
-    """The runs of a sweep with what is left of each, as `--plan --format json` has them."""
+    """List the runs of a sweep with what is left of each, as `--plan --format json` has them."""
     rows = [
         (
             run["run"],
@@ -53,7 +53,7 @@ def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
 
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
-    """Every setting that was tried, and which one each recipe is compared with."""
+    """List every setting that was tried, and which one each recipe is compared with."""
     named = [(choice.recipe, " ".join(choice.settings), choice) for choice in choices]
     return [
         "Settings tried",
@@ -65,22 +65,22 @@ def choice_lines(choices: Sequence[Choice]) -> list[str]:
 def settings_table(
     head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str
 ) -> list[str]:
-    """(owner, setting, choice) as a table with the rule; `without` stands for a seed without a loss, `best` beside the
-    best setting."""
+    """Format (owner, setting, choice) as a table with the rule; `without` stands for a seed without
+    a loss, `best` beside the best setting."""
     rows: list[Row] = []
     for owner, setting, choice in named:
-        there = [loss for loss in choice.losses if loss is not None]
-        missing = len(choice.losses) - len(there)
+        finished = [loss for loss in choice.losses if loss is not None]
+        missing = len(choice.losses) - len(finished)
         mean = f"{missing} of {len(choice.losses)} not finished"
-        if there and not missing:
-            mean = f"{sum(there) / len(there):.4f}"
+        if finished and not missing:
+            mean = f"{sum(finished) / len(finished):.4f}"
         each = " ".join(without if loss is None else f"{loss:.4f}" for loss in choice.losses)
         rows.append((owner, setting, mean, each, best if choice.best else ""))
     return [*table_lines(head, rows), f"rule: {BEST_RULE}"]
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
-    """Loss by learning rate, and each recipe's sensitivity."""
+    """Format loss by learning rate, and each recipe's sensitivity."""
     rates = sorted({rate for curve in curves for rate in curve.rates})
     rows: list[Row] = []
     for rate in rates:
@@ -102,7 +102,7 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
 
 
 def curve_warnings(curves: Sequence[Curve]) -> list[str]:
-    """What to doubt about them."""
+    """Warn of best rates at an edge and of unequal grids."""
     warnings = [warning for curve in curves if (warning := edge_warning(curve))]
     if unequal := unequal_grids(curves):
         warnings.append(unequal)
@@ -128,7 +128,7 @@ def _sensitivity(curve: Curve) -> str:
 
 
 def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -> list[str]:
-    """The compute-equivalent gain at every rung of a recipe's ladder."""
+    """Format the compute-equivalent gain at every rung of a recipe's ladder."""
     rows: list[Row] = []
     for unit, gains in found.items():
         for gain in gains:

@@ -45,7 +45,7 @@ class Trial:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Seeds written "0..4" (both ends included), "1,3,5", "7" or a mixture.
+    """Parse seeds written "0..4" (both ends included), "1,3,5", "7" or a mixture.
 
     Raises:
         UsageError: it is not one of these, or names a seed twice.
@@ -77,7 +77,7 @@ def check_number_of_runs(runs: int) -> None:
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """`key=value,value` as a key and its values; commas inside brackets and quotes belong to a value.
+    """Parse `key=value,value` into a key and its values; commas inside brackets and quotes belong to a value.
 
     Raises:
         UsageError: one is not of that form, or a key comes twice.
@@ -124,7 +124,7 @@ def grid(
     settings: Sequence[tuple[str, list[str]]],
     prefix: str | None = None,
 ) -> list[Trial]:
-    """The runs of a sweep, in order.
+    """List the runs of a sweep, in order.
 
     Raises:
         UsageError: a recipe comes twice, or two recipes share a name.
@@ -160,12 +160,12 @@ def grid(
 
 
 def setting_word(key: str, value: str) -> str:
-    """A setting inside a run's name: optim.lr=1e-3 -> lr1e-3."""
+    """Write a setting as it stands in a run's name: optim.lr=1e-3 -> lr1e-3."""
     return key.rsplit(".", 1)[-1].replace("_", "-") + re.sub(r"[^A-Za-z0-9.-]", "", value)
 
 
 def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
-    """The name of a run, from words whose last is its seed; too long a name is cut and distinguished by a hash of the
+    """Name a run by words whose last is its seed; too long a name is cut and distinguished by a hash of the
     overrides.
 
     Raises:
@@ -182,7 +182,7 @@ def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
 
 
 def recipe_of(trial: Trial) -> Recipe:
-    """The resolved recipe of a trial.
+    """Resolve the recipe of a trial.
 
     Raises:
         RecipeError: it breaks a rule.
@@ -193,7 +193,7 @@ def recipe_of(trial: Trial) -> Recipe:
 
 
 def check_comparable(trials: Sequence[Trial]) -> None:
-    """Refuses a sweep whose runs could not be compared, before any is trained.
+    """Check that the runs of a sweep can be compared, before any is trained.
 
     Raises:
         UsageError: the recipes would be validated on different text, windows or tokens.
@@ -281,7 +281,7 @@ class Choice:
 
 
 def read_trial(trial: Trial) -> RunNumbers | None:
-    """A trial's run; None where it has no row yet."""
+    """Read a trial's run; None if it has no row yet."""
     from efftrain_cli.compare.reading import read_numbers
 
     path = run_path(trial.name)
@@ -291,12 +291,12 @@ def read_trial(trial: Trial) -> RunNumbers | None:
 
 
 def _budget(settings: Sequence[str]) -> tuple[str, ...]:
-    """The settings of the budget: with another one, a recipe is another recipe."""
+    """Return the settings of the budget: a recipe with another one is another recipe."""
     return tuple(setting for setting in settings if setting.startswith("train.tokens="))
 
 
 def choose(trials: Sequence[Trial]) -> list[Choice]:
-    """Every recipe with every setting, and which setting is each recipe's best, by BEST_RULE."""
+    """Group trials by recipe and setting, and mark each recipe's best setting by BEST_RULE."""
     from efftrain_cli.compare.groups import rank
     from efftrain_cli.compare.reading import read_numbers
 

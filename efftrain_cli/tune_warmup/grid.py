@@ -113,7 +113,9 @@ class Grid:
     @property
     def full(self) -> int:
         """Where the warmup leads: train.batch_size or model.seq_len."""
-        return self.recipe.train.batch_size if self.kind == "batch" else self.recipe.model.seq_len
+        if self.kind == "batch":
+            return self.recipe.train.batch_size
+        return self.recipe.model.seq_len
 
     @property
     def start_name(self) -> str:
@@ -148,11 +150,9 @@ class Grid:
             assert recipe.batch_size_warmup is not None
             return recipe.batch_size_warmup.start, recipe.batch_size_warmup.steps_of_ramp(self.full)
         if self.kind == "two-stage":
-            return (
-                (max(1, full // 8), third)
-                if warmup is None
-                else (warmup.lengths[0], warmup.until[0])
-            )
+            if warmup is None:
+                return max(1, full // 8), third
+            return warmup.lengths[0], warmup.until[0]
         if warmup is not None:
             assert warmup.steps is not None
             return warmup.start, warmup.steps
@@ -161,18 +161,22 @@ class Grid:
 
     @property
     def rule_of_thumb(self) -> str:
-        """What `own` is."""
+        """Say in words how `own` comes about."""
         if self.recipe.seq_len_warmup is not None or self.kind in ("batch", "lr"):
             return "the recipe's own setting"
-        third = self.own[1] == self.baseline_steps // 3
-        return "a third of a run's full steps" if third else "as long as the learning-rate warmup"
+        if self.own[1] == self.baseline_steps // 3:
+            return "a third of a run's full steps"
+        return "as long as the learning-rate warmup"
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """The starts to choose from, the recipe's own first, rising; full length or full batch is not among them."""
+        """List the starts to choose from, the recipe's own first, rising; full length or full batch
+        is not among them."""
         first, recipe = self.own[0], self.recipe
         if self.kind == "lr":
             return (0,)
+        if first >= self.full:
+            return ()
         if recipe.batch_size_warmup is not None and self.kind == "batch":
             increment = recipe.batch_size_warmup.increment
             allowed: range = range(first + increment, self.full, increment)
@@ -185,22 +189,22 @@ class Grid:
             for x in wanted
             if allowed
         }
-        return (first, *sorted(nearest)) if first < self.full else ()
+        return (first, *sorted(nearest))
 
     @property
     def _shortest(self) -> int:
-        """Steps below which no duration is searched: an eighth of the recipe's learning-rate warmup where that is what
-        is tuned, else the learning-rate warmup, or the recipe's own duration if that is shorter."""
-        return (
-            max(1, self.lr_warmup_steps // 8)
-            if self.kind == "lr"
-            else min(self.lr_warmup_steps, max(1, self.own[1]))
-        )
+        """Steps of the shortest duration that is searched: an eighth of the recipe's learning-rate
+        warmup where that is what is tuned, else the learning-rate warmup, or the recipe's own
+        duration if that is shorter."""
+        if self.kind == "lr":
+            return max(1, self.lr_warmup_steps // 8)
+        return min(self.lr_warmup_steps, max(1, self.own[1]))
 
     @cache  # noqa: B019  grids are few
     def durations(self, start: int) -> tuple[int, ...]:
-        """The durations to choose from with `start`, from what is thought the most stable to what is wanted the most:
-        warmups of lengths and batches grow longer, that of the learning rate shorter."""
+        """List the durations to choose from with `start`, from what is thought the most stable to
+        what is wanted the most: warmups of lengths and batches grow longer, that of the learning
+        rate shorter."""
         own = max(1, self.own[1])
         shorter = takewhile(
             lambda steps: steps >= self._shortest,
@@ -213,10 +217,12 @@ class Grid:
         fitting = sorted(
             {*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer}
         )
-        return tuple(reversed(fitting) if self.kind == "lr" else fitting)
+        if self.kind == "lr":
+            fitting.reverse()
+        return tuple(fitting)
 
     def nearest_duration(self, start: int) -> int:
-        """Of `durations(start)` the recipe's own, or the one nearest to it."""
+        """Return the recipe's own duration if it is one of `durations(start)`, else the nearest to it."""
         return min(self.durations(start), key=lambda steps: abs(steps - self.own[1]))
 
     def _fits(self, start: int, steps: int) -> bool:
@@ -227,7 +233,8 @@ class Grid:
         return self._tokens_of_warmup(start, steps) <= self.max_share * recipe.train.tokens
 
     def _tokens_of_warmup(self, start: int, steps: int) -> int:
-        """Tokens trained until a warmup of lengths or of the batch ends, whether or not it fits the budget."""
+        """Count the tokens trained until a warmup of lengths or of the batch ends, whether or not
+        it fits the budget."""
         recipe, warmup = self.recipe, self._warmup_with(start, steps)
         if isinstance(warmup, BatchSizeWarmup):
             return warmup.sequences * recipe.model.seq_len
@@ -240,21 +247,21 @@ class Grid:
         if self.kind == "batch":
             assert recipe.batch_size_warmup is not None
             ramp = replace(recipe.batch_size_warmup, start=start)
-            return ramp if own else replace(ramp, sequences=ramp.sequences_for(steps, self.full))
+            if own:
+                return ramp
+            return replace(ramp, sequences=ramp.sequences_for(steps, self.full))
         warmup = recipe.seq_len_warmup
         if self.kind == "two-stage":
             lengths, until = (start, recipe.model.seq_len), (steps,)
             if warmup is None:
                 return SeqLenWarmup(pacing="discrete", lengths=lengths, until=until)
             return replace(warmup, lengths=lengths, until=until)
-        return (
-            SeqLenWarmup(start=start, steps=steps)
-            if warmup is None
-            else replace(warmup, start=start, steps=steps)
-        )
+        if warmup is None:
+            return SeqLenWarmup(start=start, steps=steps)
+        return replace(warmup, start=start, steps=steps)
 
     def recipe_with(self, start: int, steps: int) -> Recipe:
-        """The recipe with this setting and nothing else changed; `steps` 0: without the warmup."""
+        """Return the recipe with this setting and nothing else changed; without the warmup if `steps` is 0."""
         if not steps:
             return replace(self.recipe, seq_len_warmup=None, batch_size_warmup=None)
         if self.kind == "lr":
@@ -265,13 +272,13 @@ class Grid:
         return replace(self.recipe, seq_len_warmup=warmup)
 
     def ramp(self, start: int, steps: int) -> int | None:
-        """Sequences of the batch's ramp in this setting; None where the batch is not warmed up."""
+        """Return the sequences of the batch's ramp in this setting; None if the batch is not warmed up."""
         ramp = self.recipe_with(start, steps).batch_size_warmup
         return None if ramp is None else ramp.sequences
 
     @cache  # noqa: B019  grids are few
     def tokens(self, start: int, steps: int, through: int) -> int:
-        """Tokens that a run with this setting has trained after `through` steps."""
+        """Count the tokens that a run with this setting has trained after `through` steps."""
         batch_size, full = self.recipe.train.batch_size, self.recipe.model.seq_len
         own = self.recipe_with(start, steps)
         warmup = own.batch_size_warmup or own.seq_len_warmup
@@ -282,28 +289,29 @@ class Grid:
         return through * batch_size * full
 
     def climb(self, start: int, steps: int) -> int:
-        """Steps of the very beginning, while the learning rate climbs."""
+        """Count the steps at the beginning while the learning rate climbs."""
         return self._within_run(start, steps, self.lr_warmup_steps)
 
     def critical(self, steps: int) -> int:
-        """The step after which a duration can be judged: the peak of the learning rate, and in two stages the switch
-        too."""
+        """Return the step after which a duration can be judged: the peak of the learning rate, and
+        in two stages the switch too."""
         return {"lr": steps, "two-stage": max(self.lr_warmup_steps, steps)}.get(
             self.kind, self.lr_warmup_steps
         )
 
     def horizon(self, start: int, steps: int) -> int:
-        """Steps that a duration is seen for: `multiples` - 1 learning-rate warmups more than the critical step."""
+        """Count the steps that a duration is seen for: `multiples` - 1 learning-rate warmups more
+        than the critical step."""
         return self._within_run(
             start, steps, self.critical(steps) + (self.multiples - 1) * self.lr_warmup_steps
         )
 
     def named(self, start: int, steps: str) -> str:
-        """A setting in words, its duration as it is to be written."""
+        """Name a setting, its duration as it is to be written."""
         return f"start {start}, {steps} steps" if self.start_name else f"{steps} steps"
 
     def _within_run(self, start: int, steps: int, horizon: int) -> int:
-        """`horizon`, or the last step of the run where that comes first."""
+        """Return `horizon`, or the last step of the run if that comes first."""
         budget = self.recipe.train.tokens
         if self.tokens(start, steps, horizon) <= budget:
             return horizon
@@ -315,24 +323,21 @@ class Grid:
         )
 
     def settings(self) -> Iterator[tuple[int, int]]:
-        """Every (start, duration) of the grid."""
+        """Generate every (start, duration) of the grid."""
         return ((start, steps) for start in self.starts for steps in self.durations(start))
 
 
 def kind_of(recipe: Recipe) -> Kind:
-    """What is tuned unless the user says so: the warmup that the recipe has; a sequence length warmup where it has
-    none."""
+    """Return what is tuned by default: the warmup that the recipe has, or a sequence length warmup if it has none."""
     if recipe.batch_size_warmup is not None:
         return "batch"
-    return (
-        "two-stage"
-        if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None
-        else "length"
-    )
+    if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None:
+        return "two-stage"
+    return "length"
 
 
 def two_digits(number: float) -> int:
-    """The number rounded to two significant digits, and to a whole one: 28284.3 -> 28000."""
+    """Round a number to two significant digits, and to a whole one: 28284.3 -> 28000."""
     if number < 100:
         return max(1, round(number))
     unit = 10 ** (math.floor(math.log10(number)) - 1)

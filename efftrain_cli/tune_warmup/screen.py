@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def plan_values(search: Search) -> dict[str, Any]:
-    """What `show_plan` says, for other programs. Durations and horizons in steps, costs in tokens."""
+    """Return what `show_plan` prints as plain values. Durations and horizons in steps, costs in tokens."""
     grid, start = search.grid, search.grid.starts[0]
     return {
         "tunes": search.kind,
@@ -37,7 +37,7 @@ def plan_values(search: Search) -> dict[str, Any]:
 
 
 def show_plan(console: Console, search: Search, finished: int = 0) -> None:
-    """What the search will ask, and what it costs at most; `finished` probes are known."""
+    """Print which probes the search may ask for, and their cost at most; `finished` of them have receipts."""
     grid, budget = search.grid, search.recipe.train.tokens
     start = grid.starts[0]
     durations, nearest = grid.durations(start), grid.nearest_duration(start)
@@ -90,19 +90,19 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
 
 
 def share_up(tokens: int, budget: int) -> str:
-    """A share as --budget takes it, rounded up to a tenth of a percent."""
+    """Format a share as --budget takes it, rounded up to a tenth of a percent."""
     return f"--budget {math.ceil(1000 * tokens / budget) / 10:g}%"
 
 
 def tokens_text(tokens: float, budget: int) -> str:
-    """A number of tokens, and its share of the budget."""
+    """Format a number of tokens with its share of the budget."""
     return f"{human_count(tokens)} tokens ({tokens / budget:.1%} of a full run)"
 
 
 def announce(
     console: Console, search: Search, probe: Probe, receipts: Mapping[str, Receipt]
 ) -> None:
-    """The probe, and what was trained before it."""
+    """Print which probe begins or goes on, and how many tokens were trained before it."""
     before = receipts.get(probe.name)
     text = f"probe {len(receipts) + 1}: {_setting(search, probe)}"
     if before is not None:
@@ -128,7 +128,7 @@ def _seed(search: Search, probe: Probe) -> str:
 
 
 def show_receipt(console: Console, receipt: Receipt) -> None:
-    """The verdict, and why."""
+    """Print a probe's verdict, the reason and the cost."""
     why = f"largest fluctuation {receipt.max_fluctuation:.2f} at step {receipt.fluctuation_step:,}"
     console.print(
         f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}",
@@ -141,7 +141,7 @@ SHOWN = "steps,seed,stopped_at_step,horizon,tokens,share_of_budget,seconds,max_f
 
 
 def show_table(console: Console, search: Search, frame: pd.DataFrame) -> None:
-    """The receipts as a table."""
+    """Print the receipts as a table."""
     shown = frame[[*(["start"] * bool(search.grid.start_name)), *SHOWN.split(",")]].astype(str)
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
     for line in table_lines(tuple(shown.columns), list(shown.itertuples(index=False, name=None))):

@@ -107,9 +107,13 @@ class Answer(NamedTuple):
     def __str__(self) -> str:
         if self.stable is None:
             return "not judged for want of budget"
-        where = "" if self.failed_at is None else f" at step {self.failed_at:,}"
+        verdict, where = "unstable", ""
+        if self.stable:
+            verdict = "stable"
+        if self.failed_at is not None:
+            where = f" at step {self.failed_at:,}"
         if self.of == 1:
-            return f"{'stable' if self.stable else 'unstable'}{where}"
+            return f"{verdict}{where}"
         # The seeds that were not probed once the majority stood may be either: the interval covers what all would have
         # given.
         low, _ = share_interval(self.stable_seeds, self.of)
@@ -117,10 +121,14 @@ class Answer(NamedTuple):
         probed = f"{self.seeds} seeds"
         if self.seeds < self.of:
             probed += f" probed, {self.of} given"
-        return (
-            f"{'stable by majority, on' if self.stable else 'unstable by majority, stable on'} {self.stable_seeds} of {probed} "
-            f"(95 % interval of the share {low:.0%} to {high:.0%}){f', unstable first{where}' if where else ''}"
+        on = "on" if self.stable else "stable on"
+        text = (
+            f"{verdict} by majority, {on} {self.stable_seeds} of {probed} "
+            f"(95 % interval of the share {low:.0%} to {high:.0%})"
         )
+        if where:
+            text += f", unstable first{where}"
+        return text
 
 
 def share_interval(successes: int, number: int) -> tuple[float, float]:
@@ -182,7 +190,8 @@ class Search:
         return self.seeds or (self.recipe.seed,)
 
     def recipe_of(self, probe: Probe) -> Recipe:
-        """What a probe runs: the recipe with its setting and seed, validated more often, with one checkpoint kept."""
+        """Return the recipe that a probe trains: the searched one with its setting and seed,
+        validated more often, with one checkpoint kept."""
         recipe = self.grid.recipe_with(probe.start, probe.steps)
         every = self.eval_every or max(1, min(recipe.eval.every, self.grid.lr_warmup_steps // 10))
         return replace(
@@ -193,11 +202,11 @@ class Search:
         )
 
     def tokens_of(self, probe: Probe) -> int:
-        """Tokens that a probe has trained when it reaches its horizon."""
+        """Count the tokens that a probe has trained when it reaches its horizon."""
         return self.grid.tokens(probe.start, probe.steps, probe.horizon)
 
     def most_probes(self) -> tuple[int, int]:
-        """Most probes that the search for a start makes, and that for a duration with the one without a warmup."""
+        """Bound the probes that the search for a start makes, and that for a duration with the one without a warmup."""
         grid, seeds = self.grid, len(self.all_seeds)
         durations = grid.durations(grid.starts[0])
         nearest = durations.index(grid.nearest_duration(grid.starts[0]))
@@ -207,7 +216,7 @@ class Search:
         return seeds * (len(grid.starts) // 2 + 2), seeds * (2 + after)
 
     def most_tokens(self) -> int:
-        """Most tokens that a search trains: its probes times the dearest of their kind on the grid."""
+        """Bound the tokens that a search trains: its probes times the dearest of their kind on the grid."""
         grid, (of_starts, of_durations) = self.grid, self.most_probes()
         settings = [*grid.settings(), *([] if self.kind == "lr" else [(grid.full, 0)])]
         climbing = max(grid.tokens(*setting, grid.climb(*setting)) for setting in settings)
@@ -215,7 +224,8 @@ class Search:
         return of_starts * climbing + of_durations * seen
 
     def smallest_budget(self) -> int:
-        """Tokens with which the recipe's own setting can be verified at all: the least that is worth a --budget."""
+        """Count the tokens with which the recipe's own setting can be verified at all: the least
+        that is worth a --budget."""
         start = self.grid.starts[0]
         steps = self.grid.nearest_duration(start)
         return (len(self.all_seeds) // 2 + 1) * self.grid.tokens(
@@ -229,7 +239,7 @@ def _next_duration(low: int, high: int) -> int:
 
 
 def _most_left(low: int, high: int) -> int:
-    """Most probes that find the last stable duration between `low` and `high`."""
+    """Bound the probes that find the last stable duration between `low` and `high`."""
     if high - low < 2:
         return 0
     at = _next_duration(low, high)
@@ -303,17 +313,22 @@ class Finder:
             answers[durations[at]] = answer
             if answer.stable is None:
                 return self._out_of_budget(start, low, answers)
-            low, high = (at, high) if answer.stable else (low, at)
-            is_first = len(answers) == 1
-            at = low + 1 if is_first and answer.stable else _next_duration(low, high)
+            if answer.stable:
+                low = at
+            else:
+                high = at
+            at = _next_duration(low, high)
+            if answer.stable and len(answers) == 1:
+                at = low + 1  # the neighbour first
         tried = "; ".join(f"{steps:,} steps: {answers[steps]}" for steps in sorted(answers))
         if low < 0:
-            last = start == grid.starts[-1]
-            return Outcome(
-                statement=f"No duration that was probed{self._from(start)} is stable: {tried}."
-                f"{'' if last else ' Longer starts were not probed with them.'} Lower optim.lr"
-                f"{'' if grid.kind == 'lr' else ' or lengthen optim.warmup_steps'}.",
-            )
+            statement = f"No duration that was probed{self._from(start)} is stable: {tried}."
+            if start != grid.starts[-1]:
+                statement += " Longer starts were not probed with them."
+            statement += " Lower optim.lr"
+            if grid.kind != "lr":
+                statement += " or lengthen optim.warmup_steps"
+            return Outcome(statement=f"{statement}.")
         if low == len(durations) - 1:
             return self._all_stable(start, answers)
         return Outcome(
@@ -360,11 +375,12 @@ class Finder:
     # --- in words ----------------------------------------------------------------------------------------------------
 
     def _all_stable(self, start: int, answers: dict[int, Answer]) -> Outcome:
-        """No duration is unstable, so they cannot be told apart: whether training without the warmup is stable too."""
+        """Describe a search in which no duration is unstable, after probing training without the warmup."""
         grid = self.search.grid
-        steps = max(answers) if grid.kind != "lr" else min(answers)
+        steps = max(answers)
         limit = f"longest allowed (--max-share {grid.max_share:g} of the budget)"
         if grid.kind == "lr":
+            steps = min(answers)
             limit = "shortest allowed (an eighth of the recipe's)"
         statement = f"{self._verified(start, steps, answers)} It is the {limit}. No duration that was probed is unstable"
         if grid.kind == "lr":
@@ -385,7 +401,7 @@ class Finder:
         return Outcome(start=start, steps=steps, verified=True, statement=statement)
 
     def _verified(self, start: int, steps: int, answers: dict[int, Answer]) -> str:
-        """What is shown of the setting to take, and of those that are not stable."""
+        """State what the probes show of the setting to take, and of those that are not stable."""
         grid = self.search.grid
         statement = f"{self._named(start, steps)}: {answers[steps]}, seen for {grid.horizon(start, steps):,} steps."
         for tried, answer in sorted(answers.items()):
@@ -399,7 +415,7 @@ class Finder:
         return statement
 
     def _out_of_budget(self, start: int, low: int, answers: dict[int, Answer]) -> Outcome:
-        """The best that is verified when the budget does not reach to the last duration of `answers`."""
+        """Describe the best verified setting if the budget does not reach the last duration of `answers`."""
         grid, durations = self.search.grid, self.search.grid.durations(start)
         left_out = next(steps for steps, answer in answers.items() if answer.stable is None)
         if low >= 0:

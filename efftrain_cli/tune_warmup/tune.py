@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
 
 def default_name(recipe_name: str, search: Search) -> str:
-    """Name of a search's directory: what is tuned is part of it where that is not the recipe's own warmup."""
-    return f"{recipe_name}-tune" + (
-        "" if search.tune in (None, kind_of(search.recipe)) else f"-{search.kind}"
-    )
+    """Name a search's directory: what is tuned is part of it if that is not the recipe's own warmup."""
+    if search.tune in (None, kind_of(search.recipe)):
+        return f"{recipe_name}-tune"
+    return f"{recipe_name}-tune-{search.kind}"
 
 
 def tune(
@@ -94,7 +94,7 @@ def tune(
 
 
 def _claim(folder: Path, search: Search) -> None:
-    """Makes the directory of a search, or checks that the one there is of the same search. Its budget and seeds may
+    """Make the directory of a search, or check that the existing one is of the same search. Its budget and seeds may
     change: finished probes stay valid."""
     options = SearchFile(
         schema_version=SearchFile.newest,
@@ -142,7 +142,7 @@ def _finish(
     outcome: Outcome,
     recipe_name: str,
 ) -> Path:
-    """Writes what the search found, and says what it cost.
+    """Write what the search found, and print what it cost.
 
     Raises:
         DivergedError: no setting is stable.
@@ -206,8 +206,8 @@ def _finish(
 
 
 def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str) -> str:
-    """The text of tuned.toml: the searched recipe with the setting to take, or the one to begin with where none is
-    stable, and what is known of it."""
+    """Return the text of tuned.toml: the searched recipe with the setting to take, or the one to
+    begin with where none is stable, and what is known of it."""
     if outcome.start is None or outcome.steps is None:
         (start, steps), word = (
             search.grid.own,
