@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,26 +162,28 @@ def _measure_model(
     return rows
 
 
+@dataclass
 class _Measure:
     """Draws outputs of a layer's products and sums them again."""
 
-    def __init__(self, operands: str, gradient_operands: str, samples: int) -> None:
-        self.operands, self.gradient_operands, self.samples = operands, gradient_operands, samples
-        self.generator = torch.Generator().manual_seed(0)
+    operands: str
+    gradient_operands: str
+    samples: int
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> Iterator[dict[str, Any]]:
         """Yield the rows of the three products: x (tokens, in), weight (out, in), grad (tokens, out)."""
         x, x_scale = to_operand(x.float(), self.operands)
         weight, weight_scale = to_operand(weight.float(), self.operands)
         grad, grad_scale = to_operand(grad.float(), self.gradient_operands)
-        own = product_bits(self.operands, self.operands)
+        equal = product_bits(self.operands, self.operands)
         mixed = product_bits(self.operands, self.gradient_operands)
         for role, a, b, bits, scale_a, scale_b in (
-            ("forward", x, weight.t(), own, x_scale, weight_scale),
+            ("forward", x, weight.t(), equal, x_scale, weight_scale),
             ("grad_input", grad, weight, mixed, grad_scale, weight_scale),
             ("grad_weight", grad.t(), x, mixed, grad_scale, x_scale),
         ):
-            known = {
+            about = {
                 "layer": name,
                 "role": role,
                 "n": a.shape[1],
@@ -191,7 +193,7 @@ class _Measure:
             }
             for measured in self.product(a, b):
                 vrr_bits = needed_bits(bits, a.shape[1], measured["chunk"])
-                yield {**known, **measured, "vrr_bits": vrr_bits}
+                yield {**about, **measured, "vrr_bits": vrr_bits}
 
     def product(self, a: Tensor, b: Tensor) -> Iterator[dict[str, Any]]:
         """Yield what was measured of some outputs of `a` (m, n) times `b` (n, columns), for all bits and chunks."""
@@ -200,7 +202,8 @@ class _Measure:
         columns = torch.randint(b.shape[1], (self.samples,), generator=self.generator).to(a.device)
         terms = a.t().index_select(1, rows).mul_(b.index_select(1, columns))  # (n, samples)
         exact = terms.sum(dim=0, dtype=torch.float64)
-        mean, square = exact / n, terms.square().sum(dim=0, dtype=torch.float64) / n
+        mean = exact / n
+        square = terms.square().sum(dim=0, dtype=torch.float64) / n
         spread = (square - mean.square()).clamp_min(0).sqrt()
         ratio = torch.where(spread > 0, mean / spread, 0.0)
         limit = FAR * float(square.mean().sqrt())
@@ -212,9 +215,8 @@ class _Measure:
         chunks = [chunk for chunk in CHUNKS if chunk < n]
         # PyTorch releases the interpreter within each operation, and these are too small for threads of its own.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
-            errors = dict(
-                zip(chunks, pool.map(partial(_errors, terms, exact), chunks), strict=True)
-            )
+            by_chunk = pool.map(partial(_errors, terms, exact), chunks)
+            errors = dict(zip(chunks, by_chunk, strict=True))
         for number, bits in enumerate(BITS):
             for chunk in CHUNKS:
                 # Sums no longer than a chunk are whole.
@@ -287,12 +289,12 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     yield f"* the products' mean is not zero, o more than {MANY:.1%} are outliers (of products of normal numbers: 0.07%): VRR assumes neither."
     yield ""
     for role in ROLES:
-        own = needs[needs.role == role]
+        needed = needs[needs.role == role]
         sums = analysis.sums[analysis.sums.role == role]
         signed = sums[(sums.bits == BITS[0]) & (sums.chunk == 0)].signed_error.min()
         yield (
-            f"{role}: every layer is under the error with {_bits_in_words(own.bits.max())} bits whole and "
-            f"{_bits_in_words(own.bits_chunked.max())} in chunks of {PAPERS_CHUNK} (VRR: {own.vrr.max()} and {own.vrr_chunked.max()}); "
+            f"{role}: every layer is under the error with {_format_bits(needed.bits.max())} bits whole and "
+            f"{_format_bits(needed.bits_chunked.max())} in chunks of {PAPERS_CHUNK} (VRR: {needed.vrr.max()} and {needed.vrr_chunked.max()}); "
             f"at {BITS[0]} bits, whole, sums come out {signed:+.1%} of their size at worst"
         )
     odd = needs[needs.has_mean | (needs.outlier_share > MANY)]
@@ -317,28 +319,23 @@ def _cells(row: Any) -> tuple[str, ...]:
         f"{row.outlier_share:.2%}{'o' if row.outlier_share > MANY else ' '}",
         str(row.vrr),
         str(row.vrr_chunked),
-        _bits_as_cell(row.bits),
-        _bits_as_cell(row.bits_chunked),
+        _format_bits(row.bits),
+        _format_bits(row.bits_chunked),
         cheapest,
     )
 
 
-def _bits_as_cell(bits: int) -> str:
+def _format_bits(bits: int) -> str:
     if bits > BITS[-1]:
         return f">{BITS[-1]}"
     return f"<={bits}" if bits == BITS[0] else str(bits)
 
 
-def _bits_in_words(bits: int) -> str:
-    if bits > BITS[-1]:
-        return f"more than {BITS[-1]}"
-    return f"{bits} or fewer" if bits == BITS[0] else str(bits)
-
-
 def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
     """Write accumulation.csv and accumulation.png into `folder`; return their paths."""
     make_folder(folder)
-    table, figure = folder / "accumulation.csv", folder / "accumulation.png"
+    table = folder / "accumulation.csv"
+    figure = folder / "accumulation.png"
     write_whole(table, analysis.sums.to_csv(index=False, lineterminator="\n"))
     picture.write_figure(plots_of(analysis, error), figure, across=True)
     return [table, figure]

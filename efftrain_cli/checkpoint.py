@@ -1,8 +1,8 @@
-"""`efftrain checkpoint`: a run's checkpoints in words. No torch, so that it answers at once, even while the run trains.
-A run that does not exist is a `UsageError`."""
+"""List and verify a run's checkpoints (`efftrain checkpoint`), without torch: at once, even while the run trains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,56 +13,68 @@ from efftrain_cli.run.manifest import verify_checkpoint
 
 
 def list_checkpoints(name: str) -> list[dict[str, Any]]:
-    """The checkpoints of run `name` for other programs, oldest first: step, bytes, time, path."""
-    found = []
+    """Return the checkpoints of run `name`, oldest first: step, bytes, time, path.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    checkpoints = []
     for path in checkpoints_of(existing_run(name)):
         try:
             size = sum(file.stat().st_size for file in path.iterdir())
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
         except FileNotFoundError:  # the run is training, and has just removed it
             continue
-        when = written.isoformat(timespec="seconds")
-        found.append(
-            {"step": checkpoint_step(path), "bytes": size, "written": when, "path": str(path)}
+        checkpoints.append(
+            {
+                "step": checkpoint_step(path),
+                "bytes": size,
+                "written": written.isoformat(timespec="seconds"),
+                "path": str(path),
+            }
         )
-    return found
+    return checkpoints
 
 
 def describe_checkpoints(name: str) -> list[str]:
-    """A line for each checkpoint of run `name`, oldest first, and for what else lies among them."""
+    """Return a line for each checkpoint of run `name`, oldest first, and for what else lies among them."""
     lines = []
     for each in list_checkpoints(name):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
-        lines.append(
-            f"step {each['step']:>10,}  {human_bytes(each['bytes']):>9}  {when}  {each['path']}"
-        )
+        size = human_bytes(each["bytes"])
+        lines.append(f"step {each['step']:>10,}  {size:>9}  {when}  {each['path']}")
     run = existing_run(name)
-    folder = run / "checkpoints"
-    others = sorted(set(folder.iterdir()) - set(checkpoints_of(run))) if folder.is_dir() else []
-    lines += [f"{'no checkpoint':<15}  {path}" for path in others]
+    others = set((run / "checkpoints").glob("*")) - set(checkpoints_of(run))
+    lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
     return lines or [f"run {name!r} has no checkpoint yet"]
 
 
 def verify_checkpoints(name: str) -> list[dict[str, Any]]:
-    """Each checkpoint of run `name`: `checkpoint`, `sound`, `files` (None where it is damaged) and `problem` (None
-    where it is not)."""
-    found: list[dict[str, Any]] = []
+    """Verify each checkpoint of run `name`.
+
+    Returns:
+        `checkpoint`, `sound`, `files` (None if it is damaged) and `problem` (None if it is not) of each.
+    """
+    verified: list[dict[str, Any]] = []
     for path in checkpoints_of(existing_run(name)):
+        files = problem = None
         try:
-            files, problem = len(verify_checkpoint(path)), None
+            files = len(verify_checkpoint(path))
         except CheckpointError as error:
-            files, problem = None, str(error)
-        found.append(
-            {"checkpoint": path.name, "sound": problem is None, "files": files, "problem": problem}
+            problem = str(error)
+        sound = problem is None
+        verified.append(
+            {"checkpoint": path.name, "sound": sound, "files": files, "problem": problem}
         )
-    return found
+    return verified
 
 
-def describe_verified(found: list[dict[str, Any]]) -> list[str]:
-    """The same as lines for people."""
-    return [
-        f"ok       {each['checkpoint']}  {each['files']} files"
-        if each["sound"]
-        else f"DAMAGED  {each['checkpoint']}  {each['problem']}"
-        for each in found
-    ] or ["no checkpoint yet"]
+def describe_verified(verified: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each entry of `verify_checkpoints`."""
+    lines = []
+    for each in verified:
+        if each["sound"]:
+            lines.append(f"ok       {each['checkpoint']}  {each['files']} files")
+        else:
+            lines.append(f"DAMAGED  {each['checkpoint']}  {each['problem']}")
+    return lines or ["no checkpoint yet"]

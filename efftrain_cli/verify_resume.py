@@ -1,4 +1,4 @@
-"""`efftrain verify-resume`: proof on this machine that a run which was stopped and continued equals one that was not.
+"""Prove on this machine that a stopped and continued run equals an uninterrupted one (`efftrain verify-resume`).
 
 Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued to 2 k by a process
 of its own, which knows nothing but the checkpoint. Then every weight, every tensor of the optimizer and every row
@@ -35,7 +35,7 @@ _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 def verify_resume(
     recipe: Recipe, *, device: str = "auto", half: int = 4, devices: int = 1
 ) -> list[str]:
-    """Compares a run of 2 x `half` steps with one that was stopped after `half` and continued; returns what to print.
+    """Compare a run of 2 x `half` steps with one that was stopped after `half` and continued; return what to print.
 
     Raises:
         CheckpointError: they differ; the message names the first step and the first tensor that do.
@@ -43,33 +43,30 @@ def verify_resume(
     """
     cut = cut_recipe(recipe, half, devices)
     runs_root().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".verify-resume.", dir=runs_root()) as folder:
-        with runs_in(Path(folder)):
-            for name, steps in (("whole", 2 * half), ("cut", half)):
-                if devices == 1:
-                    with contextlib.redirect_stdout(io.StringIO()):
-                        start(
-                            cut,
-                            recipe_name="cut",
-                            name=name,
-                            device=device,
-                            steps=steps,
-                            with_probe=False,
-                        )
-                else:
-                    path = Path(folder) / "cut.toml"
-                    write_whole(path, dump_recipe(cut))
-                    _pretrain(device, steps, devices, "--recipe", str(path), "--name", name)
+    with tempfile.TemporaryDirectory(prefix=".verify-resume.", dir=runs_root()) as name:
+        folder = Path(name)
+        path = folder / "cut.toml"
+        write_whole(path, dump_recipe(cut))
+        with runs_in(folder):
+            for run, steps in (("whole", 2 * half), ("cut", half)):
+                if devices > 1:
+                    _pretrain(device, steps, devices, "--recipe", str(path), "--name", run)
+                    continue
+                with contextlib.redirect_stdout(io.StringIO()):
+                    start(
+                        cut,
+                        recipe_name="cut",
+                        name=run,
+                        device=device,
+                        steps=steps,
+                        with_probe=False,
+                    )
             _pretrain(device, 2 * half, devices, "--resume", "cut")
-        rows, tensors = compare_runs(Path(folder) / "whole", Path(folder) / "cut", 2 * half)
-        in_flight = (
-            checkpoint_path(Path(folder) / "whole", 2 * half) / "method.safetensors"
-        ).exists()
-    what = (
-        "weights, the optimizer's state and what is in flight"
-        if in_flight
-        else "weights and the optimizer's state"
-    )
+        rows, tensors = compare_runs(folder / "whole", folder / "cut", 2 * half)
+        in_flight = checkpoint_path(folder / "whole", 2 * half) / "method.safetensors"
+        what = "weights and the optimizer's state"
+        if in_flight.exists():
+            what = "weights, the optimizer's state and what is in flight"
     on = f" on {devices} devices" if devices > 1 else ""
     return [
         f"recipe cut to {describe_cut(cut, half)}",
@@ -79,7 +76,7 @@ def verify_resume(
 
 
 def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
-    """The recipe made small enough for a minute or two: two micro-batches of at most two sequences a step (as many as
+    """Make the recipe small enough for a minute or two: two micro-batches of at most two sequences a step (as many as
     there are devices or lanes, where those are more), and every schedule moved into the first 2 x `half` steps, so that
     it changes before and after the stop."""
     seq_len = recipe.model.seq_len
@@ -102,7 +99,7 @@ def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
 
 
 def describe_cut(cut: Recipe, half: int) -> str:
-    """What was cut, in words."""
+    """Describe what was cut."""
     sequences = cut.train.micro_batch_tokens // cut.model.seq_len
     schedules = list(shorten_schedules(cut, half, cut.train.batch_size))
     count = cut.train.batch_size // sequences
@@ -111,40 +108,31 @@ def describe_cut(cut: Recipe, half: int) -> str:
 
 
 def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
-    """Compares rows and the tensors after `step` of two runs; returns how many rows and tensors there are, or raises a
-    CheckpointError where they differ."""
-    have, want = _rows(cut), _rows(whole)
-    differing = [
-        number
-        for number in sorted(have.keys() | want.keys())
-        if have.get(number) != want.get(number)
-    ]
-    tensors, expected = _tensors(checkpoint_path(cut, step)), _tensors(checkpoint_path(whole, step))
-    unequal = [
-        name
-        for name in sorted(tensors.keys() | expected.keys())
-        if name not in tensors
-        or name not in expected
-        or not torch.equal(tensors[name], expected[name])
-    ]
-    if not differing and not unequal:
-        return len(have), len(tensors)
+    """Compare rows, and the tensors after `step`, of two runs; return how many rows and tensors there are.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    have = _rows(cut)
+    want = _rows(whole)
+    tensors = _tensors(checkpoint_path(cut, step))
+    expected = _tensors(checkpoint_path(whole, step))
     first = []
-    if differing:
-        a, b = want.get(differing[0], {}), have.get(differing[0], {})
-        column = next(key for key in (*a, *b) if a.get(key) != b.get(key))
-        first.append(
-            f"step {differing[0]}: {column} is {a.get(column)!r} undisturbed and {b.get(column)!r} continued"
-        )
-    if unequal:
-        name = unequal[0]
-        both = name in tensors and name in expected and tensors[name].shape == expected[name].shape
-        apart = (
-            float((tensors[name].double() - expected[name].double()).abs().max())
-            if both
-            else "its shape"
-        )
-        first.append(f"tensor {name} after step {step}: largest difference {apart}")
+    for number in sorted(have.keys() | want.keys()):
+        a = want.get(number, {})
+        b = have.get(number, {})
+        if a != b:
+            column = next(key for key in (*a, *b) if a.get(key) != b.get(key))
+            values = f"{a.get(column)!r} undisturbed and {b.get(column)!r} continued"
+            first.append(f"step {number}: {column} is {values}")
+            break
+    for name in sorted(tensors.keys() | expected.keys()):
+        difference = _difference(tensors.get(name), expected.get(name))
+        if difference:
+            first.append(f"tensor {name} after step {step}: largest difference {difference}")
+            break
+    if not first:
+        return len(have), len(tensors)
     raise CheckpointError(
         f"the continued run differs from the uninterrupted one. First differences: {'; '.join(first)}. On CUDA, "
         "`--set train.deterministic=true` asks for kernels whose results repeat; on a CPU this is a defect of efftrain: "
@@ -152,20 +140,19 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     )
 
 
+def _difference(a: torch.Tensor | None, b: torch.Tensor | None) -> str:
+    """Return the largest difference of two tensors in words, "" if they are equal."""
+    if a is None or b is None or a.shape != b.shape:
+        return "its shape"
+    if torch.equal(a, b):
+        return ""
+    return str(float((a.double() - b.double()).abs().max()))
+
+
 def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
-    """Starts or continues a run in new processes."""
-    arguments = [
-        "pretrain",
-        *which,
-        "--device",
-        device,
-        "--no-probe",
-        "--steps",
-        str(steps),
-        "--devices",
-        str(devices),
-    ]
-    command = [sys.executable, "-m", "efftrain_cli", *arguments]
+    """Start or continue a run in new processes."""
+    command = [sys.executable, "-m", "efftrain_cli", "pretrain", *which, "--no-probe"]
+    command += ["--device", device, "--devices", str(devices), "--steps", str(steps)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
         what = "continued" if "--resume" in which else "trained"
@@ -178,15 +165,17 @@ def _pretrain(device: str, steps: int, devices: int, *which: str) -> None:
 
 
 def _rows(run: Path) -> dict[int, dict[str, object]]:
-    """The rows that count, by step, without what may differ."""
-    return {
-        row["step"]: {key: row[key] for key in row if not key.endswith(_FREE)}
-        for row in latest_rows(run)
-    }
+    """Return the rows that count, by step, without what may differ."""
+    rows = {}
+    for row in latest_rows(run):
+        rows[row["step"]] = {key: row[key] for key in row if not key.endswith(_FREE)}
+    return rows
 
 
 def _tensors(checkpoint: Path) -> dict[str, torch.Tensor]:
-    files = (checkpoint / f"{name}.safetensors" for name in ("model", "optimizer", "method"))
-    return {
-        name: tensor for file in files if file.exists() for name, tensor in load_file(file).items()
-    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name in ("model", "optimizer", "method"):
+        file = checkpoint / f"{name}.safetensors"
+        if file.exists():
+            tensors |= load_file(file)
+    return tensors

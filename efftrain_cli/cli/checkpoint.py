@@ -32,11 +32,13 @@ def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
     from efftrain_cli.run.names import find_run
 
     run = find_run(run)
-    found = verify_checkpoints(run)
+    verified = verify_checkpoints(run)
     if format_ == "json":
-        print(json.dumps(found, indent=1))
+        print(json.dumps(verified, indent=1))
     else:
-        print("\n".join(describe_verified(found)))
-    damaged = sum(not each["sound"] for each in found)
+        print("\n".join(describe_verified(verified)))
+    damaged = sum(not each["sound"] for each in verified)
     if damaged:
-        raise CheckpointError(f"{damaged} of {len(found)} checkpoints of run {run!r} are damaged")
+        raise CheckpointError(
+            f"{damaged} of {len(verified)} checkpoints of run {run!r} are damaged"
+        )

@@ -7,8 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.complete import recipe_names
-from efftrain_cli.cli.options import Device, Devices, Overrides
+from efftrain_cli.cli.options import Device, Devices, Overrides, RecipeOption
 from efftrain_cli.training.launch import check_devices
 
 
@@ -20,13 +19,7 @@ from efftrain_cli.training.launch import check_devices
     ),
 )
 def verify_resume(
-    recipe: Annotated[
-        str,
-        Option(
-            help="Recipe name or path; it is shortened to two micro-batches a step.",
-            autocompletion=recipe_names,
-        ),
-    ],
+    recipe: RecipeOption,
     set_: Overrides = None,
     device: Device = "auto",
     devices: Devices = 1,
@@ -35,12 +28,13 @@ def verify_resume(
         bool, Option("--quiet", "-q", help="Print nothing but errors: the exit code is the result.")
     ] = False,
 ) -> None:
-    """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for bit."""
+    """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for bit.
+
+    The recipe is shortened to two micro-batches a step.
+    """
     from efftrain_cli.recipe.recipe import load_recipe
 
-    loaded = load_recipe(
-        recipe, list(set_ or [])
-    )  # before PyTorch is imported, which takes seconds
+    loaded = load_recipe(recipe, set_ or [])  # before PyTorch is imported, which takes seconds
     if devices > 1:
         check_devices(device, devices)
     from efftrain_cli.verify_resume import verify_resume as verify
