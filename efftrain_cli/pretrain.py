@@ -161,34 +161,42 @@ def resume(
                 state = fresh_state(session)
                 if checkpoint is not None:
                     checkpoints.load_checkpoint(checkpoint, state, recipe)
+
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
                 print(_nothing_left(run, state.progress, recipe, steps))
                 return run.path
             _show_rate(run, state.progress, written, recipe)
             checkpoints.check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
+
             # Nothing is written before all that refuses to go on.
             if changes:
                 run.event("override", {"differences": changes})
-            if (reason := checkpoints.drop_in_flight(run, state, recipe)) is not None:
-                print(f"warning: {reason}", file=sys.stderr)
-            checkpoints.record_first_data(run, origin_of(session, name)["data"])
             if overrides:
                 write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
-            run.report_gaps(state.progress.step)
-            segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
-            state.progress = state.progress._replace(segment=segment)
-            run.event(
-                "resume",
-                {
-                    "step": state.progress.step,
-                    "segment": segment,
-                    "checkpoint": checkpoint.name if checkpoint else None,
-                    **environment_now(run, session),
-                    "calibrated_gflops": calibrated_gflops(session.device),
-                },
-            )
+            _begin_segment(run, state, session, checkpoint)
             return _train(run, state, session, plan, steps, with_probe, rewinding)
+
+
+def _begin_segment(run: Run, state: TrainState, session: Session, checkpoint: Path | None) -> None:
+    """Record that the run goes on from `checkpoint`; None means from its beginning."""
+    reason = checkpoints.drop_in_flight(run, state, session.recipe)
+    if reason is not None:
+        print(f"warning: {reason}", file=sys.stderr)
+    checkpoints.record_first_data(run, origin_of(session, run.name)["data"])
+    run.report_gaps(state.progress.step)
+    segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
+    state.progress = state.progress._replace(segment=segment)
+    run.event(
+        "resume",
+        {
+            "step": state.progress.step,
+            "segment": segment,
+            "checkpoint": checkpoint.name if checkpoint else None,
+            **environment_now(run, session),
+            "calibrated_gflops": calibrated_gflops(session.device),
+        },
+    )
 
 
 def _lacks_evaluation(run: Run, progress: Progress) -> bool:
@@ -331,18 +339,14 @@ def _train(
                         devices = share_state(state, session)
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
-    except OSError as error:
-        run.event("end", {"status": "disk", "step": state.progress.step})
-        raise (disk_error(error) or error) from None
-    except EfftrainError as error:
-        run.event(
-            "end",
-            {
-                "status": type(error).__name__.removesuffix("Error").lower(),
-                "step": state.progress.step,
-            },
-        )
-        raise
+    except (OSError, EfftrainError) as error:
+        status = type(error).__name__.removesuffix("Error").lower()
+        refused = None
+        if isinstance(error, OSError):
+            status = "disk"
+            refused = disk_error(error)
+        run.event("end", {"status": status, "step": state.progress.step})
+        raise refused or error from None
     finished = state.progress.tokens >= recipe.train.tokens
     fields = {"status": "finished" if finished else "paused", "step": state.progress.step}
     run.event("end", {**fields, "calibrated_gflops": calibrated_gflops(session.device)})
