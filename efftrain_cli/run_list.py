@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from efftrain_cli.compare.formats import format_number, format_value
 from efftrain_cli.foundation.console import counted, human_seconds, printable
 from efftrain_cli.foundation.errors import DataError, EfftrainError, UsageError
-from efftrain_cli.foundation.files import is_locked
+from efftrain_cli.foundation.files import is_locked, make_folder
 from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, read_toml_text
-from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.directory import REMOVED, existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.metrics import check_rows
 from efftrain_cli.run.origin import Origin
@@ -193,6 +193,11 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
             # A folder that is not yet a run, because its start was killed, may be removed by its name.
             matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
         paths.update(dict.fromkeys(matches))
+    registered = [path.name for path in paths if (path / "plan.json").is_file()]
+    if registered:
+        raise UsageError(
+            f"{', '.join(registered)}: the registration of a study is not removed\n  name its runs"
+        )
     running = [path.name for path in paths if is_locked(path / "lock")]
     if running:
         raise UsageError(f"{', '.join(running)} is running; stop it with Ctrl-C first")
@@ -200,8 +205,14 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a run directory. The recipe goes first: from then on nothing takes the rest for a run."""
-    (path / "recipe.toml").unlink(missing_ok=True)
+    """Remove a run directory but for its recipe, which a later study asks for: its results were seen.
+
+    The recipe goes first: from then on nothing takes the rest for a run.
+    """
+    if (path / "recipe.toml").is_file():
+        kept = runs_root() / REMOVED / f"{path.name}.{time.time_ns()}.toml"
+        make_folder(kept.parent)
+        (path / "recipe.toml").replace(kept)
     shutil.rmtree(path)
 
 

@@ -123,7 +123,7 @@ def comma_separated(comparison: Comparison) -> str:
             "kind": row["tested"],
             "shared_seeds": None if shared is None else len(shared),
             "verdict": row["text"],
-            "exploratory": str(comparison.exploratory).lower(),
+            "exploratory": str(comparison.exploratory or bool(comparison.caveat)).lower(),
         }
         rows.append(["" if row[name] is None else str(row[name]) for name in columns])
     return csv_text(columns, rows)

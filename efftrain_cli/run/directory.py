@@ -100,6 +100,15 @@ def run_names() -> list[str]:
         ) from None
 
 
+REMOVED = ".removed"
+"""Folder beside the runs with the recipes of removed ones."""
+
+
+def removed_recipes() -> list[Path]:
+    """Return the recipes that `runs rm` left of removed runs, sorted."""
+    return sorted((runs_root() / REMOVED).glob("*.toml"))
+
+
 def _is_run(path: Path) -> bool:
     try:
         return (path / "recipe.toml").is_file()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
-from efftrain_cli.run.directory import run_names, run_path, runs_root
+from efftrain_cli.run.directory import removed_recipes, run_names, run_path, runs_root
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
@@ -149,6 +150,10 @@ def _now() -> str:
 
 # --- the ledger: what registrations and runs in the folder of runs have seen ---------------
 
+UNSEEN = ("eval.", "train.micro_batch_tokens", "train.compile", "train.deterministic")
+"""Recipe keys that change how a run is evaluated or rounded, and so nothing that a first look does not tell."""
+ALIKE = 0.05
+"""Share by which a number of two recipes may differ if who knows the one's results knows the other's."""
 DRAWN_BELOW = 1_000_000
 """Drawn seeds are smaller: they are part of the names of runs."""
 
@@ -208,13 +213,15 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
         if plan.study == file.name:
             continue
         theirs = _arms_in(plan.values)
-        same = [name for name, recipe in recipes.items() if recipe in theirs.values()]
+        same = []
+        for name, recipe in recipes.items():
+            if any(is_alike(recipe, other) for other in theirs.values()):
+                same.append(name)
         seeds = sorted({*file.seeds} & _seeds_of(plan))
         if same and seeds:
             listed = ", ".join(map(str, seeds))
             reasons.append(f"seeds {listed} of {', '.join(same)} were seen by study {plan.study!r}")
-        all_arms = len(same) == len(theirs) == len(file.study.arms)
-        if all_arms and primaries == _primaries_in(plan.values):
+        if len(same) > 1 and primaries & _primaries_in(plan.values):
             reasons.append(
                 f"study {plan.study!r}, registered {plan.registered}, asked the same of the same arms: "
                 f"{_last_look(path.parent)}"
@@ -223,18 +230,16 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
 
 
 def _seen_by_runs(file: StudyFile) -> list[str]:
-    """Say which runs on disk have the recipe of an arm, tuned keys aside, and one of the study's seeds."""
+    """Say which runs, removed ones too, have the recipe of an arm, tuned keys aside, and one of the study's seeds."""
     trials = {each.trial.name for each in all_trials(file)}
     arms = []
     for arm in file.study.arms:
         recipe = flat_values(file.recipe_of(arm))
-        arms.append((recipe, ("seed", *file.grid_of(arm))))
+        arms.append((recipe, tuple(file.grid_of(arm))))
     seen = []
-    for name in run_names():
-        theirs = _recipe_of(name)
-        if theirs is None or name in trials or theirs["seed"] not in file.seeds:
-            continue
-        seen += [name for recipe, tuned in arms if not differing_keys([recipe, theirs], tuned)]
+    for name, theirs in _seen_recipes():
+        if name not in trials and theirs["seed"] in file.seeds:
+            seen += [name for recipe, tuned in arms if is_alike(recipe, theirs, tuned)]
     if not seen:
         return []
     return [
@@ -266,13 +271,27 @@ def _seeds_of(plan: Plan) -> set[int]:
     return seeds
 
 
-def _recipe_of(name: str) -> dict[str, Any] | None:
-    """Return a run's recipe by dotted keys; None if it cannot be read."""
-    path = run_path(name) / "recipe.toml"
-    try:
-        return flat_values(load_recipe(str(path))) if path.is_file() else None
-    except (RecipeError, DataError):
-        return None
+def is_alike(first: Mapping[str, Any], second: Mapping[str, Any], but: Sequence[str] = ()) -> bool:
+    """Return whether who has seen a run of one recipe has seen one of the other; keys `but` may differ."""
+    for key in differing_keys([{**first}, {**second}], ("seed", *but)):
+        if key.startswith(UNSEEN):
+            continue
+        a, b = first.get(key), second.get(key)
+        if not isinstance(a, int | float) or not isinstance(b, int | float):
+            return False
+        if not math.isclose(a, b, rel_tol=ALIKE):
+            return False
+    return True
+
+
+def _seen_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and recipe, by dotted keys, of every run here and every removed one, if they can be read."""
+    paths = {name: run_path(name) / "recipe.toml" for name in run_names()}
+    paths |= {f"{path.stem} (removed)": path for path in removed_recipes()}
+    for name, path in paths.items():
+        with contextlib.suppress(RecipeError, DataError):
+            if path.is_file():
+                yield name, flat_values(load_recipe(str(path)))
 
 
 def _arms_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -286,11 +305,11 @@ def _arms_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _primaries_in(values: Mapping[str, Any]) -> set[str]:
-    """Return the measures and targets that a study is judged by, whatever the direction."""
+    """Return the measures that a study is judged by, whatever the direction, margin or target."""
     return {
-        f"{key.rsplit('.', 1)[1]} {value}"
+        value
         for key, value in values.items()
-        if key.startswith("primary.") and key.endswith((".measure", ".target"))
+        if key.startswith("primary.") and key.endswith(".measure")
     }
 
 

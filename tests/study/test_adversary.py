@@ -1,0 +1,178 @@
+"""By commands alone, seeds are added or dropped, studies renamed, targets picked: every claim is labelled."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.study.conduct import conduct
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.ledger import is_alike
+from efftrain_cli.study.main import judged
+from efftrain_cli.study.reading import read_study
+from efftrain_cli.study.registration import register
+from tests.conftest import invoke
+from tests.fake_runs import write_run
+from tests.study.conftest import STUDY
+from tests.study.test_conduct import launcher, make_runner
+
+SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
+
+
+@pytest.fixture
+def seen(folder: Path) -> StudyFile:
+    """A study with its verdict."""
+    file = read_study(folder / "study.toml")
+    register(file, allow=False)
+    assert conduct(file, make_runner(file, launcher(file))).verdicts[0].outcome == "better"
+    return file
+
+
+def again(folder: Path, *changes: tuple[str, str], name: str = "again.toml") -> tuple[str, ...]:
+    """Why a study of another name, with these changes of the first one's text, is exploratory."""
+    text = STUDY
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / name).write_text(text)
+    return register(read_study(folder / name), allow=False).exploratory
+
+
+LOOKED = ("looks = 2", 'looks = 2\nset = ["eval.every=4"]')
+PICKED = ('measure = "final_loss"', 'measure = "tokens_to_target"\ntarget = 3.1')
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [('"different"', '"better"')],
+        [LOOKED, ('"different"', '"better"')],
+        [PICKED],
+        [('"10..14"', '"12..20"'), ('"0..1"', '"2..3"')],
+        [('baseline = "plain"', 'baseline = "warm"')],
+    ],
+)
+def test_seen_seeds_are_labelled_whatever_else_changes(
+    folder: Path, seen: StudyFile, changes: list[tuple[str, str]]
+) -> None:
+    reasons = again(folder, *changes)
+    assert any("were seen by study 'study'" in reason for reason in reasons), reasons
+
+
+def test_removed_runs_were_seen(folder: Path, seen: StudyFile) -> None:
+    """The runs are gone, and the study stands in another folder's name: their recipes are kept."""
+    names = run_names()
+    assert invoke("runs", "rm", *names, "--yes").exit_code == 0 and run_names() == []
+    refused = invoke("runs", "rm", "study-study", "--yes")
+    assert isinstance(refused.exception, UsageError)
+    assert str(refused.exception).startswith("study-study: the registration of a study is not")
+    assert any("6 earlier runs have an arm's recipe" in reason for reason in again(folder))
+
+
+def test_runs_that_were_removed_before_a_registration_are_labelled(folder: Path) -> None:
+    """As the message about runs without a registration advises: remove them, and register."""
+    file = read_study(folder / "study.toml")
+    register(file, allow=False)
+    conduct(file, make_runner(file, launcher(file)))
+    (runs_root() / "study-study" / "plan.json").unlink()
+    with pytest.raises(UsageError, match="remove them"):
+        register(file, allow=False)
+    assert invoke("runs", "rm", "study-*", "--yes").exit_code == 0
+    (reason,) = register(file, allow=False).exploratory
+    assert reason.startswith("6 earlier runs have an arm's recipe and a seed of the study")
+
+
+def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(
+    folder: Path, seen: StudyFile
+) -> None:
+    fresh = [('"10..14"', '"20..24"'), ('"0..1"', '"2..3"')]
+    warm = 'set = ["seq_len_warmup.start=16"]\n'
+    third = '\n[[arms]]\nname = "third"\nrecipe = "plain.toml"\nset = ["optim.lr=1e-4"]\n'
+    cases = {
+        "asked.toml": fresh,
+        "evaluated.toml": [*fresh, LOOKED],
+        "armed.toml": [*fresh, (warm, warm + third)],
+        "targeted.toml": [*fresh, ('"different"', '"better"')],
+    }
+    for name, changes in cases.items():
+        reasons = [reason for reason in again(folder, *changes, name=name) if "'study'" in reason]
+        (reason,) = reasons
+        assert reason.endswith("asked the same of the same arms: warm better in final_loss")
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after", "alike"),
+    [
+        ("optim.lr", 1e-3, 1.04e-3, True),
+        ("optim.lr", 1e-3, 1.06e-3, False),
+        ("eval.every", 5, 50, True),
+        ("train.micro_batch_tokens", 512, 1024, True),
+        ("train.batch_size", 8, 16, False),
+        ("optim.name", "adamw", "lion", False),
+        ("optim.lr", None, 1e-3, False),
+    ],
+)
+def test_a_recipe_with_a_trifle_changed_is_the_one_that_was_seen(
+    key: str, before: object, after: object, alike: bool
+) -> None:
+    first = {"model.n_layer": 2, "seed": 1} | ({} if before is None else {key: before})
+    second = {"model.n_layer": 2, "seed": 2, key: after}
+    assert is_alike(first, second) == is_alike(second, first) == alike
+    assert is_alike(first, second, [key])
+
+
+def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(
+    folder: Path, seen: StudyFile
+) -> None:
+    path = folder / "study.toml"
+    path.write_text(STUDY.replace('"different"', '"better"'))
+    for words in (["study", "study.toml"], ["compare", "--study", "study.toml"]):
+        refused = invoke(*words)
+        assert isinstance(refused.exception, UsageError), words
+        assert "was changed since" in str(refused.exception)
+    out = invoke("compare", "--study", "study.toml", "--allow").stdout
+    claim, _, _ = out.partition("warm: ")
+    assert "EXPLORATORY: no verdict below is a confirmation" in claim
+    whole = invoke("compare", "--study", "study.toml", "--allow", "--format", "json").stdout
+    assert "it was changed after its registration" in json.loads(whole)["study"]["exploratory"][0]
+    assert judged(read_study(path), allow=True)[1].exploratory
+
+
+@pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json", "html"])
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        (["small", "slw"], "left out"),
+        (["small", "slw", "--target-loss", "3.5"], "the target loss was chosen now"),
+        (["small", "slw", "--margin", "0.5"], "the margin was chosen now"),
+        (["small", "slw", "--equal", "flops"], "what is equal was chosen now"),
+        (["small-seed0", "small-seed1", "slw"], "runs on disk that were left out: 1 of small"),
+        (["small", "slw", "copy", "--allow"], "a newer run of the same recipe and seed is taken"),
+    ],
+)
+def test_every_format_of_a_claim_has_its_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, words: list[str], label: str
+) -> None:
+    monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    for seed in range(3):
+        write_run(tmp_path / "runs", "small", seed)
+        write_run(tmp_path / "runs", "slw", seed, speed=1.3, more=SLW)
+    if "copy" in words:
+        later = {"recipe": "slw", "started": "2027-01-01T00:00:00+00:00"}
+        write_run(tmp_path / "runs", "slw", 0, name="copy", speed=2.0, more=SLW, origin=later)
+    done = invoke("compare", *words, "--format", form, "--output", "out")
+    assert done.exit_code == 0, (done.output, done.exception)
+    text = (tmp_path / "out").read_text()
+    assert "better" in text
+    if form == "csv":
+        # A column cannot hold a sentence: it says that the claim is exploratory, in every row.
+        assert {line.rsplit(",", 1)[1] for line in text.splitlines()} == {"exploratory", "true"}
+        return
+    assert "Exploratory: nothing was fixed before the runs" in text
+    if label != "left out":
+        assert label in text
