@@ -11,10 +11,8 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, runs_root
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.ledger import is_alike
-from efftrain_cli.study.main import judged
-from efftrain_cli.study.reading import read_study
-from efftrain_cli.study.registration import register
+from efftrain_cli.study.load import read_study
+from efftrain_cli.study.registration import check_registered, is_alike, register
 from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.study.conftest import STUDY
@@ -32,7 +30,7 @@ def seen(folder: Path) -> StudyFile:
     return file
 
 
-def again(folder: Path, *changes: tuple[str, str], name: str = "again.toml") -> tuple[str, ...]:
+def again(folder: Path, *changes: tuple[str, str], name: str = "again.toml") -> list[str]:
     """Why a study of another name, with these changes of the first one's text, is exploratory."""
     text = STUDY
     for old, new in changes:
@@ -139,7 +137,7 @@ def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(
     assert "EXPLORATORY: no verdict below is a confirmation" in claim
     whole = invoke("compare", "--study", "study.toml", "--allow", "--format", "json").stdout
     assert "it was changed after its registration" in json.loads(whole)["study"]["exploratory"][0]
-    assert judged(read_study(path), allow=True)[1].exploratory
+    assert check_registered(read_study(path), allow=True).exploratory
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json", "html"])
