@@ -36,7 +36,7 @@ _CONDITIONS = {
 
 
 def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
-    """Everything that a reader of a comparison of `groups` must know, by kind.
+    """List everything that a reader of a comparison of `groups` must know, by kind.
 
     "allowed": losses are not comparable, shown because of --allow; "warning": may explain a difference; "note".
 
@@ -114,7 +114,7 @@ def _differ(a: float, b: float) -> bool:
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
-    """Why the training seconds of these runs must not be judged; "" where they may be."""
+    """Return why the training seconds of these runs must not be judged; "" if they may."""
     for title, (key, usual) in _CONDITIONS.items():
         if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
             return f"different {title}"
@@ -224,7 +224,7 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
 
 
 def _takes_moments(recipe: Mapping[str, object]) -> bool:
-    """Whether a term of the loss depends on how a step is cut into micro-batches."""
+    """Return whether a term of the loss depends on how a step is cut into micro-batches."""
     weight = recipe.get("standardization_loss.weight")
     return (
         weight is not None and weight != 0 and recipe.get("standardization_loss.moments") != "token"
@@ -288,7 +288,7 @@ def _split(values: dict[str, list[str]]) -> str:
 
 
 def _short(value: str) -> str:
-    """The first digits of a hash are enough to distinguish it."""
+    """Return the first digits of a hash: they distinguish it."""
     return value[:12] if len(value) >= 40 and " " not in value else value
 
 

@@ -282,7 +282,7 @@ def _judge(
 
 
 def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
-    """Whether a loss at equal cost is the final loss, because every finished run ends there."""
+    """Return whether a loss at equal cost is the final loss, because every finished run ends there."""
     point = question.point
     return point is not None and all(
         float(run.evaluated[question.axis][-1]) <= 1.001 * point for run in finished

@@ -24,7 +24,6 @@ from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, Ex
 from efftrain_cli.compare.measures import (
     AXIS_WORDS,
     SAME_SCHEDULE,
-    Cost,
     Question,
     Value,
     budget_ratio,
@@ -72,16 +71,18 @@ class Looks:
     """Planned before the runs: what cannot be judged stays in the family that Holm's correction goes over."""
 
     def passed_by(self, p: float) -> bool:
-        """Whether a corrected p-value shows a claim; a registered level is inclusive."""
-        return p <= self.alpha if self.registered else p < self.alpha
+        """Return whether a corrected p-value shows a claim; a registered level is inclusive."""
+        if self.registered:
+            return p <= self.alpha
+        return p < self.alpha
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """Two-sided nominal level of each planned look's own t test."""
+        """Return the two-sided nominal level of each planned look's own t test."""
         return nominal_levels(self.alpha, self.plan, 2)
 
     def level(self, alpha: float, sides: int) -> float:
-        """Nominal level of the last look's own test, where all looks together err with `alpha`."""
+        """Return the nominal level of the last look's own test, if all looks together err with `alpha`."""
         return nominal_levels(alpha, self.plan, sides)[self.taken - 1]
 
 
@@ -128,7 +129,7 @@ class Verdict:
 
     @property
     def min_detectable_range(self) -> tuple[float, float] | None:
-        """95 % interval of `min_detectable_effect`, as so few seeds know the spread."""
+        """Return the 95 % interval of `min_detectable_effect`, as so few seeds know the spread."""
         size, df = self.min_detectable_effect, self.estimate.df
         if size is None or df is None:
             return None
@@ -140,14 +141,18 @@ class Verdict:
 
     @property
     def test(self) -> Estimate | ExactTest:
-        """The test that decides."""
+        """Return the test that decides."""
         return self.exact or self.estimate
 
     @property
     def text(self) -> str:
-        """The outcome, or why there is none."""
-        text = self.why.text if self.why else self.outcome
-        return f"{text} (but {self.caveat})" if self.caveat else text
+        """Return the outcome, or why there is none."""
+        text: str = self.outcome
+        if self.why:
+            text = self.why.text
+        if self.caveat:
+            text += f" (but {self.caveat})"
+        return text
 
 
 def verdict(
@@ -214,7 +219,7 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
 
 
 def sides_of(direction: Direction) -> int:
-    """2 where a direction is tested two-sided, else 1."""
+    """Return 2 if a direction is tested two-sided, else 1."""
     return 2 if direction == "different" else 1
 
 
@@ -228,7 +233,7 @@ def count_members(verdicts: Sequence[Verdict]) -> int:
 
 
 def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict[int, float]:
-    """Corrected p-values by place, of those that were tested."""
+    """Return corrected p-values by place, of those that were tested."""
     members: dict[tuple[object, ...], dict[int, float]] = {}
     for i, (each, p) in enumerate(zip(verdicts, p_values, strict=True)):
         if p is not None:
@@ -256,7 +261,7 @@ def min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> floa
     power = (1 + POWER) / 2 if direction == "equivalent" else POWER
     sides = sides_of(direction)
     level = looks.level(looks.alpha / comparisons, sides)
-    return inference.detectable(each.estimate, level, power, one_sided=sides == 1)
+    return inference.detectable(each.estimate, level, power, sides=sides)
 
 
 def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | None:
@@ -278,7 +283,7 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
         return None
     sides = sides_of(direction)
     return conditional_power(
-        _gain(estimate),
+        estimate.gain,
         estimate.sd,
         estimate.n,
         more=[look - seeds for look in later],
@@ -334,58 +339,62 @@ def _check_budgets(
     """Return why final losses are not judged, and at which equal cost they are if that is not tokens."""
     if question.tested != "difference" or question.point is not None:
         return None, ""
-    cost = question.equal
-    ratios: dict[Cost, float] = {
-        axis: budget_ratio(baseline, method, axis) for axis in ("tokens", "flops", "seconds")
-    }
-    tokens = f"{ratios['tokens']:.2f}x the tokens"
+    tokens, cost = budget_ratio(baseline, method, "tokens"), question.equal
+    spent = "" if is_same_budget(tokens) else f"{tokens:.2f}x the tokens"
     if cost is None and looks.registered:
         # Registered before a study had to say what its arms have in common.
-        return None, "" if is_same_budget(ratios["tokens"]) else f"{method.label} spent {tokens}"
+        return None, f"{method.label} spent {spent}" if spent else ""
     if cost is None:
-        by_tokens = is_same_budget(ratios["tokens"]) or not is_same_budget(ratios["flops"])
-        cost = "tokens" if by_tokens else "flops"
-    words = AXIS_WORDS[cost]
+        cost = "tokens"
+        if spent and is_same_budget(budget_ratio(baseline, method, "flops")):
+            cost = "flops"
+    ratio, words = budget_ratio(baseline, method, cost), AXIS_WORDS[cost]
     reason = why_cost_not_judged(cost, [*baseline.runs, *method.runs])
     if not reason and cost == "seconds":
         reason = _why_other_speed(baseline, method)
-    if not reason and math.isnan(ratios[cost]):
+    if not reason and math.isnan(ratio):
         reason = f"the {words} of a run are unknown"
-    if not reason and not is_same_budget(ratios[cost]):
-        reason = f"{method.label} spent {ratios[cost]:.2f}x the {words} of {baseline.label}"
+    if not reason and not is_same_budget(ratio):
+        reason = f"{method.label} spent {ratio:.2f}x the {words} of {baseline.label}"
         if question.equal is None:
             reason += "; --equal flops or --equal seconds judges at another equal cost"
     if reason:
         return Why("not_judged", f"not judged: {reason}"), ""
-    other = cost != "tokens" and not is_same_budget(ratios["tokens"])
-    return None, f"at equal {words}, and {tokens}" if other else ""
+    if cost == "tokens" or not spent:
+        return None, ""
+    return None, f"at equal {words}, and {spent}"
+
+
+def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | None:
+    """Return where runs stand on their learning rates' decay at the question's point, or else at their ends.
+
+    None if nothing decays, NaN if the place of a run is unknown.
+    """
+    positions = []
+    for run in runs:
+        axis, value = question.axis, question.point
+        if value is None:
+            axis, value = "tokens", float(run.evaluated["tokens"][-1])
+        place = schedule_position(run, axis, value)
+        if place is not None:
+            positions.append(place)
+    return sum(positions) / len(positions) if positions else None
 
 
 def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:
     """Return why the two are at different places of their learning rates' decay; "" where they are not."""
-    axis = "tokens" if question.point is None else question.axis
-    ends = [
-        [run for run in group.runs if run.status == "finished" and len(run.evaluated["step"])]
-        for group in (baseline, method)
-    ]
-    if not all(ends):
-        return ""
-
-    def position(runs: Sequence[RunNumbers]) -> float | None:
-        """On average; None where nothing decays, NaN where it is unknown."""
-        there = []
-        for run in runs:
-            end = float(run.evaluated[axis][-1])
-            place = schedule_position(run, axis, end if question.point is None else question.point)
-            if place is not None:
-                there.append(place)
-        return sum(there) / len(there) if there else None
-
-    a, b = map(position, ends)
-    places = ((baseline, a), (method, b))
+    places = []
+    for group in (baseline, method):
+        ended = [
+            run for run in group.runs if run.status == "finished" and len(run.evaluated["step"])
+        ]
+        if not ended:
+            return ""
+        places.append((group, _mean_position(question, ended)))
     unknown = [group.label for group, at in places if at is not None and math.isnan(at)]
     if unknown:
         return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
+    (_, a), (_, b) = places
     if a is not None and b is not None:
         if abs(a - b) <= SAME_SCHEDULE:
             return ""
@@ -597,7 +606,7 @@ def _estimate(
     level: float,
     groups: Sequence[Group],
 ) -> Estimate:
-    """The estimate of losses, costs or, of costs to match, of the ends of runs; all by seed."""
+    """Estimate a difference of losses, a ratio of costs, or of the ends of runs a ratio to match; all by seed."""
     if question.tested == "match":
         if before.keys() == after.keys():
             pairs = [(before[seed], after[seed]) for seed in before]
@@ -648,14 +657,14 @@ def _equivalent_p(question: Question, test: Estimate | ExactTest) -> float | Non
 
 
 def _outcome(question: Question, test: Estimate | ExactTest) -> Outcome:
-    """What is claimed where the test passes."""
+    """Return what is claimed if the test passes."""
     if question.direction != "different":
         return question.direction
     return "better" if inference.is_better(test) != question.higher else "worse"
 
 
 def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
-    """The look that decides `sequential_p`: the largest deviate, weighted as its boundary is."""
+    """Return the look that decides `sequential_p`: the largest deviate, weighted as its boundary is."""
 
     def weigh(look: tuple[int, Estimate]) -> float:
         seeds, estimate = look
@@ -668,17 +677,12 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
 
 def _points_at(question: Question, estimate: Estimate) -> bool:
     """Return whether an estimate itself, without its interval, is where the direction's claim is true."""
-    gain, size = _gain(estimate), _margin_size(question, estimate)
+    gain, size = estimate.gain, _margin_size(question, estimate)
     if question.direction == "better":
         return gain > 0
     if question.direction == "equivalent":
         return abs(gain) < size
     return question.direction == "different" or gain > -size
-
-
-def _gain(estimate: Estimate) -> float:
-    """Return how much better the method is: nats less, or the logarithm of the ratio."""
-    return math.log(estimate.mean) if estimate.log else -estimate.mean
 
 
 def _margin_size(question: Question, estimate: Estimate) -> float:
@@ -687,17 +691,15 @@ def _margin_size(question: Question, estimate: Estimate) -> float:
 
 
 def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
-    """Whether the result, corrected for all comparisons, says that the direction's claim is false."""
+    """Return whether the result, corrected for all comparisons, says that the direction's claim is false."""
     question = each.question
     if not each.opposite:
         return False
     if each.exact is not None:
         return looks.passed_by(min(1.0, comparisons * len(looks.plan) * each.exact.p))
-    level = looks.level(looks.alpha / comparisons, 2)
-    estimate = inference.at_level(each.estimate, level)
-    low, high, size = estimate.low or 0.0, estimate.high or 0.0, _margin_size(question, estimate)
-    # How much better the method is: nats less, or the logarithm of the ratio.
-    low, high = (math.log(low), math.log(high)) if estimate.log else (-high, -low)
+    estimate, size = each.estimate, _margin_size(question, each.estimate)
+    half = inference.half_width(estimate, looks.level(looks.alpha / comparisons, 2))
+    low, high = estimate.gain - half, estimate.gain + half
     if question.direction == "better":
         return high < 0
     if question.direction == "noninferior":
@@ -711,7 +713,7 @@ def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
 def _judge_scores(
     found: Verdict, baseline: Group, method: Group, looks: Looks, withheld: Why | None
 ) -> Verdict:
-    """Scores by seed, of those runs that have one; of two single checkpoints, by item."""
+    """Judge scores by seed, of those runs that have one; of two single checkpoints, by item."""
     question = found.question
     sides = [find_results(question.key, group) for group in (baseline, method)]
     before, after = (

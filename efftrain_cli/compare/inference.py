@@ -64,6 +64,20 @@ class Estimate:
     bound: int = 0
     """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the method's did."""
 
+    @property
+    def center(self) -> float:
+        """Return the mean on the scale of the test: nats, or the logarithm of a ratio."""
+        if self.log:
+            return math.log(self.mean)
+        return self.mean
+
+    @property
+    def gain(self) -> float:
+        """Return how much better the method is: nats less, or the logarithm of the ratio."""
+        if self.log:
+            return self.center
+        return -self.center
+
 
 def _by_t(
     mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float
@@ -73,13 +87,17 @@ def _by_t(
     return Estimate(mean, mean - half, mean + half, p, n, sd, se, df, method)
 
 
+def half_width(estimate: Estimate, alpha: float) -> float:
+    """Return half the width of the interval that covers 1 - `alpha`, on the scale of the test."""
+    return (estimate.se or 0.0) * float(special.stdtrit(estimate.df, 1 - alpha / 2))
+
+
 def at_level(estimate: Estimate, alpha: float) -> Estimate:
     """Return an estimate with the interval that covers 1 - `alpha`."""
     if not estimate.se or estimate.df is None:
         return estimate
-    mean = math.log(estimate.mean) if estimate.log else estimate.mean
-    half = estimate.se * float(special.stdtrit(estimate.df, 1 - alpha / 2))
-    low, high = mean - half, mean + half
+    half = half_width(estimate, alpha)
+    low, high = estimate.center - half, estimate.center + half
     if estimate.log:
         low, high = math.exp(low), math.exp(high)
     return replace(estimate, low=low, high=high)
@@ -93,14 +111,13 @@ def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
     """
     if not estimate.se or estimate.df is None:
         return estimate
-    mean = math.log(estimate.mean) if estimate.log else estimate.mean
     se = math.hypot(estimate.se, sd)
-    p = float(2 * special.stdtr(estimate.df, -abs(mean) / se))
+    p = float(2 * special.stdtr(estimate.df, -abs(estimate.center) / se))
     return at_level(replace(estimate, se=se, p=p), alpha)
 
 
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
-    """Mean of paired differences, with Student's t interval on n - 1 degrees of freedom."""
+    """Estimate the mean of paired differences, with Student's t interval on n - 1 degrees of freedom."""
     values = np.asarray(differences, float)
     n = len(values)
     if n == 0:
@@ -121,7 +138,7 @@ def welch_t(
     name: str = "Welch's t, seeds not paired",
     pairing: tuple[int, float] = (0, 0.0),
 ) -> Estimate:
-    """Difference of the means of two samples of unequal variances.
+    """Estimate the difference of the means of two samples of unequal variances.
 
     Args:
         pairing: pairs among the runs and the correlation within them. With pairs this is the t for partially
@@ -146,7 +163,7 @@ def welch_t(
 
 
 def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
-    """Difference of means of two samples that share some seeds, from every run."""
+    """Estimate the difference of means of two samples that share some seeds, from every run."""
     shared = sorted(baseline.keys() & method.keys())
     x, y = (np.array([side[seed] for seed in shared]) for side in (baseline, method))
     spread = x.std() * y.std()
@@ -163,7 +180,7 @@ def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) 
 def difference_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Mean of `method` less mean of `baseline`, both by seed, by the test that fits how their seeds overlap.
+    """Estimate mean of `method` less mean of `baseline`, by the test that fits how their seeds overlap.
 
     All seeds shared: the paired t. None: Welch's t. Some: the t for partly paired samples; with fewer than FEWEST_PAIRS
     pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
@@ -188,7 +205,7 @@ def difference_of_means(
 def ratio_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Geometric mean of `baseline` over that of `method`, both positive and by seed: above 1 the method needs less.
+    """Estimate the geometric mean of `baseline` over that of `method`, by seed: above 1 the method needs less.
 
     Raises:
         ValueError: a value is not positive.
@@ -198,19 +215,20 @@ def ratio_of_means(
 
 
 def exponentiated(on_logs: Estimate) -> Estimate:
-    """An estimate of a ratio from the estimate of its logarithm; `sd`, `se` and p stay those of the logarithm."""
+    """Return a ratio from the estimate of its logarithm; `sd`, `se` and p stay those of the logarithm."""
+    ratio = replace(on_logs, mean=math.exp(on_logs.mean), log=True)
+    if on_logs.low is None or on_logs.high is None:
+        return ratio
     return replace(
-        on_logs,
-        mean=math.exp(on_logs.mean),
-        low=None if on_logs.low is None else math.exp(on_logs.low),
-        high=None if on_logs.high is None else math.exp(on_logs.high),
-        method=f"{on_logs.method} on log ratios" if on_logs.method else "",
-        log=True,
+        ratio,
+        low=math.exp(on_logs.low),
+        high=math.exp(on_logs.high),
+        method=f"{on_logs.method} on log ratios",
     )
 
 
 def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
-    """Mean of a score of every method's run (row) against every baseline's run (column), where no seeds are shared.
+    """Estimate the mean score of every method's run (row) against every baseline's (column), without shared seeds.
 
     The standard error is that of the row means and the column means together, with Welch's degrees of freedom: a run
     that stands in many pairs counts once.
@@ -223,55 +241,58 @@ def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
     return welch_t(columns, rows, "all pairs of runs, seeds not paired")
 
 
-def _shift_p(estimate: Estimate, shift: float) -> tuple[float, float]:
-    """One-sided p-values of "the difference is at least `shift`" and "at most `shift`", on the scale of the test."""
+def _one_sided_p(estimate: Estimate, lead: float) -> float:
+    """Return the one-sided p-value of a quantity estimated as `lead` being above 0; 1 if nothing was tested."""
     if estimate.se is None or estimate.df is None:
-        return 1.0, 1.0
-    mean = math.log(estimate.mean) if estimate.log else estimate.mean
-    t = (mean - shift) / estimate.se
-    return float(special.stdtr(estimate.df, t)), float(special.stdtr(estimate.df, -t))
+        return 1.0
+    return float(special.stdtr(estimate.df, -lead / estimate.se))
 
 
 def is_better(result: Estimate | ExactTest) -> bool:
-    """Whether the method is the better side in these data, whatever that is worth."""
+    """Return whether the method is the better side in these data, whatever that is worth."""
     if isinstance(result, ExactTest):
         return result.wins > 0.5
-    return result.mean > 1 if result.log else result.mean < 0
+    return result.gain > 0
 
 
 def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | None) -> float:
-    """p-value of the claim that a direction makes; 1 where nothing was tested. A ratio's margin is the share lost, 0.05
-    for 5 %. Equivalence: the larger of two one-sided tests (Schuirmann 1987).
+    """Return the p-value of the claim that a direction makes; 1 if nothing was tested.
+
+    Equivalence has the larger of two one-sided tests (Schuirmann 1987).
+
+    Args:
+        margin: nats per token, or the share of a cost that is lost, 0.05 for 5 %.
 
     Raises:
         ValueError: the claim needs a margin, and it is not positive.
     """
     if direction == "different":
-        return result.p if result.p is not None else 1.0
+        return 1.0 if result.p is None else result.p
     if isinstance(result, ExactTest):
-        return result.p / 2 if direction == "better" and result.wins > 0.5 else 1.0
-    margin = 0.0 if direction == "better" else margin or 0.0
-    if direction != "better" and not (math.isfinite(margin) and margin > 0):
+        shown = direction == "better" and result.wins > 0.5
+        return result.p / 2 if shown else 1.0
+    if direction == "better":
+        return _one_sided_p(result, result.gain)
+    if margin is None or not (math.isfinite(margin) and margin > 0):
         raise ValueError(f"a margin is a positive number, not {margin}")
     size = math.log1p(margin) if result.log else margin
-    if direction == "equivalent":
-        return max(_shift_p(result, size)[0], _shift_p(result, -size)[1])
-    # Better, or not worse by the margin: a lower loss, a higher ratio.
-    return _shift_p(result, -size)[1] if result.log else _shift_p(result, size)[0]
+    not_worse = _one_sided_p(result, result.gain + size)
+    if direction == "noninferior":
+        return not_worse
+    return max(not_worse, _one_sided_p(result, size - result.gain))
 
 
 def detectable(
-    estimate: Estimate, alpha: float = ALPHA, power: float = POWER, one_sided: bool = False
+    estimate: Estimate, alpha: float = ALPHA, power: float = POWER, sides: int = 2
 ) -> float | None:
-    """The smallest true difference that a t test with this standard error shows in `power` of studies; None without
-    one.
+    """Return the smallest true difference that a t test with this standard error shows in `power` of studies.
 
-    For ratios the factor less 1: 0.05 means 1.05x.
+    For ratios it is the factor less 1: 0.05 means 1.05x. None without a standard error.
     """
     if not estimate.se or estimate.df is None:
         return None
     df = estimate.df
-    critical = float(special.stdtrit(df, 1 - (alpha if one_sided else alpha / 2)))
+    critical = float(special.stdtrit(df, 1 - alpha / sides))
 
     def lacking(noncentrality: float) -> float:
         return 1 - float(special.nctdtr(df, noncentrality, critical)) - power
@@ -300,7 +321,7 @@ def rank_sum(
     baseline_beyond: Sequence[bool] | None = None,
     method_beyond: Sequence[bool] | None = None,
 ) -> ExactTest:
-    """Permutation test of the rank sum, lower values better, seeds not paired; ties and bounds allowed.
+    """Test the rank sum by permutation, lower values better, seeds not paired; ties and bounds allowed.
 
     A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run needs more than
     that. Pairs whose order a bound leaves open count as ties (Gehan 1965). Every split of the runs into two groups of
@@ -334,7 +355,11 @@ def rank_sum(
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
-    """Share of the k-subsets of `scores`, which sum to 0, whose sum is at least as far from 0 as `observed`."""
+    """Return the share of the k-subsets of `scores` whose sum is at least as far from 0 as `observed`.
+
+    Args:
+        scores: their sum is 0.
+    """
     reach = int(np.sort(np.abs(scores))[len(scores) - k :].sum())
     ways = np.zeros((k + 1, 2 * reach + 1))
     ways[0, reach] = 1
@@ -346,7 +371,7 @@ def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
 
 
 def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> ExactTest:
-    """Exact test of whether runs fail equally often; True: the seed's run failed.
+    """Test exactly whether runs fail equally often; True: the seed's run failed.
 
     McNemar's test where all seeds are shared and at least MCNEMAR_FROM, else Fisher's.
     """
@@ -368,13 +393,13 @@ def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> Ex
 
 
 def mcnemar(only_baseline: int, only_method: int) -> float:
-    """Exact two-sided p-value that two sides are equally often right (or fail) on the same items (McNemar, 1947)."""
+    """Return the exact p-value of two sides being equally often right (or failing) on the same items (McNemar 1947)."""
     n = only_baseline + only_method
     return float(stats.binomtest(only_baseline, n).pvalue) if n else 1.0
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) step-down adjustment: the family-wise error of the tests together stays below ALPHA."""
+    """Adjust by Holm's (1979) steps: the family-wise error of the tests together stays below ALPHA."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0

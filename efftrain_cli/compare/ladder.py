@@ -59,7 +59,7 @@ class Gain:
 
 
 def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
-    """The gain at every budget that the method was trained with, over the seeds that both have.
+    """Return the gain at every budget that the method was trained with, over the seeds that both have.
 
     A seed counts at a rung where the method finished there and the baseline has two rungs or more.
     """
@@ -92,7 +92,7 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
-    """Logarithm of the cost at which a ladder reaches `loss`; inf or -inf where that lies beyond its ends."""
+    """Return the logarithm of the cost at which a ladder reaches `loss`; inf or -inf beyond its ends."""
     steps = [rungs[budget] for budget in sorted(rungs)]
     losses = falling([rung.loss for rung in steps])
     logs = [math.log(rung.cost) for rung in steps]
@@ -112,8 +112,7 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
 def not_decayed(
     schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int
 ) -> str | None:
-    """Why runs of a recipe are not rungs: their learning rate does not end its decay with their own budget; None where
-    it does.
+    """Say why runs of a recipe are not rungs, which decay to the end of their own budget; None if they are.
 
     Decaying by steps cannot be checked here and is taken at its word.
     """
@@ -125,5 +124,5 @@ def not_decayed(
 
 
 def falling(losses: Sequence[float]) -> list[float]:
-    """The nearest sequence that never rises: neighbours that do become their mean (pool adjacent violators)."""
+    """Return the nearest sequence that never rises: neighbours that do become their mean (pool adjacent violators)."""
     return isotonic_regression(losses, increasing=False).x.tolist()

@@ -88,24 +88,26 @@ class Question:
         return (place,)
 
     def values(self, group: Group) -> dict[int, Value]:
-        """Numbers by seed."""
+        """Return the numbers by seed."""
         return {seed: self.read(*runs) for seed, runs in group.by_seed.items()}
 
 
 def mean_sd(values: Collection[Value]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (n - 1) over the seeds; None if a seed has no number, the deviation of one seed too.
+    """Return mean and standard deviation (n - 1) over the seeds; None if a seed has no number, or for one seed.
 
     What is missing is never averaged away.
     """
-    found = numbers(values)
-    if not found or len(found) < len(values):
+    known = numbers(values)
+    if not known or len(known) < len(values):
         return None, None
-    sd = float(np.std(found, ddof=1)) if len(found) > 1 else None
-    return float(np.mean(found)), sd
+    mean = float(np.mean(known))
+    if len(known) == 1:
+        return mean, None
+    return mean, float(np.std(known, ddof=1))
 
 
 def numbers(values: Collection[Value]) -> list[float]:
-    """The values that are numbers."""
+    """Return the values that are numbers."""
     return [value for value in values if not isinstance(value, Why)]
 
 
@@ -129,7 +131,7 @@ class Costs:
 
 
 def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
-    """The largest tokens, FLOPs and seconds at which every finished run has, or can be read between, evaluations."""
+    """Return the largest tokens, FLOPs and seconds at which every finished run can be read."""
     points = {}
     over = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
     for axis in AXES:
@@ -154,7 +156,7 @@ FINAL_LOSS = Question(
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Validation loss at `value` tokens, FLOPs or seconds; None before the first or beyond the last evaluation."""
+    """Return the validation loss at `value` tokens, FLOPs or seconds; None outside of the evaluations."""
     x, loss = run.evaluated[axis], run.evaluated["val_loss"]
     if not len(x) or not x[0] <= value <= x[-1]:
         return None
@@ -189,7 +191,7 @@ def cost_to_reach(run: RunNumbers, axis: str, target: float, times: float = 1.0)
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
-    """The loss at the run's end on a line through the last fifth of its evaluations; the last one of few."""
+    """Return the loss at the run's end on a line through the last fifth of its evaluations; the last one of few."""
     x, loss = run.evaluated[axis], run.evaluated["val_loss"]
     last = len(loss) // 5
     if last < 3 or x[-1] <= x[-last]:
@@ -215,21 +217,23 @@ def read_end(run: RunNumbers, axis: str) -> Ended:
 
 
 def match(baseline: Ended, method: Ended) -> float:
-    """Signed logarithm of how much less the better of two finished runs needs for the worse one's final loss.
+    """Return the signed log ratio of what the worse of two runs spent and the better needs for the same loss.
 
     Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost.
     Below 0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are
     `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
     quietly.
     """
-    better, worse, sign = (
-        (method, baseline, 1.0) if method.end < baseline.end else (baseline, method, -1.0)
-    )
+    better, worse, sign = baseline, method, -1.0
+    if method.end < baseline.end:
+        better, worse, sign = method, baseline, 1.0
     # Where its isotonic fit ends above, the better run needs all that it spent.
     needed = better.spent
     if better.end < worse.end and better.loss[-1] <= worse.end:
         needed = min(needed, float(np.interp(-worse.end, -better.loss, better.x)))
-    return sign * math.log(worse.spent / needed) if needed > 0 and worse.spent > 0 else math.nan
+    if needed <= 0 or worse.spent <= 0:
+        return math.nan
+    return sign * math.log(worse.spent / needed)
 
 
 def crossing_error(curve: Ended, target: float) -> float:
@@ -251,8 +255,12 @@ def crossing_error(curve: Ended, target: float) -> float:
     distances = [bound - read for bound in bounds] or [left - read]
     # Both on one side: the true curve lies beyond neither. Else it bends both ways, and the farther one counts.
     one_way = min(distances) >= 0 or max(distances) <= 0
-    distance = min(distances, key=abs) if one_way else max(distances, key=abs)
-    return math.log((read + distance) / read) if read + distance > 0 else -math.inf
+    distance = max(distances, key=abs)
+    if one_way:
+        distance = min(distances, key=abs)
+    if read + distance <= 0:
+        return -math.inf
+    return math.log((read + distance) / read)
 
 
 def match_error(baseline: Ended, method: Ended) -> float:
@@ -314,7 +322,7 @@ def _shape_text(run: RunNumbers) -> str:
 
 
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
+    """Return where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
 
     None if the schedule has no end. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end,
     NaN before.
@@ -334,7 +342,7 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
 
 
 def schedule_tokens(run: RunNumbers) -> float:
-    """Tokens at which the decay of the learning rate ends; of a constant one, the budget; NaN where that is unknown."""
+    """Return the tokens at which the learning rate's decay ends; the budget if it is constant, NaN if unknown."""
     recipe = run.recipe
     end = recipe.get("optim.decay_steps")
     if not end:
@@ -343,9 +351,9 @@ def schedule_tokens(run: RunNumbers) -> float:
     if not len(steps) or steps[-1] <= 0:
         return math.nan
     # Beyond the last step, as many tokens a step as the whole run had.
-    return float(
-        np.interp(end, steps, tokens) if end <= steps[-1] else tokens[-1] * end / steps[-1]
-    )
+    if end > steps[-1]:
+        return float(tokens[-1] * end / steps[-1])
+    return float(np.interp(end, steps, tokens))
 
 
 def other_budgets(runs: Sequence[RunNumbers]) -> str:
@@ -376,7 +384,7 @@ def measures(
     equal: Cost | None = None,
     unequal_steps: bool = False,
 ) -> list[Question]:
-    """The measures of a comparison, in the order of its table.
+    """Return the measures of a comparison, in the order of its table.
 
     Args:
         several: there is a baseline to compare with; without one, costs to match it are left out.
@@ -419,7 +427,7 @@ def measures(
 
 
 def cost_question(axis: str, target: float | None) -> Question:
-    """The cost to reach a loss: `target`, or without one, of each pair of runs, the worse run's final loss."""
+    """Ask for the cost to reach a loss: `target`, or without one, of each pair of runs, the worse run's final loss."""
     if target is None:
         title = f"{AXIS_WORDS[axis]} to match"
         return Question(f"{axis}_to_match", title, "", "Cost", final_loss, "match", axis)
@@ -455,7 +463,9 @@ def _perplexity(run: RunNumbers) -> Value:
     if isinstance(final, Why):
         return final
     value = perplexity(final)
-    return Why("overflow", "above 1e308") if value == math.inf else value
+    if value == math.inf:
+        return Why("overflow", "above 1e308")
+    return value
 
 
 def _bits_per_byte(run: RunNumbers) -> Value:

@@ -20,7 +20,7 @@ CONTINUED = 20_000
 
 
 def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
-    """Chance that a two-sided t test with `n` seeds per recipe finds a true `effect`, in standard deviations."""
+    """Return the chance that a two-sided t test with `n` seeds finds a true `effect`, in standard deviations."""
     df, noncentrality = (
         (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
     )
@@ -35,7 +35,7 @@ def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -
 def seeds_needed(
     difference: float, sd: float, paired: bool = True, alpha: float = ALPHA
 ) -> int | None:
-    """Fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
+    """Return the fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
 
     `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
     MOST_SEEDS, or no spread to plan with.
@@ -89,12 +89,12 @@ def conditional_power(
 
 
 def assured_sd(sd: float, df: float) -> float:
-    """The standard deviation that the true one stays below with ASSURANCE, given the estimate on `df` degrees."""
+    """Return what the true standard deviation stays below with ASSURANCE, given the estimate on `df` degrees."""
     return sd * math.sqrt(df / float(special.chdtri(df, ASSURANCE)))
 
 
 def sd_interval(sd: float, n: float) -> tuple[float, float]:
-    """95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
+    """Return the 95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
     low, high = (
         math.sqrt((n - 1) / float(special.chdtri(n - 1, tail)))
         for tail in (ALPHA / 2, 1 - ALPHA / 2)

@@ -40,12 +40,12 @@ class Curve:
 
     @property
     def means(self) -> tuple[float | None, ...]:
-        """Mean loss by rate; None where a seed has no loss."""
+        """Return the mean loss by rate; None where a seed has no loss."""
         return tuple(None if None in row else sum(row) / len(row) for row in self.losses)  # type: ignore[arg-type]
 
     @property
     def best(self) -> int | None:
-        """Index of the rate with the lowest mean loss, among those with which every seed finished."""
+        """Return the index of the rate with the lowest mean loss, among those with which every seed finished."""
         means = [(mean, i) for i, mean in enumerate(self.means) if mean is not None]
         return min(means)[1] if means else None
 
@@ -115,7 +115,7 @@ LR_SENSITIVITY = Question(
 
 
 def edge_warning(curve: Curve) -> str | None:
-    """Says that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it does not."""
+    """Say that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it does not."""
     if curve.best is None:
         return (
             f"{curve.label}: there is no learning rate at which every seed finished: try lower ones"
@@ -156,7 +156,7 @@ def windows(curves: Sequence[Curve]) -> list[slice]:
 
 
 def at_edge(value: float, tried: Sequence[float]) -> str:
-    """What a best value at the edge of those that were tried means; "" where it lies inside."""
+    """Say what a best value at the edge of those that were tried means; "" if it lies inside."""
     if min(tried) < value < max(tried):
         return ""
     side, way = ("lowest", "lower") if value == min(tried) else ("highest", "higher")
@@ -164,7 +164,7 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
 
 
 def unequal_grids(curves: Sequence[Curve]) -> str | None:
-    """Says that recipes were tried at different rates or seeds, so that their sensitivities are not comparable."""
+    """Say that recipes were tried at different rates or seeds, so that their sensitivities are not comparable."""
     kinds = {(curve.rates, curve.seeds) for curve in curves}
     if len(kinds) < 2:
         return None
@@ -175,13 +175,13 @@ def unequal_grids(curves: Sequence[Curve]) -> str | None:
 
 
 def band(curve: Curve, i: int) -> tuple[float, float] | None:
-    """Lowest and highest loss of the seeds at rate `i`; None where none finished."""
+    """Return the lowest and highest loss of the seeds at rate `i`; None if no run finished."""
     there = [loss for loss in curve.losses[i] if loss is not None]
     return (min(there), max(there)) if there else None
 
 
 def as_json(curves: Sequence[Curve]) -> list[Mapping[str, object]]:
-    """Plain values; null where there is no number."""
+    """Return plain values; null where there is no number."""
     return [
         {
             "recipe": curve.label,

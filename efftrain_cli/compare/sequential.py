@@ -34,7 +34,7 @@ _CHUNK = 20_000
 
 
 def schedule(seeds: int, looks: int) -> tuple[int, ...]:
-    """Numbers of seeds at which a study of at most `seeds` seeds is looked at: evenly spread, the last at all of them.
+    """Return the numbers of seeds at which a study is looked at: evenly spread, the last at all `seeds`.
 
     Raises:
         ValueError: there are too few seeds for so many looks.
@@ -52,7 +52,7 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
 def sequential_p(
     p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE
 ) -> float:
-    """p-value of the looks so far together: small only where one of them passes its boundary at a small level.
+    """Return the p-value of the looks so far together: small only if one of them passes its boundary.
 
     It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies,
     however early the study ends.
@@ -81,7 +81,7 @@ def sequential_p(
 def nominal_levels(
     alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE
 ) -> tuple[float, ...]:
-    """The level that each look's own t test must pass, so that all looks together err with probability `alpha`."""
+    """Return the level that each look's own t test must pass, so that all looks together err with `alpha`."""
     if len(plan) == 1:
         return (alpha,)
     null = _null_maxima(tuple(plan), sides, shape)
@@ -97,7 +97,7 @@ def _weight(n: int, plan: Sequence[int], shape: float) -> float:
 
 @cache
 def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
-    """Sorted: the largest weighted deviate over all looks, of studies in which nothing differs."""
+    """Return, sorted, the largest weighted deviate over all looks of studies in which nothing differs."""
     random = np.random.default_rng(20260217)
     chunks = (random.standard_normal((_CHUNK, plan[-1])) for _ in range(_DRAWS // _CHUNK))
     return np.sort(np.concatenate([_maxima(chunk, plan, sides, shape) for chunk in chunks]))
@@ -115,6 +115,6 @@ def _maxima(values: np.ndarray, plan: Sequence[int], sides: int, shape: float) -
 
 
 def t_statistic(values: np.ndarray, n: int) -> np.ndarray:
-    """One-sample t of the first `n` values of every row."""
+    """Return the one-sample t of the first `n` values of every row."""
     first = values[:, :n]
     return first.mean(1) / (first.std(1, ddof=1) / math.sqrt(n))

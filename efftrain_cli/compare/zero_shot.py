@@ -31,7 +31,7 @@ Results = Mapping[int, ZeroShot | None]
 
 
 def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Question]:
-    """A question for every task, protocol, limit and metric that any run has.
+    """Ask a question for every task, protocol, limit and metric that any run has.
 
     Args:
         allow: judge checkpoints of different or unknown tokens anyway, labelled.
