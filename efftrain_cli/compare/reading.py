@@ -285,7 +285,9 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
         marks.append(Why("resumed", f"resumed {_times(resumes)}"))
     starts = _events(run, "start", "resume")
     for key, text in _MOVED.items():
-        values = dict.fromkeys(str(event[key]) for event in starts if key in event)
+        # A run that was started by an older version says all but its devices in its origin alone.
+        sources = starts if key in ("device", "devices") else [run.origin, *starts]
+        values = dict.fromkeys(str(source[key]) for source in sources if key in source)
         if len(values) > 1:
             marks.append(Why("moved", text.format(" and ".join(values))))
     for event in _events(run, "override"):
@@ -316,7 +318,7 @@ _MOVED = {
     "torch": "ran with PyTorch {}",
     "efftrain": "ran with efftrain {}",
 }
-"""Key of a start's event -> the mark of a run with several values of it."""
+"""Key of an origin and of a start's event -> the mark of a run with several values of it."""
 
 
 def _times(n: int) -> str:
