@@ -187,7 +187,7 @@ NEWEST = {
     "lion": (
         [
             Edit("optim/facts.py", '"muon", "lion"]', '"muon"]'),
-            Edit("optim/facts.py", '    "lion": OptimizerFacts(),\n', ""),
+            Edit("optim/facts.py", '    "lion": OptimizerFacts(state_size=parameter_count),\n', ""),
             Edit("training/build.py", "from efftrain_cli.optim.lion import Lion\n", ""),
             Edit("training/build.py", '    "lion": Lion,\n', ""),
         ],
