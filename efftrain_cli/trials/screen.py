@@ -81,14 +81,10 @@ def settings_table(
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
     """Format loss by learning rate, and each recipe's sensitivity."""
-    rates = sorted({rate for curve in curves for rate in curve.rates})
+    rates = sorted(set[float]().union(*(curve.rates for curve in curves)))
     rows: list[Row] = []
     for rate in rates:
-        cells = (
-            _cell(curve, curve.rates.index(rate)) if rate in curve.rates else "-"
-            for curve in curves
-        )
-        rows.append((f"{rate:g}", *cells))
+        rows.append((f"{rate:g}", *(_cell(curve, rate) for curve in curves)))
     rows.append(("sensitivity", *map(_sensitivity, curves)))
     lines = [
         "Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's best"
@@ -109,7 +105,10 @@ def curve_warnings(curves: Sequence[Curve]) -> list[str]:
     return [f"warning: {warning}" for warning in warnings]
 
 
-def _cell(curve: Curve, i: int) -> str:
+def _cell(curve: Curve, rate: float) -> str:
+    if rate not in curve.rates:
+        return "-"
+    i = curve.rates.index(rate)
     failed = f"{sum(loss is None for loss in curve.losses[i])} of {len(curve.seeds)} without a loss"
     ends, mean = band(curve, i), curve.means[i]
     if ends is None:

@@ -215,12 +215,11 @@ def check_comparable(trials: Sequence[Trial]) -> None:
             decided.setdefault(key, {}).setdefault(str(value), []).append(
                 " ".join((trial.recipe, *trial.settings))
             )
-    problems = [
-        f"  - {key}: "
-        + "; ".join(f"{value} in {', '.join(arms)}" for value, arms in values.items())
-        for key, values in decided.items()
-        if len(values) > 1
-    ]
+    problems = []
+    for key, values in decided.items():
+        if len(values) > 1:
+            each = (f"{value} in {', '.join(arms)}" for value, arms in values.items())
+            problems.append(f"  - {key}: {'; '.join(each)}")
     if problems:
         raise UsageError(
             "these recipes would be validated on different text, so their losses could not be compared:\n"
@@ -303,20 +302,15 @@ def choose(trials: Sequence[Trial]) -> list[Choice]:
     arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
     for trial in trials:
         arms.setdefault((trial.recipe, trial.settings), []).append(trial)
-    losses = {
-        arm: tuple(read_numbers(run_path(trial.name)).final_loss for trial in arms[arm])
-        for arm in arms
-    }
+    losses = {}
+    for arm, members in arms.items():
+        runs = [read_numbers(run_path(trial.name)) for trial in members]
+        losses[arm] = tuple(run.final_loss for run in runs)
     best: dict[tuple[str, tuple[str, ...]], tuple[str, tuple[str, ...]]] = {}
     for arm in sorted(arms, key=lambda arm: rank(losses[arm])):
         best.setdefault((arm[0], _budget(arm[1])), arm)
-    return [
-        Choice(
-            key[0],
-            key[1],
-            tuple(trial.name for trial in members),
-            losses[key],
-            key in best.values(),
-        )
-        for key, members in arms.items()
-    ]
+    choices = []
+    for arm, members in arms.items():
+        names = tuple(trial.name for trial in members)
+        choices.append(Choice(*arm, names, losses[arm], best=arm in best.values()))
+    return choices
