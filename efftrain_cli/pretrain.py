@@ -167,7 +167,7 @@ def resume(
                 print(_nothing_left(run, state.progress, recipe, steps))
                 return run.path
             _show_rate(run, state.progress, written, recipe)
-            checkpoints.check_disk(run.path, state, recipe, there=len(checkpoints_of(run.path)))
+            checkpoints.check_disk(run.path, state, recipe, existing=len(checkpoints_of(run.path)))
 
             # Nothing is written before all that refuses to go on.
             if changes:

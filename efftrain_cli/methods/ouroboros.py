@@ -15,7 +15,7 @@ module k + 1 sent it at the end of step t - 1.
 `sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no gradient in its first
 tau_k steps and is not updated; the gradients in flight at the end of a run are dropped.
 
-Attaches at the gradient: `training/ouroboros.py` delays it on one device.
+Attaches at the gradient: `training/delayed_gradients.py` delays it on one device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a recipe is made into before a step: number formats, model, optimizer and state."""
+"""The number formats, model, optimizer and state of a recipe before its first step."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
 
 
 def build_optimizer(
-    recipe: Recipe, model: GPT, parameters: Mapping[str, nn.Parameter] | None = None
+    recipe: Recipe,
+    model: GPT,
+    parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> Optimizer:
     """Build the recipe's optimizer over `model`, which may be that of any stage.
 
@@ -82,7 +84,10 @@ def build_optimizer(
         tied = model.config.tied
         scales = {name: small_model_scales(kind, factor, tied) for name, kind in kinds.items()}
     updated = ParameterSet(
-        named=parameters, kinds=kinds, qkv_rows=model.config.qkv_rows, scales=scales
+        named=parameters,
+        kinds=kinds,
+        qkv_rows=model.config.qkv_rows,
+        scales=scales,
     )
     optimizer = OPTIMIZER_CLASSES[recipe.optim.name](updated, recipe.optim)
     check_cover(optimizer, parameters)
@@ -90,10 +95,15 @@ def build_optimizer(
 
 
 def build_state(
-    recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0
+    recipe: Recipe,
+    vocab_size: int,
+    device: torch.device,
+    stage: int = 0,
 ) -> TrainState:
     """Build the state before step 1, in the size of stage `stage` if the recipe has stages."""
     model = build_model(recipe, vocab_size, device, stage)
     return TrainState(
-        model, build_optimizer(recipe, model), nonfinite=torch.zeros((), device=device)
+        model,
+        build_optimizer(recipe, model),
+        nonfinite=torch.zeros((), device=device),
     )

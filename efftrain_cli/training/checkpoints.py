@@ -36,8 +36,8 @@ from efftrain_cli.run.origin import (
     write_origin,
 )
 from efftrain_cli.run.small_files import NOT_COMPUTED
+from efftrain_cli.training.delayed_gradients import dropped
 from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.ouroboros import dropped
 from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import (
     TrainState,
@@ -74,17 +74,16 @@ def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = 
     devices = devices or Devices()
     if path in run.verified or not devices.is_whole:
         return 0.0
-    whole = devices.full_state_dict(state)
-    wrong = nonfinite_tensors({**whole[0], **whole[1], **state.method_tensors})
+    model, optimizer = devices.full_state_dict(state)
+    wrong = nonfinite_tensors({**model, **optimizer, **state.method_tensors})
     if wrong:
         raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
     try:
-        if os.path.lexists(
-            path
-        ):  # damaged, of a past that was left, or nothing of ours: it is not this state
+        # A damaged checkpoint, one of abandoned steps, or a foreign file: it is not this state.
+        if os.path.lexists(path):
             run.set_aside(path)
         run.sync()
-        write_checkpoint(path, state, dump_recipe(recipe), whole)
+        write_checkpoint(path, state, dump_recipe(recipe), (model, optimizer))
     except OSError as error:
         raise _not_saved(path, run, state, recipe, error) from None
     run.verified.add(path)
@@ -95,7 +94,11 @@ def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = 
 
 
 def _not_saved(
-    path: Path, run: Run, state: TrainState, recipe: Recipe, error: OSError
+    path: Path,
+    run: Run,
+    state: TrainState,
+    recipe: Recipe,
+    error: OSError,
 ) -> DiskError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskError(
@@ -111,8 +114,12 @@ def _not_saved(
 
 def some_tensors(names: list[str]) -> str:
     """Return the names of tensors as the beginning of a sentence, with its verb."""
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return f"tensor {shown} is" if len(names) == 1 else f"tensors {shown} are"
+    if len(names) == 1:
+        return f"tensor {names[0]} is"
+    shown = ", ".join(names[:3])
+    if len(names) > 3:
+        shown += f" and {len(names) - 3} more"
+    return f"tensors {shown} are"
 
 
 def newest_checkpoint(run: Run) -> Path | None:
@@ -124,30 +131,30 @@ def newest_checkpoint(run: Run) -> Path | None:
         CheckpointError: there are checkpoints but none is valid.
     """
     paths = checkpoints_of(run.path)
-    folder = run.path / "checkpoints"
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(run.path.glob("checkpoints/*")):
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
             print(
                 f"warning: {printable(str(path))} is not named like a checkpoint (step-00000000); ignored",
                 file=sys.stderr,
             )
-    found, passed_over = newest_sound(paths)
+    newest, passed_over = newest_sound(paths)
     for path, error in passed_over:
         run.corrupt.add(path)
         run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
-    if found is not None:
-        run.verified.add(found)
+    if newest is not None:
+        run.verified.add(newest)
     elif passed_over:
         reasons = "\n  ".join(str(error) for _, error in passed_over)
         raise CheckpointError(f"no checkpoint of this run is valid:\n  {reasons}")
     else:
         check_not_orphaned(run.path)
-    return found
+    return newest
 
 
 def newest_sound(
-    paths: Sequence[Path], needed: frozenset[str] | None = None
+    paths: Sequence[Path],
+    needed: frozenset[str] | None = None,
 ) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
     """Return the newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed.
 
@@ -170,7 +177,7 @@ def newest_sound(
 
 
 def _check_finite(path: Path, files: frozenset[str]) -> None:
-    """Check that weights and moments are finite: an older version saved others too."""
+    """Check that weights and moments are finite: an older version saved states that are not."""
     for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
         if wrong := nonfinite_tensors(read_tensors(path / name)):
             raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
@@ -192,9 +199,9 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
 
 
 def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
-    """Empty the method tensors of a state if its recipe cannot use them, and record that.
+    """Drop the method tensors of a state if its recipe cannot use them, and record that.
 
-    Return why; None if they are of use.
+    Return the reason; None if they are kept.
     """
     reason = dropped(state.method_tensors, recipe.ouroboros, state.model.config)
     if reason is not None:
@@ -204,18 +211,27 @@ def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
 
 
 def check_recipe(
-    run: Run, checkpoint: Path | None, recipe: Recipe, accepted: Differences, override: bool
+    run: Run,
+    checkpoint: Path | None,
+    recipe: Recipe,
+    accepted: Differences,
+    override: bool,
 ) -> Differences:
     """Compare the recipe that is to continue a run with the one that wrote `checkpoint`, or, if the run has none, with
-    the one it was started with. Return the differences that are let pass and not `accepted` yet.
+    the one it was started with.
+
+    Return the differences that are allowed and not `accepted` yet.
 
     Raises:
         CheckpointError: the model or its vocabulary would have another shape.
         UsageError: anything else that a step depends on differs, and `override` is not given.
     """
     written = read_recipe(checkpoint or run.path)
-    found = recipe_differences(written, recipe)
-    differences = [list(entry) for entry in found if not entry[0].startswith(NOT_COMPUTED)]
+    differences = [
+        list(entry)
+        for entry in recipe_differences(written, recipe)
+        if not entry[0].startswith(NOT_COMPUTED)
+    ]
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
         raise CheckpointError(
@@ -245,8 +261,9 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def check_data(run: Run, corpus: Corpus, accepted: Differences, override: bool) -> Differences:
-    """Compare the data that is to continue a run with those that it was started on, token for token. Return the
-    differences that are let pass and not `accepted` yet.
+    """Compare the data that is to continue a run with those that it was started on, token for token.
+
+    Return the differences that are allowed and not `accepted` yet.
 
     Raises:
         CheckpointError: the vocabulary is another.
@@ -281,15 +298,15 @@ def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> Non
 
 
 def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
-    """An imported run has a recipe that nobody may have looked at: what it is first trained on must have been named.
+    """Check that the text that an imported run is first trained on was named: nobody may have read its recipe.
 
     Raises:
-        UsageError: it was not, neither at the import nor now.
+        UsageError: it was not named, neither at the import nor now.
     """
-    names_text = any(
-        override.strip().startswith(("data.train", "data.sources")) for override in overrides
-    )
-    if imported_without_text(run.path) and not names_text:
+    text_keys = ("data.train", "data.sources")
+    if any(override.strip().startswith(text_keys) for override in overrides):
+        return
+    if imported_without_text(run.path):
         raise UsageError(
             f"run {run.path.name!r} was imported without text to train on: name it, as "
             f"`efftrain pretrain --resume {run.path.name} --set data.train=my.txt --set data.repeat=true` (data.train=stdlib for the "
@@ -298,27 +315,30 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
 
 
 def record_first_data(run: Run, data: object) -> None:
-    """Write into origin.json what an imported run is first trained on here, and stays on from now on.
+    """Write the data that an imported run is first trained on, the entry of `session.origin_of`, into its origin.json.
 
-    It was made without any data of ours. Other runs' origins are never touched. `data` is the entry of
-    `session.origin_of`.
+    Other runs' origins stay as they are.
     """
     if origin_data(run.path)["train_hash"] is None:
         write_origin(run.path, {**read_origin(run.path), "data": data})
 
 
 def accepted_differences(run: Run) -> Differences:
-    """Return what an earlier `--override-resume` accepted."""
-    return [
-        entry
-        for event in run.events()
-        if event.get("event") == "override" and isinstance(event.get("differences"), list)
-        for entry in event["differences"]
-    ]
+    """Return the differences that an earlier `--override-resume` accepted."""
+    accepted: Differences = []
+    for event in run.events():
+        differences = event.get("differences")
+        if event.get("event") == "override" and isinstance(differences, list):
+            accepted += differences
+    return accepted
 
 
 def new_differences(
-    run: Run, differences: Differences, accepted: Differences, override: bool, what: str
+    run: Run,
+    differences: Differences,
+    accepted: Differences,
+    override: bool,
+    what: str,
 ) -> Differences:
     """Return the differences that are not `accepted` yet, after a warning.
 
@@ -340,8 +360,9 @@ def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     """Return the bytes that a checkpoint of `state` takes on disk, within 2 %."""
     total = 0
     if not state.method_tensors:
-        batch_size, methods = recipe.train.batch_size, recipe.methods.values()
-        total = sum(method.in_flight_bytes(state.model.config, batch_size) for method in methods)
+        batch_size = recipe.train.batch_size
+        for method in recipe.methods.values():
+            total += method.in_flight_bytes(state.model.config, batch_size)
     for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
         data = sum(tensor.nbytes for tensor in tensors.values())
         # safetensors' header has an entry per tensor: name, dtype, shape and two offsets.
@@ -361,17 +382,17 @@ def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
     return int(size * parameters / state.model.parameter_count)
 
 
-def check_disk(folder: Path, state: TrainState, recipe: Recipe, there: int = 0) -> None:
+def check_disk(folder: Path, state: TrainState, recipe: Recipe, existing: int = 0) -> None:
     """Check that the checkpoints that are kept, and the one being written, fit on the disk of `folder`.
 
-    The folder need not exist; the run has `there` checkpoints already.
+    The folder need not exist; the run has `existing` checkpoints already.
 
     Raises:
         DiskError: with bytes needed and free.
     """
     keep = recipe.checkpoint.keep
     size = largest_checkpoint_bytes(state, recipe)
-    missing = keep + 1 - min(there, keep)
+    missing = keep + 1 - min(existing, keep)
     needed = missing * size * 11 // 10
     free = free_bytes(folder)
     if free < needed:
@@ -388,4 +409,5 @@ def _described(differences: list[Any]) -> str:
 
 
 def _is_set_aside(path: Path) -> bool:
+    """Return whether `path` is a checkpoint under another name, or one that was never finished."""
     return ".corrupt" in path.name or ".left" in path.name or path.name.endswith(".tmp")

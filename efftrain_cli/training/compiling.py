@@ -1,5 +1,5 @@
 """torch.compile, with every graph counted: a change of shape may cost one more graph, never a silent fallback to
-eager code. If the compiler itself fails, `train.compile = "auto"` trains uncompiled and says so."""
+eager code. If the compiler itself fails, `train.compile = "auto"` trains uncompiled and prints a warning."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
 Minimized = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
-"""(tokens, targets, gates, scales) -> what is minimized, by name, fp32, summed over the micro-batch's targets: "ce",
-the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method says (a mean counts as
+"""(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets: "ce", the
+cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method defines (a mean counts as
 many times as there are targets)."""
 
 
 class Objective(Protocol):
-    """The forward pass of a micro-batch: `Minimized`, with a place for what is noted and not minimized."""
+    """The forward pass of a micro-batch: `Minimized`, with a place for values that are noted and not minimized."""
 
     def __call__(
         self,
@@ -37,11 +37,11 @@ class Objective(Protocol):
         scales: Tensor | None,
         note: Note | None = None,
     ) -> dict[str, Tensor]:
-        """Return what is minimized; let `note` read the residual stream after the last block."""
+        """Return the losses; let `note` read the residual stream after the last block."""
 
 
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
-"""What compiles a graph for torch.compile."""
+"""Function that compiles a graph for torch.compile."""
 
 GRAPH_LIMIT = 16
 """Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and evaluation 1 more;
@@ -53,15 +53,17 @@ wide ones, where fusing across blocks matters least."""
 
 
 _FAULTS: list[str] = []
-"""What made the compiler fail in this process under "auto", which then compiles nothing more."""
+"""Errors of the compiler in this process under "auto", which then compiles nothing more."""
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether training is compiled. "auto" compiles on CUDA only, unless the compiler has failed: on CPUs it
-    takes half a minute and gains nothing."""
-    return recipe.train.compile == "on" or (
-        recipe.train.compile == "auto" and device.type == "cuda" and not _FAULTS
-    )
+    """Return whether training is compiled.
+
+    "auto" compiles on CUDA only, unless the compiler has failed: on CPUs it takes half a minute and gains nothing.
+    """
+    if recipe.train.compile == "auto":
+        return device.type == "cuda" and not _FAULTS
+    return recipe.train.compile == "on"
 
 
 @contextmanager
@@ -103,21 +105,18 @@ def compiles_blocks(recipe: Recipe, n_layer: int, overlaps: bool = False) -> boo
 
 
 def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
-    """(sequences, seq_len) of the micro-batches of a full step on so many ranks, where they are all alike; None where
-    they are not.
+    """Return (sequences, seq_len) of a full step's micro-batches on so many ranks; None if they are not all alike.
 
-    A batch that is not planned is cut into a multiple of the equal parts and halves that make it up; the micro-batches
-    are whole ones where it always is a multiple of so many of them.
+    A batch size that no plan fixes is a multiple of `batch_multiple`. Its micro-batches are full ones if that is always
+    a multiple of the micro-batches that make up a step.
     """
     train, seq_len = recipe.train, recipe.model.seq_len
     if "steps" in recipe.varies:
         whole = train.micro_batch_tokens // seq_len
         multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
-        return (
-            (whole, seq_len)
-            if whole and multiple % (micro_batch_multiple(recipe, ranks) * whole) == 0
-            else None
-        )
+        if whole and multiple % (micro_batch_multiple(recipe, ranks) * whole) == 0:
+            return whole, seq_len
+        return None
     micro_batches = accumulation_steps(recipe, train.batch_size, seq_len, ranks)
     if train.batch_size % micro_batches:
         return None
@@ -125,7 +124,7 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
 
 
 def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
-    """(sequences, seq_len) of the step's micro-batches: one shape, or two that differ by a sequence."""
+    """Return (sequences, seq_len) of the step's micro-batches: one shape, or two that differ by a sequence."""
     fewest, more = divmod(plan.batch_size, plan.accumulation_steps)
     return frozenset({(fewest, plan.seq_len), (fewest + bool(more), plan.seq_len)})
 
@@ -144,7 +143,10 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
 
 
 def compile_whole(
-    recipe: Recipe, objective: Minimized, backend: str | Backend = "inductor", ranks: int = 1
+    recipe: Recipe,
+    objective: Minimized,
+    backend: str | Backend = "inductor",
+    ranks: int = 1,
 ) -> Minimized:
     """Compile `objective` as a whole, loss included: the softmax then stays in registers."""
     return _by_shape(
@@ -159,7 +161,7 @@ def compile_whole(
 
 @dataclass(frozen=True)
 class Parts:
-    """How a model's blocks and head are computed."""
+    """The functions that compute a model's blocks and head."""
 
     block: RunBlock
     """(block, x, scale) -> the block's output; `scale` is a 0-d tensor or None."""
@@ -168,7 +170,10 @@ class Parts:
 
 
 def compile_parts(
-    recipe: Recipe, model: GPT, backend: str | Backend = "inductor", ranks: int = 1
+    recipe: Recipe,
+    model: GPT,
+    backend: str | Backend = "inductor",
+    ranks: int = 1,
 ) -> Parts:
     """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the blocks."""
     return Parts(
@@ -202,10 +207,9 @@ def _by_shape(
     """Return a function that computes `eager` compiled, or as it is once the compiler has failed under "auto".
 
     The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
-    goes through one graph with dynamic shapes. torch.compile keeps its graphs by the code of a
-    function, hence `full` and `other`, which both call `eager`. It does
-    not look at which kernels attention may choose from, so what `attention_kernels` allows for one kind of shape is not
-    forced on the other.
+    goes through one graph with dynamic shapes. torch.compile keeps its graphs by the code of a function, hence `full`
+    and `other`, which both call `eager`. It does not look at the kernels that attention may choose from, so what
+    `attention_kernels` allows for one kind of shape is not forced on the other.
     """
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
@@ -256,7 +260,8 @@ class MiddleFirst:
     """
 
     def __init__(self, recipe: Recipe, objective: Objective, ranks: int = 1) -> None:
-        self._objective, self._full_shape = objective, full_micro_batch(recipe, ranks)
+        self._objective = objective
+        self._full_shape = full_micro_batch(recipe, ranks)
         self._middle = middle_micro_batch(recipe)
 
     def __call__(
@@ -275,9 +280,9 @@ class MiddleFirst:
 
 
 def freeze_objects() -> None:
-    """Keep Python's garbage collector from what exists now.
+    """Exclude all current objects from garbage collection.
 
-    A compiler's graphs are millions of objects that stay; to look through them takes half a second each time.
+    A compiler's graphs are millions of objects that stay; scanning them takes half a second each time.
     """
     gc.collect()
     gc.freeze()

@@ -1,14 +1,13 @@
-"""What the processes of a run do together, chosen once: `Devices` is this process alone.
+"""The work of a run that depends on its strategy for several devices: `Devices` is this process alone.
 
-`Replicated`, `Sharded` and `Rings` each say in a file of their own what they change. Loop, gradient, logger,
-checkpoints and divergence call these methods and never ask which strategy a run has; `strategy.py` chooses it.
+`Replicated`, `Sharded` and `Rings` override parts of it, each in a file of its own. Loop, gradient, logger, checkpoints
+and divergence call these methods and never ask which strategy a run has; `strategy.py` chooses it once.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -29,8 +28,10 @@ BeforeLast = Callable[[Losses], None]
 
 
 class Rewinding(BaseException):
-    """Rank 0 has gone back to an earlier state and will share it. As `Stop`, nothing on the way may take it for a
-    fault."""
+    """Rank 0 has gone back to an earlier state and will share it.
+
+    Not an `Exception`, so that no handler on the way takes it for an error.
+    """
 
 
 class Passes(NamedTuple):
@@ -39,8 +40,6 @@ class Passes(NamedTuple):
     run: Callable[[Sequence[MicroBatch], BeforeLast], Losses]
     """Add the gradient of micro-batches to `.grad`; return their losses."""
     parameters: Sequence[nn.Parameter]
-    zeros: Mapping[str, Tensor]
-    """Losses of no micro-batch."""
     note: Note | None = None
     """Reads the forward pass of the step's last micro-batch; None if the step notes nothing."""
 
@@ -51,13 +50,9 @@ class Passes(NamedTuple):
         """Return what reads the forward pass of `micro_batch`."""
         return self.note if micro_batch.is_last else None
 
-    def no_losses(self) -> Losses:
-        """Return fresh losses of no micro-batch."""
-        return {name: zero.clone() for name, zero in self.zeros.items()}
-
 
 class GradientStep(NamedTuple):
-    """What a step's gradient leaves beside `.grad`."""
+    """A step's losses and columns; its gradient is in `.grad`."""
 
     losses: Mapping[str, Tensor]
     """Losses of the whole step."""
@@ -77,25 +72,26 @@ class Devices:
     """This process alone; with `lanes`, sums are taken as several devices take them."""
 
     computes_alone = True
-    """Whether this process can compute the whole model by itself."""
+    """This process can compute the whole model by itself."""
     is_whole = True
-    """Whether rank 0 has, or can gather, all that a checkpoint holds."""
+    """Rank 0 has, or can gather, all that a checkpoint holds."""
 
     def __init__(self, ranks: Ranks = ALONE, lanes: int | None = None) -> None:
-        self.ranks, self.lanes = ranks, lanes
+        self.ranks = ranks
+        self.lanes = lanes
         self.sharing = ranks
         """The processes that share a batch, and this one among them."""
         self.wanted = False
-        """Whether this rank, the first, wants to save after the next step."""
+        """Rank 0: it wants to save after the next step."""
         self.asked = False
-        """Whether rank 0 wants to save after this step."""
+        """Rank 0 wants to save after this step."""
         self.patient = False
-        """Whether the step is a declared phase: the first one, or one that compiles."""
+        """The step is a declared phase: the first one, or one that compiles."""
 
     # --- a step ---
 
     def begin_step(self, state: TrainState) -> None:
-        """Wait until all ranks begin the next step, after whatever rank 0 does between two steps.
+        """Wait until all ranks begin the next step; rank 0 may log and save between two steps.
 
         Raises:
             Stop, Rewinding: as `sync_stop_flag`.
@@ -103,22 +99,24 @@ class Devices:
         self.patient = True
         self.sync_stop_flag(state.progress.step + 1)
 
-    def together(self) -> AbstractContextManager[None]:
-        """Return the context of work that needs the other ranks' weights."""
-        return nullcontext()
-
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
         """Return this rank's micro-batches, numbered in the whole step, without empty ones."""
         return [part for part in split_micro_batches(batch, plan, self.sharing) if len(part.tokens)]
 
     def step(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> GradientStep:
         """Leave the gradient to apply in `.grad`."""
         return GradientStep(self.gradient(passes, micro_batches, plan))
 
     def gradient(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> Losses:
         """Leave the gradient of all ranks' micro-batches in `.grad`; return all ranks' losses."""
         losses = self.local_gradient(passes, micro_batches, plan)
@@ -126,35 +124,34 @@ class Devices:
         return losses
 
     def local_gradient(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> Losses:
         """Leave the gradient of this rank's micro-batches in `.grad`; return their losses."""
         if not self.lanes:
             return passes(micro_batches)
-        here = range(
-            self.lanes * self.ranks.rank // self.ranks.world_size,
-            self.lanes * (self.ranks.rank + 1) // self.ranks.world_size,
-        )
-        return add_lanes(passes, micro_batches, plan, here, self.lanes)
+        return add_lanes(passes, micro_batches, plan, self.ranks.share_of(self.lanes), self.lanes)
 
     def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates here, with their gradients in `.grad`."""
         return list(state.model.parameters())
 
-    def gradient_norms(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Tensor]:
-        """Return the l2 norm of each group's gradient over all that the ranks hold, 0-d fp32."""
-        return [torch.nn.utils.get_total_norm(gradients_of(group)) for group in groups]
+    def gradient_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Return the l2 norm of the parameters' gradient over all that the ranks hold, 0-d fp32."""
+        return torch.nn.utils.get_total_norm(gradients_of(parameters))
 
     def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold, 0-d fp32."""
         return norms_of(tensors)
 
-    def measures(self, state: TrainState) -> dict[str, Tensor]:
-        """Return the optimizer's measures of the whole model, by column of metrics.jsonl."""
+    def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
+        """Return the optimizer's columns of metrics.jsonl for the whole model, 0-d."""
         return state.optimizer.columns()
 
     def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
-        """Bring together what an evaluation or a checkpoint after this step needs."""
+        """Gather the tensors that an evaluation or a checkpoint after this step needs."""
 
     # --- agreement ---
 
@@ -180,17 +177,19 @@ class Devices:
         self.exchange_flags(state.progress.step)
 
     def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
-        """Return what may end training and leave a state that rank 0 can read and save.
+        """Return the exceptions that end training and leave a state that rank 0 can read and save.
 
-        The loss of another rank does not on CUDA: the device waits for it, and all that reads from the device too.
+        On CUDA the loss of another rank is not one: the device waits for that rank, and so does every read from it.
         """
-        return (Stop,) if state.model.device.type == "cuda" else (Stop, LostProcessError)
+        if state.model.device.type == "cuda":
+            return (Stop,)
+        return (Stop, LostProcessError)
 
     def after_stop(self, state: TrainState) -> None:
         """Let the other ranks end after rank 0 has saved."""
 
     def rewind(self) -> None:
-        """On rank 0: interrupt the others, who wait for another state afterwards.
+        """Interrupt the other ranks, from rank 0; they then wait for another state.
 
         Raises:
             Stop: a rank was asked to stop.
@@ -204,19 +203,19 @@ class Devices:
         if self.ranks.is_single_process:
             return False
         began = time.perf_counter()
-        flags = torch.tensor([int(stop_asked()), int(rewinding), step, -step, int(self.wanted)])
+        flags = torch.tensor([stop_asked(), rewinding, step, -step, self.wanted], dtype=torch.int64)
         self.ranks.all_reduce_max(flags, self.patient)
         self.ranks.add_wait(time.perf_counter() - began)
-        asked, back, latest, earliest, wanted = flags.tolist()
+        stops, rewinds, latest, minus_earliest, wanted = flags.tolist()
         self.asked = bool(wanted)
-        if back and not rewinding and not asked:
+        if rewinds and not rewinding and not stops:
             raise Rewinding
-        if latest != -earliest and not back:
-            steps = f"{-earliest} and {latest}"
+        if latest != -minus_earliest and not rewinds:
+            steps = f"{-minus_earliest} and {latest}"
             raise EfftrainError(
                 f"the ranks of this run are at different steps, {steps}: please report it"
             )
-        return bool(asked)
+        return bool(stops)
 
     # --- the whole state ---
 
@@ -235,37 +234,43 @@ class Devices:
 
 def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> list[MicroBatch]:
     """Return the micro-batches of a step that are this rank's, empty ones included."""
-    first, last = (
-        plan.accumulation_steps * r // ranks.world_size for r in (ranks.rank, ranks.rank + 1)
-    )
-    sizes = [plan.sequences_of(number) for number in range(first, last)]
-    parts = zip(batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
+    numbers = ranks.share_of(plan.accumulation_steps)
+    sizes = [plan.sequences_of(number) for number in numbers]
+    parts = zip(numbers, batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
     last_filled = min(plan.accumulation_steps, plan.batch_size) - 1
     return [
         MicroBatch(number, tokens, targets, is_last=number == last_filled)
-        for number, (tokens, targets) in enumerate(parts, first)
+        for number, tokens, targets in parts
     ]
 
 
 def add_lanes(
-    passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan, here: range, lanes: int
+    passes: Passes,
+    micro_batches: Sequence[MicroBatch],
+    plan: StepPlan,
+    own_lanes: range,
+    lanes: int,
 ) -> Losses:
-    """Leave the gradient of micro-batches in `.grad`, added up in a balanced tree over the lanes `here`.
+    """Leave the gradient of micro-batches in `.grad`, added up in a balanced tree over the lanes `own_lanes`.
 
     Return the losses, added up likewise. A lane is an equal share of the step's micro-batches, in order.
     """
     each = plan.accumulation_steps // lanes
     # (leaves, gradients, losses) of trees that are not paired yet
     waiting: list[tuple[int, list[Tensor], Losses]] = []
-    for lane in here:
+    for lane in own_lanes:
         losses = passes([part for part in micro_batches if part.number // each == lane])
-        tree = 1, take_gradients(passes.parameters), losses
-        while waiting and waiting[-1][0] == tree[0]:
-            leaves, gradients, sums = waiting.pop()
-            torch._foreach_add_(gradients, tree[1])
-            tree = 2 * leaves, gradients, {name: sums[name] + tree[2][name] for name in sums}
-        waiting.append(tree)
-    ((_, gradients, losses),) = waiting  # a power of two of lanes
+        gradients = take_gradients(passes.parameters)
+        leaves = 1
+        while waiting and waiting[-1][0] == leaves:
+            _, left_gradients, left_losses = waiting.pop()
+            torch._foreach_add_(left_gradients, gradients)
+            gradients = left_gradients
+            losses = {name: left_losses[name] + losses[name] for name in losses}
+            leaves *= 2
+        waiting.append((leaves, gradients, losses))
+    # The number of lanes is a power of two: one tree is left.
+    ((_, gradients, losses),) = waiting
     for parameter, gradient in zip(passes.parameters, gradients, strict=True):
         parameter.grad = gradient
     return losses

@@ -1,4 +1,4 @@
-"""What a training run shows: a bar on a terminal or plain lines elsewhere."""
+"""The display of a training run: a bar on a terminal, or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TrainingDisplay:
     """Shows a run as its rows come in: a bar on a terminal, a line every half minute at most elsewhere.
 
-    Where no row comes for long (one step can take minutes), a line says that the run is alive.
+    If no row comes for long (one step can take minutes), a line shows that the run is alive.
     """
 
     FIRST_INTERVAL = 10.0

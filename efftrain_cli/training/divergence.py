@@ -1,4 +1,4 @@
-"""What a divergence leaves behind: the end of a run whose loss or gradient was not finite, and the way back from it."""
+"""The end of a run whose loss or gradient was not finite, and the way back to a stable checkpoint."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def raise_diverged(
     plan = record.plan
     state.progress = before
     state.nonfinite.zero_()
-    # Where the weights were not finite before the step, its gradient says nothing, and there is nothing to save.
+    # If the weights were not finite before the step, its gradient shows no cause, and nothing can be saved.
     if wrong := nonfinite_tensors(devices.local_tensors(state)):
         what = f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
         raise_unsound(run, state, session, what)
-    alone = devices.computes_alone
-    loss, norms = gradient_norms_by_layer(state, session, plan) if alone else (math.nan, {})
+    loss, norms = math.nan, dict[str, float]()
+    if devices.computes_alone:
+        loss, norms = gradient_norms_by_layer(state, session, plan)
     bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
     run.event(
         "diverged",
@@ -64,20 +65,28 @@ def raise_diverged(
         save(run, state, session.recipe, devices)
     except EfftrainError as error:
         run.event("save_failed", {"step": before.step, "reason": str(error)})
-    if bad:
-        where = f"gradients of {', '.join(bad[:4])}{' and others' if len(bad) > 4 else ''}"
-    elif not alone:
-        where = "each device has a part of the model: no layer is named"
-    elif not math.isfinite(loss):
-        where = "the loss"
-    else:
-        where = "computed once more, the same step is finite: memory or hardware may be faulty"
+    cause = "each device has a part of the model: no layer is named"
+    if devices.computes_alone:
+        cause = _describe_cause(loss, bad)
     raise DivergedError(
-        f"step {plan.step}: the loss or a gradient is not finite ({where}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
+        f"step {plan.step}: the loss or a gradient is not finite ({cause}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
         f"The update was not applied; the weights are those after step {before.step}, and are saved. events.jsonl has the step's "
         "windows and the gradient norm of every layer.\n"
         f"{_way_on(run, state, session.recipe)}"
     )
+
+
+def _describe_cause(loss: float, bad: list[str]) -> str:
+    """Describe the first value that was not finite, by the step's second computation.
+
+    `bad`: layers whose gradient is not finite.
+    """
+    if bad:
+        others = " and others" if len(bad) > 4 else ""
+        return f"gradients of {', '.join(bad[:4])}{others}"
+    if not math.isfinite(loss):
+        return "the loss"
+    return "computed once more, the same step is finite: memory or hardware may be faulty"
 
 
 def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> NoReturn:
@@ -88,19 +97,17 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
     progress = state.progress
     # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
     run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
-    valid = [path for path in checkpoints_of(run.path) if path not in run.corrupt]
-    last = (
-        f"the last sound checkpoint is {valid[-1].name}"
-        if valid
-        else "there is no checkpoint from before that"
-    )
+    last = "there is no checkpoint from before that"
+    for path in checkpoints_of(run.path):
+        if path not in run.corrupt:
+            last = f"the last sound checkpoint is {path.name}"
     raise DivergedError(
         f"{what}. This state was not saved; {last}.\n{_way_on(run, state, session.recipe)}"
     )
 
 
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
-    """Return what to do, with a command that starts from the newest sound checkpoint at half the learning rate."""
+    """Return advice, with a command that continues from the newest sound checkpoint at half the learning rate."""
     advice = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
@@ -115,7 +122,9 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
 
 
 def gradient_norms_by_layer(
-    state: TrainState, session: Session, plan: StepPlan
+    state: TrainState,
+    session: Session,
+    plan: StepPlan,
 ) -> tuple[float, dict[str, float]]:
     """Return the loss of one planned step, and the l2 norm of the gradient of each block and of each table outside.
 
@@ -131,7 +140,7 @@ def gradient_norms_by_layer(
 
 
 def _step_again(state: TrainState, session: Session, plan: StepPlan) -> StepResult:
-    """Leave a planned step's own gradient, not those of steps before, in `.grad`."""
+    """Leave a planned step's gradient, without delayed ones of earlier steps, in `.grad`."""
     recipe = replace(session.recipe, ouroboros=None)
     forward_backward = build_forward_backward(recipe, state.model, session.device)
     return forward_backward(session.train_data.batch(plan).to(session.device), plan)
@@ -142,7 +151,7 @@ def _step_again(state: TrainState, session: Session, plan: StepPlan) -> StepResu
 MOST_REWINDS = 3
 """Rewinds of one run; after them a divergence ends it."""
 LASTING = 10
-"""Steps that a spike must last to count as a divergence, where rewinding was asked for."""
+"""Steps that a spike must last to count as a divergence if rewinding was asked for."""
 
 
 def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
@@ -167,33 +176,63 @@ def raise_fluctuating(run: Run, progress: Progress, threshold: float) -> NoRetur
 def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | None:
     """Return the state to go on from after a divergence; None if `MOST_REWINDS` are used up.
 
-    It is the newest stable checkpoint's, with the batches up to the divergence skipped. A checkpoint is stable if its
-    step's loss ratio is at most 1.2. A run that diverges again before it has passed
-    the step of its last divergence goes back further than that time. FLOPs and seconds of the abandoned steps stay
-    spent; its tokens are no longer trained on.
+    It is the newest stable checkpoint's, with the batches up to the divergence skipped. FLOPs and seconds of the
+    abandoned steps stay spent; their tokens no longer count as trained on.
     """
     events = run.events()
     rewinds = [event for event in events if event.get("event") == "rewind"]
-    if len(rewinds) >= MOST_REWINDS:
+    divergences = [event for event in events if event.get("event") == "diverged"]
+    # Without an event, because the disk refused it, the place to go on from is unknown.
+    if len(rewinds) >= MOST_REWINDS or not divergences:
         return None
-    divergence = next(
-        (event for event in reversed(events) if event.get("event") == "diverged"), None
-    )
-    if divergence is None:  # the disk refused the event
-        return None
-    unstable = {
-        row["step"] for row in run.rows() if (number(row.get("loss_ratio")) or 0.0) > SLIGHT
-    }
+    divergence = divergences[-1]
     before = divergence["step"]
+    # A run that diverges again before it has passed the step of its last divergence goes back further.
     if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
         before = rewinds[-1]["to_step"]
+    state = _newest_stable(run, session, before)
+
+    start = state.progress
+    spent = diverged.progress
+    segment = run.next_segment(spent.segment)
+    skipped = divergence["next_window"] - start.windows
+    run.event(
+        "rewind",
+        {
+            "from_step": divergence["step"],
+            "to_step": start.step,
+            "skipped_windows": [start.windows, divergence["next_window"]],
+            "tokens_abandoned": spent.tokens - start.tokens,
+            "flops_abandoned": spent.flops - start.flops,
+            "seconds_abandoned": spent.train_seconds - start.train_seconds,
+        },
+    )
+    state.progress = start._replace(
+        segment=segment,
+        windows=divergence["next_window"],
+        tokens_discarded=start.tokens_discarded + skipped * session.recipe.model.seq_len,
+        flops=spent.flops,
+        train_seconds=spent.train_seconds,
+    )
+    # A resume must find this state: no checkpoint of the abandoned steps, nor that of this step without the skip.
+    for path in checkpoints_of(run.path):
+        if checkpoint_step(path) >= start.step:
+            run.verified.discard(path)
+            run.set_aside(path)
+    save(run, state, session.recipe)
+    return state
+
+
+def _newest_stable(run: Run, session: Session, before: int) -> TrainState:
+    """Load the newest stable checkpoint from before a step; without one, return the state before step 1.
+
+    A checkpoint is stable if its step's loss ratio is at most 1.2.
+    """
+    ratios = {row["step"]: number(row.get("loss_ratio")) for row in run.rows()}
     state = fresh_state(session)
     for path in reversed(checkpoints_of(run.path)):
-        if (
-            checkpoint_step(path) >= before
-            or checkpoint_step(path) in unstable
-            or path in run.corrupt
-        ):
+        step = checkpoint_step(path)
+        if step >= before or (ratios.get(step) or 0.0) > SLIGHT or path in run.corrupt:
             continue
         try:
             load_checkpoint(path, state, session.recipe)
@@ -202,31 +241,4 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
             continue
         drop_in_flight(run, state, session.recipe)
         break
-    here, spent = state.progress, diverged.progress
-    segment = run.next_segment(spent.segment)
-    skipped = divergence["next_window"] - here.windows
-    run.event(
-        "rewind",
-        {
-            "from_step": divergence["step"],
-            "to_step": here.step,
-            "skipped_windows": [here.windows, divergence["next_window"]],
-            "tokens_abandoned": spent.tokens - here.tokens,
-            "flops_abandoned": spent.flops - here.flops,
-            "seconds_abandoned": spent.train_seconds - here.train_seconds,
-        },
-    )
-    state.progress = here._replace(
-        segment=segment,
-        windows=divergence["next_window"],
-        tokens_discarded=here.tokens_discarded + skipped * session.recipe.model.seq_len,
-        flops=spent.flops,
-        train_seconds=spent.train_seconds,
-    )
-    # A resume must find this state, not the past that was left: nor a checkpoint of it, nor the one without the skip.
-    for path in checkpoints_of(run.path):
-        if checkpoint_step(path) >= here.step:
-            run.verified.discard(path)
-            run.set_aside(path)
-    save(run, state, session.recipe)
     return state

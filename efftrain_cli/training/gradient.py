@@ -1,4 +1,4 @@
-"""The function that computes a step's gradient, and what it minimizes."""
+"""The function that computes a step's gradient, and the losses that it minimizes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
     MiddleFirst,
+    Minimized,
     Objective,
     Parts,
     compile_parts,
@@ -45,13 +46,16 @@ from efftrain_cli.training.strategy import overlaps_sum, single_device
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
 Gates = Sequence[bool] | None
-"""Which blocks a micro-batch runs; None: all."""
+"""The blocks that a micro-batch runs, one flag per block; None: all."""
 
 
 def build_objective(
-    recipe: Recipe, model: GPT, device: torch.device, ranks: Ranks = ALONE
+    recipe: Recipe,
+    model: GPT,
+    device: torch.device,
+    ranks: Ranks = ALONE,
 ) -> Objective:
-    """Build the losses of one micro-batch, compiled if the recipe asks for it.
+    """Build the function of a micro-batch's losses, compiled if the recipe asks for it.
 
     "ce", the cross-entropy, comes first: it alone is the logged loss, which divergence and comparisons read.
     """
@@ -60,7 +64,12 @@ def build_objective(
     world = ranks.world_size
     by_blocks = compiled and compiles_blocks(recipe, len(model.h), overlaps_sum(recipe, ranks))
     recompute = checkpoints_activations(
-        recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world
+        recipe,
+        model.config,
+        device,
+        dtype=dtype,
+        compiled=compiled,
+        ranks=world,
     )
     parts = Parts(run_eagerly, model.head_loss_sum)
     if by_blocks:
@@ -98,9 +107,17 @@ def build_objective(
         return objective
     if by_blocks:
         return MiddleFirst(recipe, objective, world)
-    graph = compile_whole(recipe, objective, ranks=world)
+    whole = note_beside(compile_whole(recipe, objective, ranks=world), model, dtype)
+    return MiddleFirst(recipe, whole, world)
 
-    def compiled_objective(
+
+def note_beside(graph: Minimized, model: GPT, dtype: str) -> Objective:
+    """Return an objective of a compiled graph, whose notes come from a second, uncompiled forward pass.
+
+    The graph keeps the residual stream to itself; one that returned it could give other bits.
+    """
+
+    def objective(
         tokens: Tensor,
         targets: Tensor,
         gates: Gates,
@@ -109,16 +126,15 @@ def build_objective(
     ) -> dict[str, Tensor]:
         losses = graph(tokens, targets, gates, scales)
         if note is not None:
-            # The graph keeps the residual stream to itself; one that returned it could give other bits.
-            with torch.no_grad(), autocast(dtype, device), unnoticed(model):
+            with torch.no_grad(), autocast(dtype, model.device), unnoticed(model):
                 note(model.run_blocks(model.embed(tokens), gates, scales))
         return losses
 
-    return MiddleFirst(recipe, compiled_objective, world)
+    return objective
 
 
 class Terms:
-    """How the losses of a step, by name, make the number that is minimized, and columns of metrics.jsonl."""
+    """The weights of a step's losses, by name, in the minimized total, and their columns of metrics.jsonl."""
 
     def __init__(self, recipe: Recipe, model: GPT, device: torch.device) -> None:
         self.zeros = {"ce": torch.zeros((), device=device)}
@@ -134,17 +150,21 @@ class Terms:
             self.zeros["standardization_loss"] = torch.zeros_like(self._site_shares)
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
-        """Return what is minimized, 0-d."""
-        total, section = losses["ce"], self._standardization
+        """Return the minimized total, 0-d."""
+        total = losses["ce"]
         if self._z_loss:
             total = total + self._z_loss * losses["z_loss"]
-        if section is None or not section.weight:
-            return total
-        divergence = (losses["standardization_loss"] * self._site_shares).sum()
-        return total + section.weight * divergence
+        section = self._standardization
+        if section is not None and section.weight:
+            divergence = (losses["standardization_loss"] * self._site_shares).sum()
+            total = total + section.weight * divergence
+        return total
 
     def columns(
-        self, losses: Mapping[str, Tensor], plan: StepPlan, gates: Sequence[Gates]
+        self,
+        losses: Mapping[str, Tensor],
+        plan: StepPlan,
+        gates: Sequence[Gates],
     ) -> dict[str, Tensor]:
         """Return the columns of a whole step's losses."""
         columns = {"loss": losses["ce"]}
@@ -171,7 +191,7 @@ def build_forward_backward(
 
     Args:
         devices: this process alone, with no gradients in flight, if None.
-        ranks: those that share a step of the run; None: those of `devices`. A probe is alone, and compiled as for them.
+        ranks: those that share a step of the run; None: those of `devices`. A probe runs alone, compiled as for them.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
@@ -184,7 +204,8 @@ def build_forward_backward(
     parameters = list(model.parameters())
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
-        scales, gates = branch_scales(plan, device), draw_gates(recipe, plan)
+        scales = branch_scales(plan, device)
+        gates = draw_gates(recipe, plan)
         clear_seen(model)
         notes: dict[str, Tensor] = {}
         if recipe.eval.measures_internals(plan.step):
@@ -194,9 +215,10 @@ def build_forward_backward(
             note_predictions(model, x, notes)
 
         def run(micro_batches: Sequence[MicroBatch], before_last: BeforeLast) -> Losses:
-            losses = passes.no_losses()
+            losses = {name: zero.clone() for name, zero in terms.zeros.items()}
             for micro_batch in micro_batches:
-                number, tokens = micro_batch.number, micro_batch.tokens
+                number = micro_batch.number
+                tokens = micro_batch.tokens
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
@@ -219,7 +241,7 @@ def build_forward_backward(
                     terms.total(shares).backward()
             return losses
 
-        passes = Passes(run, parameters, terms.zeros, note if notes else None)
+        passes = Passes(run, parameters, note if notes else None)
         micro_batches = devices.cut(batch, plan)
         if plan.measure_similarity:
             step = step_by_halves(devices, passes, micro_batches, plan)
@@ -229,27 +251,34 @@ def build_forward_backward(
         columns = {**terms.columns(step.losses, plan, gates), **notes}
         if accumulation is not None:
             columns |= accumulation.seen_columns(_seen_everywhere(model, devices.ranks))
-        blocks_times_sequences = sum(
-            plan.sequences_of(number) * (len(plan.keep) if gate is None else sum(gate))
-            for number, gate in enumerate(gates)
-        )
-        blocks = blocks_times_sequences / plan.batch_size
-        per_token = model.flops_per_token(plan.seq_len, blocks)
-        of_optimizer = optimizer_flops(recipe, model.config)
-        return StepResult(
-            tokens=plan.tokens,
-            flops=per_token.with_logits * plan.tokens + of_optimizer,
-            flops_without_logits=per_token.without_logits * plan.tokens + of_optimizer,
-            optimizer_flops=of_optimizer,
-            blocks_executed=blocks,
-            scalars={**columns, **step.columns},
-            simigrad_dots=step.dots,
-            grad_norm=step.grad_norm,
-            norms=step.norms,
-            method_tensors=step.method_tensors,
-        )
+        columns |= step.columns
+        return step_result(recipe, model, plan, gates, step)._replace(scalars=columns)
 
     return forward_backward
+
+
+def step_result(
+    recipe: Recipe,
+    model: GPT,
+    plan: StepPlan,
+    gates: Sequence[Gates],
+    step: GradientStep,
+) -> StepResult:
+    """Return the result of a step, with its FLOPs and without columns."""
+    blocks = blocks_per_sequence(plan, gates)
+    per_token = model.flops_per_token(plan.seq_len, blocks)
+    of_optimizer = optimizer_flops(recipe, model.config)
+    return StepResult(
+        tokens=plan.tokens,
+        flops=per_token.with_logits * plan.tokens + of_optimizer,
+        flops_without_logits=per_token.without_logits * plan.tokens + of_optimizer,
+        optimizer_flops=of_optimizer,
+        blocks_executed=blocks,
+        simigrad_dots=step.dots,
+        grad_norm=step.grad_norm,
+        norms=step.norms,
+        method_tensors=step.method_tensors,
+    )
 
 
 def branch_scales(plan: StepPlan, device: torch.device) -> Tensor | None:
@@ -261,39 +290,55 @@ def branch_scales(plan: StepPlan, device: torch.device) -> Tensor | None:
 
 
 def draw_gates(recipe: Recipe, plan: StepPlan) -> list[Gates]:
-    """Draw which blocks each micro-batch of the step runs."""
-    layer_drop, paired = recipe.progressive_layer_drop, recipe.simigrad is not None
+    """Draw the blocks that each micro-batch of the step runs."""
+    layer_drop = recipe.progressive_layer_drop
     if layer_drop is None:
         return [None] * plan.accumulation_steps
     return [
         layer_drop.gates(
-            plan.keep, seed=recipe.seed, step=plan.step, micro_step=number, paired=paired
+            plan.keep,
+            seed=recipe.seed,
+            step=plan.step,
+            micro_step=number,
+            paired=recipe.simigrad is not None,
         )
         for number in range(plan.accumulation_steps)
     ]
 
 
+def blocks_per_sequence(plan: StepPlan, gates: Sequence[Gates]) -> float:
+    """Return the blocks computed per sequence, averaged over the step."""
+    blocks = 0
+    for number, gate in enumerate(gates):
+        run = len(plan.keep) if gate is None else sum(gate)
+        blocks += run * plan.sequences_of(number)
+    return blocks / plan.batch_size
+
+
 def step_by_halves(
-    devices: Devices, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+    devices: Devices,
+    passes: Passes,
+    micro_batches: Sequence[MicroBatch],
+    plan: StepPlan,
 ) -> GradientStep:
-    """Leave the gradient to apply in `.grad`, with the products of the gradients of the batch's two halves."""
+    """Leave the gradient to apply in `.grad`; return its losses and the products of the two halves' gradients."""
     halves: list[Losses] = []
-    dots = accumulate_by_halves(
-        lambda half: halves.append(devices.gradient(passes, half, plan)),
-        micro_batches,
-        passes.parameters,
-        plan,
-    )
+
+    def accumulate(half: Sequence[MicroBatch]) -> None:
+        halves.append(devices.gradient(passes, half, plan))
+
+    dots = accumulate_by_halves(accumulate, micro_batches, passes.parameters, plan)
     even, odd = halves
-    return GradientStep({name: even[name] + odd[name] for name in even}, dots=dots)
+    losses = {name: even[name] + odd[name] for name in even}
+    return GradientStep(losses, dots=dots)
 
 
 def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
-    """Return what the narrow layers of all ranks saw in this step."""
+    """Combine the statistics of the narrow layers of all ranks in this step: fp64 (9,), as `Seen`."""
     seen = seen_by_layers(model)
     if ranks.is_single_process:
         return seen
-    everyone = seen.new_zeros(ranks.world_size, len(seen))
-    everyone[ranks.rank] = seen
-    ranks.all_reduce([everyone])
-    return combine_stats(everyone)
+    by_rank = seen.new_zeros(ranks.world_size, len(seen))
+    by_rank[ranks.rank] = seen
+    ranks.all_reduce([by_rank])
+    return combine_stats(by_rank)

@@ -1,4 +1,4 @@
-"""What happens inside of a model, block by block, every `eval.internals` steps.
+"""Measures of the inside of a model, block by block, every `eval.internals` steps.
 
 Columns of metrics.jsonl, "h.0" being the first block:
 

@@ -27,7 +27,7 @@ from efftrain_cli.training.ranks import (
 )
 
 JOINING = timedelta(minutes=2)
-"""How long the ranks wait for each other to start."""
+"""Time that the ranks wait for each other to start."""
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Set for each process by torchrun, and by `--devices`."""
 
@@ -87,7 +87,11 @@ def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Sto
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     waits_for = None if kept else world_size
     store = dist.TCPStore(
-        address, port, waits_for, is_master=rank == 0 and not kept, timeout=JOINING
+        address,
+        port,
+        waits_for,
+        is_master=rank == 0 and not kept,
+        timeout=JOINING,
     )
     return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

@@ -25,7 +25,7 @@ PARENT = "EFFTRAIN_PARENT"
 PATIENCE = 60.0
 """Seconds in which the others must end once one process has failed."""
 HALTED = 5.0
-"""The same once a rank hangs: a process that was halted (SIGSTOP) cannot end."""
+"""Seconds in which the others must end once a rank hangs: a process that was halted (SIGSTOP) cannot end."""
 LOST, HUNG, HUNG_FIRST = 96, 97, 98
 """Exit codes between a rank and this launcher: it lost another rank, whose end the launcher reports; a rank hangs; rank
 0 is among those that do. The run's own is 1."""
@@ -44,21 +44,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             "--devices cannot be combined with torchrun or srun\n"
             "  remove it: the environment sets the world size"
         )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // devices))
-    environment = {
-        # PyTorch's own account of a lost connection is a page of C++ frames; ours is a line.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **os.environ,
-        "OMP_NUM_THREADS": threads,
-        "LOCAL_WORLD_SIZE": str(devices),
-        "WORLD_SIZE": str(devices),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        PARENT: str(os.getpid()),
-    }
+    environment = _rank_environment(devices)
     children: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 
@@ -74,14 +60,14 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
     }
     try:
         for rank in range(devices):
-            # NCCL writes what NCCL_DEBUG asks for to standard output.
-            is_heard = rank == 0 or "NCCL_DEBUG" in environment
-            # A session of its own: Ctrl-C in the terminal then arrives once, from here.
+            # NCCL writes the messages of NCCL_DEBUG to standard output.
+            has_output = rank == 0 or "NCCL_DEBUG" in environment
+            # A session of its own: Ctrl-C in the terminal then arrives once, from this process.
             child = subprocess.Popen(
                 [sys.executable, "-m", "efftrain_cli", *arguments],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.DEVNULL,
-                stdout=None if is_heard else subprocess.DEVNULL,
+                stdout=None if has_output else subprocess.DEVNULL,
                 start_new_session=True,
             )
             children.append(child)
@@ -91,7 +77,9 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
         # A signal in the first moments may end a process before it listens.
         codes = {child.returncode for child in children}
         if asked and codes <= {LostProcessError.exit_code, 0, 75, -asked[0], LOST}:
-            return StoppedError.exit_code if set(arguments[:1]) & set(STOPPABLE) else 128 + asked[0]
+            if set(arguments[:1]) & set(STOPPABLE):
+                return StoppedError.exit_code
+            return 128 + asked[0]
         return code
     finally:
         for child in children:
@@ -99,6 +87,26 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
                 child.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _rank_environment(devices: int) -> dict[str, str]:
+    """Return the environment of every rank, but for its rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    cores = os.cpu_count() or 1
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // devices))
+    return {
+        # PyTorch's report of a lost connection is a page of C++ frames; ours is a line.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **os.environ,
+        "OMP_NUM_THREADS": threads,
+        "LOCAL_WORLD_SIZE": str(devices),
+        "WORLD_SIZE": str(devices),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        PARENT: str(os.getpid()),
+    }
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()) -> int:
@@ -168,13 +176,13 @@ def launch_this(devices: int) -> int:
 
 
 def is_one_of_several() -> bool:
-    """Whether torchrun, srun or `--devices` has started this process as one of several."""
+    """Return whether torchrun, srun or `--devices` has started this process as one of several."""
     started = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
     return any(environment_number(name, 1) > 1 for name in started)
 
 
 def is_by_srun() -> bool:
-    """Whether a step of srun has started this process as one of several, and nothing else has given it a rank."""
+    """Return whether a step of srun has started this process as one of several, and no other launcher set its rank."""
     return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
 
@@ -207,7 +215,7 @@ def process_rank() -> int:
 
 
 def should_log() -> bool:
-    """Whether this process prints warnings before training: of those that `--devices` starts, the launcher does."""
+    """Return whether this process prints warnings before training: with `--devices` only the launcher does."""
     return process_rank() == 0 and PARENT not in os.environ
 
 

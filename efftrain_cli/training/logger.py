@@ -1,4 +1,4 @@
-"""What a running session keeps: rows as steps finish, checkpoints as they come due, and where the seconds went."""
+"""The record of a running session: rows as steps finish, checkpoints as they come due, and its seconds by purpose."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from efftrain_cli.training.trainer import StepRecord, read_records, saves_at
 SAMPLE_TOKENS = 48
 """Tokens of a text that is shown while training."""
 MOST_SAVING = 0.05
-"""Share of the time that saving may block training before a warning."""
+"""Share of the time that saving may block training without a warning."""
 
 
 class Logbook:
@@ -62,18 +62,23 @@ class Logbook:
         screen: TrainingDisplay,
         rewinding: bool = False,
     ) -> None:
-        self._rewinding, self._devices = rewinding, devices
-        self._run, self._state, self._session, self._screen = run, state, session, screen
+        self._run = run
+        self._state = state
+        self._session = session
+        self._devices = devices
+        self._screen = screen
+        self._rewinding = rewinding
         every = session.recipe.checkpoint.every
         self._every_seconds = parse_duration(every) if isinstance(every, str) else math.inf
-        self._on_cpu = session.device.type == "cpu"
         self._pending: list[StepRecord] = []
         self._good = state.progress
+        """After the last step whose loss and gradient were finite."""
         self._started = self._last_save = self._last_read = time.monotonic()
         self._checkpoint_seconds = 0.0
         self._named_seconds = 0.0
         self._warned = False
-        self._warnings, self._spikes = gradient_warnings(), loss_spikes()
+        self._warnings = gradient_warnings()
+        self._spikes = loss_spikes()
         self._threshold = float(os.environ.get(PROBE) or math.inf)
         self._curve: list[tuple[int, float]] = []
         if self._threshold < math.inf and state.progress.step:
@@ -90,7 +95,8 @@ class Logbook:
         save_due = record.progress.step > 0 and (by_steps or by_time)
         save_due = save_due and self._devices.ready_to_save()
         # Reading waits for the device, so on CUDA records are read about once a second.
-        read_due = self._on_cpu or time.monotonic() - self._last_read >= 1.0
+        on_cpu = self._session.device.type == "cpu"
+        read_due = on_cpu or time.monotonic() - self._last_read >= 1.0
         # The last record has a validation loss, so nothing stays unread.
         if save_due or read_due or record.val_loss is not None:
             self.flush()
@@ -106,12 +112,13 @@ class Logbook:
         self._good = self._state.progress
 
     def flush(self) -> None:
-        """Read what is pending, write it as rows and show it.
+        """Read the pending records, write them as rows and show them.
 
         Raises:
             DivergedError: a loss or gradient was not finite. The state is then that before the step.
         """
-        records, self._pending = self._pending, []
+        records = self._pending
+        self._pending = []
         rows = read_records(self._state, self._session.recipe, records)
         self._last_read = time.monotonic()
         for record, row in zip(records, rows, strict=True):
@@ -134,7 +141,8 @@ class Logbook:
                     raise_fluctuating(self._run, record.progress, self._threshold)
             losses = [x for x in (row.get("loss"), self._good.best_loss) if x is not None]
             self._good = record.progress._replace(
-                train_seconds=row["train_seconds"], best_loss=min(losses, default=None)
+                train_seconds=row["train_seconds"],
+                best_loss=min(losses, default=None),
             )
         self._good = self._state.progress
         prompt = self._session.recipe.eval.sample
@@ -164,29 +172,30 @@ class Logbook:
                 generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS)
             )
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
-        shown = "".join(
-            c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-            for c in prompt + text
-        )
+        shown = ""
+        for character in prompt + text:
+            printable = character.isprintable() or character in "\n\t"
+            shown += character if printable else "\N{REPLACEMENT CHARACTER}"
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
-        """Add to a row the seconds that were not training, and the rest of a row whose evaluation a stop had
-        abandoned."""
+        """Add the seconds that were not training to a row, and the written columns if a stop abandoned its
+        evaluation."""
         if not record.plan and record.progress.step > 0:
             written = self._run.last_row(record.progress.step) or {}
-            row |= {
-                key: value
-                for key, value in written.items()
-                if row.get(key) is None or key not in row
-            }
+            for key, value in written.items():
+                if row.get(key) is None:
+                    row[key] = value
         wall = self._last_read - self._started
-        row["checkpoint_seconds"], self._checkpoint_seconds = self._checkpoint_seconds, 0.0
+        row["checkpoint_seconds"] = self._checkpoint_seconds
         row["wall_seconds"] = wall
-        trained = record.training.seconds() if record.training else 0.0
-        self._named_seconds += trained + row["eval_seconds"] + row["checkpoint_seconds"]  # type: ignore
+        self._named_seconds += self._checkpoint_seconds
+        self._checkpoint_seconds = 0.0
+        for watch in (record.training, record.evaluation):
+            if watch:
+                self._named_seconds += watch.seconds()
         row["other_seconds"] = max(0.0, wall - self._named_seconds)
-        self._named_seconds += row["other_seconds"]  # type: ignore
+        self._named_seconds = max(wall, self._named_seconds)
 
     def save(self) -> float:
         """Save the state, unless it is saved already; return the seconds it took.
@@ -270,11 +279,14 @@ def train_and_log(
 
 @contextmanager
 def stopped_by(
-    stop: Callable[[], None], state: TrainState, devices: Devices, report: Callable[[], None]
+    stop: Callable[[], None],
+    state: TrainState,
+    devices: Devices,
+    report: Callable[[], None],
 ) -> Iterator[None]:
     """Call `stop`, which saves the last step, if a signal or a lost process ends the training inside.
 
-    If another thread must do it, it calls `report` too.
+    Another thread does so if the main thread hangs, and calls `report` too.
     """
 
     def stop_here() -> None:
@@ -296,7 +308,7 @@ def stopped_by(
 
 
 def report_stop(run: Run, state: TrainState) -> str:
-    """Record a stop as the run's end; return what to tell the user."""
+    """Record a stop as the run's end; return the message for the user."""
     reason = stop_reason()
     run.event("signal", {"signal": reason, "step": state.progress.step})
     run.event("end", {"status": "stopped", "step": state.progress.step})

@@ -1,4 +1,4 @@
-"""The memory that training needs: estimated before, and where it ran out, the setting that would have fitted."""
+"""The memory that training needs: an estimate before it, and the setting to change if it runs out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def peak_resident_bytes() -> int:
     """Return the largest resident size of this process so far, bytes."""
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage where this can be had: there a child starts with the peak of the process that began it.
+        # Not getrusage if this file exists: its peak begins with that of the parent process.
         return 1024 * int(
             next(
                 line.split()[1]
@@ -59,8 +59,10 @@ def checkpoints_activations(
     compiled: bool,
     ranks: int = 1,
 ) -> bool:
-    """Whether blocks are computed again in the backward pass: as the recipe says; "auto" where a full micro-batch would
-    not fit the CUDA device otherwise."""
+    """Return whether blocks are computed again in the backward pass.
+
+    "auto": if a full micro-batch would not fit the CUDA device otherwise.
+    """
     train = recipe.train
     if train.activation_checkpointing != "auto":
         return train.activation_checkpointing
@@ -129,10 +131,10 @@ def building_errors(
     parameters = parameter_count(config)
     needed = state_bytes(recipe, config)
 
-    def refusal(there: str) -> str:
+    def refusal(available: str) -> str:
         return (
             f"out of memory: a model of {human_count(parameters)} parameters needs {human_bytes(needed)} for weights, gradients and "
-            f"moments, {there}. Lower model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}), or train on a "
+            f"moments, {available}. Lower model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}), or train on a "
             "device with more memory"
         )
 

@@ -1,4 +1,4 @@
-"""The processes of one run on several devices: who this one is among them, and what they do together.
+"""The processes of one run on several devices: the rank of this one, and their collectives.
 
 PyTorch's process groups carry it, under torch.distributed's names: NCCL between CUDA devices, gloo between CPUs and for
 what the hosts tell each other. Values between hosts are JSON: torch's object collectives unpickle what a peer sends.
@@ -10,7 +10,8 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -29,13 +30,13 @@ from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 BUCKET = 1 << 24
 """Elements that are added up at once: 64 MiB of fp32 beside the gradients."""
 FOREVER = timedelta(days=7)
-"""How long a rank waits for rank 0 to prepare a run."""
+"""Time that a rank waits for rank 0 to prepare a run."""
 LIMIT = "EFFTRAIN_HANG_SECONDS"
 """Environment variable: seconds that a rank waits for the others within a step."""
 ANSWER = 5.0
 """Seconds in which the ranks that notice a hang report it."""
 LONG = 20
-"""Times that limit are the limit of declared phases: first step, compilation, evaluation, saving."""
+"""Limit of declared phases (first step, compilation, evaluation, saving) as a multiple of the limit within a step."""
 LOST_PEER = ("onnection", "Broken pipe", "imed out", "emote process exit", "ncclRemoteError")
 """Words in the errors of a lost peer, by gloo, the store and NCCL. All other errors are the rank's own."""
 
@@ -55,7 +56,8 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     for tensor in tensors:
         if bucket and size + tensor.numel() > BUCKET:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(tensor)
         size += tensor.numel()
     if bucket:
@@ -63,13 +65,14 @@ def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def flatten(bucket: Sequence[Tensor]) -> Tensor:
-    """Return the tensors of a bucket as one."""
+    """Concatenate the tensors of a bucket into one vector."""
     return torch.cat([tensor.reshape(-1) for tensor in bucket])
 
 
 def scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
     """Copy a bucket's flat tensor back into its tensors."""
-    for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+    sizes = [tensor.numel() for tensor in bucket]
+    for tensor, part in zip(bucket, flat.split(sizes), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
@@ -99,24 +102,37 @@ class Ranks:
 
     @property
     def is_single_process(self) -> bool:
-        """Whether this process is the whole run."""
+        """Return whether this process is the whole run."""
         return self.world_size == 1
 
+    def share_of(self, count: int) -> range:
+        """Return this rank's share of `count` numbered parts; the ranks get theirs in order."""
+        return range(
+            count * self.rank // self.world_size,
+            count * (self.rank + 1) // self.world_size,
+        )
+
     def interruptible(self, rescuable: bool = False) -> AbstractContextManager[None]:
-        """Return the context of work that a signal may abandon; several ranks agree to stop once a step instead."""
-        return interruptible(rescuable) if self.is_single_process else nullcontext()
+        """Return the context of work that a signal may abandon, or that needs the other ranks.
+
+        Several ranks agree to stop once a step instead.
+        """
+        if self.is_single_process:
+            return interruptible(rescuable)
+        return self.peer_errors()
 
     def pop_comm_stats(self) -> CommStats | None:
-        """Return what this rank has spent on the others since the last call; None for a single process."""
+        """Return the time this rank has spent on the others since the last call; None for a single process."""
         if self.is_single_process:
             return None
         spent = replace(self._comm)
-        self._comm.sums, self._comm.wait_seconds = [], 0.0
+        self._comm.sums = []
+        self._comm.wait_seconds = 0.0
         return spent
 
     @contextmanager
     def timing_sum(self, device: torch.device) -> Iterator[None]:
-        """Count the seconds inside, by the device's own time line, as those of adding up gradients."""
+        """Count the seconds inside, on the device's time line, as time of the gradient all-reduce."""
         watch = Stopwatch(device)
         yield
         self._comm.sums.append(watch.stop())
@@ -136,7 +152,7 @@ class Ranks:
                 dist.all_reduce(flat, group=group)
 
     def all_reduce_async(self, flat: Tensor) -> Callable[[], None]:
-        """Begin to replace a tensor by its sum over the ranks, in place; return a function that waits for it.
+        """Start an all-reduce of a tensor, in place; return a function that waits for it.
 
         On CUDA only the device waits.
         """
@@ -154,21 +170,23 @@ class Ranks:
             partner = self.rank ^ distance
             with self.peer_errors():
                 for flat in flat_buckets(tensors):
-                    theirs = torch.empty_like(flat)
+                    received = torch.empty_like(flat)
                     send = dist.P2POp(dist.isend, flat, partner)
-                    receive = dist.P2POp(dist.irecv, theirs, partner)
+                    receive = dist.P2POp(dist.irecv, received, partner)
                     for work in dist.batch_isend_irecv([send, receive]):
                         work.wait()
-                    flat += theirs  # a + b = b + a: only the shape of the tree counts
+                    # a + b = b + a: only the shape of the tree decides the bits.
+                    flat += received
             distance *= 2
 
     def all_reduce_max(self, tensor: Tensor, patient: bool = False) -> None:
         """Replace the tensor by its elementwise maximum over the ranks, in place.
 
-        With `patient`, wait as long as a declared phase may last; the tensor is then on the host.
+        With `patient`, wait as long as a declared phase may last; the tensor must be on the host.
         """
+        group = self.patient if patient else None
         with self.peer_errors():
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.patient if patient else None)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
 
     def barrier(self) -> None:
         """Wait for all ranks, as long as a declared phase may last."""
@@ -177,13 +195,15 @@ class Ranks:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, all of one shape, on rank 0; an empty list on the others."""
-        parts = [torch.empty_like(tensor) for _ in range(0 if self.rank else self.world_size)]
+        parts: list[Tensor] = []
+        if self.rank == 0:
+            parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
         with self.peer_errors():
             dist.gather(tensor, parts or None)
         return parts
 
     def broadcast(self, tensors: Iterable[Tensor], src: int = 0) -> None:
-        """Give every rank the values of rank `src`, in place; the tensors come in one order on all ranks."""
+        """Copy the values of rank `src` to every rank, in place; all ranks give the tensors in one order."""
         for tensor in tensors:
             contiguous = tensor.detach().contiguous()
             with self.peer_errors():
@@ -192,20 +212,22 @@ class Ranks:
                 tensor.copy_(contiguous)
 
     def new_group(self, members: Sequence[Sequence[int]]) -> Any:
-        """Return a group of this rank with the others of its list; None if the lists have one rank each.
+        """Return the process group of this rank's list of `members`; None if the lists have one rank each.
 
-        Together the lists are all ranks; all ranks call this with the same ones.
+        Together the lists are all ranks. All ranks call this with the same lists.
         """
         if len(members[0]) == 1:
             return None
+        own_group = None
         with self.peer_errors():
-            groups = [dist.new_group(list(ranks)) for ranks in members]
-        return next(
-            group for group, ranks in zip(groups, members, strict=True) if self.rank in ranks
-        )
+            for ranks in members:
+                group = dist.new_group(list(ranks))
+                if self.rank in ranks:
+                    own_group = group
+        return own_group
 
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
-        """Begin to send a tensor on the host; return a function that waits until it is sent."""
+        """Start sending a tensor on the host; return a function that waits until it is sent."""
         with self.peer_errors():
             work = dist.isend(tensor, to)
         return partial(self._wait, work, tensor)
@@ -216,19 +238,19 @@ class Ranks:
             work.wait()
 
     def recv(self, tensor: Tensor, src: int) -> None:
-        """Fill a tensor on the host with the next one that `src` sends here."""
+        """Fill a tensor on the host with the next one that rank `src` sends."""
         with self.peer_errors():
             dist.recv(tensor, src)
 
     # --- values between hosts ---
 
     def store_set(self, key: str, values: Mapping[str, object]) -> None:
-        """Leave JSON that other ranks `store_get`; each key once."""
+        """Store JSON for other ranks to `store_get`; each key once."""
         if self.store is not None:
             self.store.set(key, json.dumps(values))
 
     def store_get(self, key: str) -> dict[str, Any]:
-        """Wait for what another rank leaves under `key`."""
+        """Wait for the JSON that another rank stores under `key`."""
         assert self.store is not None
         try:
             self.store.wait([key], FOREVER)
@@ -240,16 +262,17 @@ class Ranks:
         """Gather a JSON value from every rank, in rank order."""
         if self.is_single_process:
             return [value]
-        mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        sizes[self.rank] = len(mine)
+        sizes[self.rank] = len(text)
         with self.peer_errors():
             dist.all_reduce(sizes, group=self.patient)
-            parts = [torch.zeros(size, dtype=torch.uint8) for size in sizes.tolist()]
-            parts[self.rank] = mine
-            everything = torch.cat(parts)
-            dist.all_reduce(everything, group=self.patient)
-        return [json.loads(part.numpy().tobytes()) for part in everything.split(sizes.tolist())]
+            # Each rank adds its text to zeros in the places of the others.
+            texts = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
+            parts = texts.split(sizes.tolist())
+            parts[self.rank].copy_(text)
+            dist.all_reduce(texts, group=self.patient)
+        return [json.loads(part.numpy().tobytes()) for part in parts]
 
     def check_alike(self, facts: Mapping[str, str]) -> None:
         """Compare facts (versions, hashes) that must be the same on every rank.
@@ -271,11 +294,11 @@ class Ranks:
 
     @contextmanager
     def peer_errors(self) -> Iterator[None]:
-        """Turn the error of a lost connection into a LostProcessError; other errors stay what they are."""
+        """Raise a LostProcessError for a lost connection; pass all other errors on."""
         try:
             yield
         except RuntimeError as error:
-            if not any(word in str(error) for word in LOST_PEER):
+            if self.is_single_process or not any(word in str(error) for word in LOST_PEER):
                 raise
             line = str(error).splitlines()[0]
             if hang := self._find_hang("Timed out" in line):
@@ -283,19 +306,22 @@ class Ranks:
             raise _lost(self.rank, f"see its message, or the system's log ({line})") from error
 
     def _notice(self, timed_out: bool) -> dict[int, bytes]:
-        """Report in the store how this rank noticed a loss; return what the ranks have reported by then."""
+        """Report in the store how this rank noticed a loss; return the reports of the ranks that noticed it too."""
         assert self.store is not None
         keys = [f"noticed/{rank}" for rank in range(self.world_size)]
-        self.store.set(keys[self.rank], "hang" if timed_out else "end")
-        with suppress(RuntimeError):  # not all of them
-            self.store.wait(keys, timedelta(seconds=ANSWER if timed_out else 1.0))
-        reported = [rank for rank, key in enumerate(keys) if self.store.check([key])]
-        return {rank: self.store.get(keys[rank]) for rank in reported}
+        how, seconds = ("hang", ANSWER) if timed_out else ("end", 1.0)
+        self.store.set(keys[self.rank], how)
+        with suppress(RuntimeError):  # a rank that hangs reports nothing
+            self.store.wait(keys, timedelta(seconds=seconds))
+        return {
+            rank: self.store.get(key) for rank, key in enumerate(keys) if self.store.check([key])
+        }
 
     def _find_hang(self, timed_out: bool) -> LostProcessError | None:
-        """Return the error of a hang that this or another rank has noticed by a time-out; None if none has.
+        """Return the error of a hang that this or another rank has noticed by a time-out; None if no rank has.
 
-        Ranks that notice a loss report it in the store: those that do not, hang. The first that does names them.
+        Ranks that notice a loss report it in the store; those that do not report hang. The first rank to report names
+        them.
         """
         if self.store is None:
             return None
@@ -303,7 +329,9 @@ class Ranks:
             # A halted rank 0, which keeps the store, takes connections and never answers.
             noticed = answer_within(3 * ANSWER, lambda: self._notice(timed_out))
         except RuntimeError:
-            return _hung([0], self.world_size) if timed_out and self.rank == 1 else None
+            if timed_out and self.rank == 1:
+                return _hung([0], self.world_size)
+            return None
         hung = [rank for rank in range(self.world_size) if rank not in noticed]
         if b"hang" not in noticed.values() or not hung or self.rank != min(noticed):
             return None
@@ -311,48 +339,43 @@ class Ranks:
 
 
 def answer_within(seconds: float, work: Callable[[], Any]) -> Any:
-    """Return what `work` gives, in a thread that is left behind if it never ends.
+    """Run `work` in a thread, which is left behind if it never ends; return its value.
 
     Raises:
-        RuntimeError: it took longer, or failed.
+        RuntimeError: it took longer than `seconds`, or raised one.
     """
-    found: list[Any] = []
-    errors: list[Exception] = []
+    answer: Future[Any] = Future()
 
     def run() -> None:
         try:
-            found.append(work())
+            answer.set_result(work())
         except Exception as error:
-            errors.append(error)
+            answer.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not found:
-        raise RuntimeError("no answer")
-    return found[0]
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        raise RuntimeError("no answer") from None
 
 
 def differences(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Return what to tell the user about ranks whose facts differ from rank 0's; "" if none do."""
-    first, *others = facts
-    found = [
-        f"{name}: {theirs.get(name)!r} on rank {rank}, {first[name]!r} on rank 0"
-        for rank, theirs in enumerate(others, 1)
-        for name in first
-        if theirs.get(name) != first[name]
-    ]
-    if not found:
+    """Describe how the facts of ranks differ from rank 0's, as an error message; "" if they are equal."""
+    different = []
+    for rank, of_rank in enumerate(facts):
+        for name, expected in facts[0].items():
+            value = of_rank.get(name)
+            if value != expected:
+                different.append(f"{name}: {value!r} on rank {rank}, {expected!r} on rank 0")
+    if not different:
         return ""
     return (
-        f"the processes of this run differ, so they would not train one model: {'; '.join(found)}\n"
+        f"the processes of this run differ, so they would not train one model: {'; '.join(different)}\n"
         "start all of them by one command, from the same installation, recipe and data"
     )
 
 
-def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
+def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
     """Return the shape and type of each tensor, as JSON."""
     return {
         name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -360,8 +383,8 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]
     }
 
 
-def as_described(described: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
-    """Return tensors of these shapes and types, to be filled."""
+def empty_tensors(described: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Allocate the tensors that `describe_tensors` describes, not filled."""
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)
         for name, (shape, dtype) in described.items()
@@ -373,9 +396,10 @@ ALONE = Ranks()
 
 def _hung(ranks: Sequence[int], world_size: int) -> HungError:
     names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}"
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    if len(ranks) > 4:
+        names += f" and {len(ranks) - 4} more"
     error = HungError(
-        f"{names}{more} did not answer in time; all {world_size} processes end\n"
+        f"{names} did not answer in time; all {world_size} processes end\n"
         f"resume the run from its last checkpoint; where a machine is that slow, raise {LIMIT} (now {limit_seconds()})"
     )
     if PARENT in os.environ:

@@ -2,8 +2,8 @@
 
 Gradients are added up in flat buckets whose layout is a function of the tensors' sizes, so a resumed run of the same
 world size repeats each sum bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's are, do
-not.) On CUDA a bucket is sent while the backward pass of the last micro-batch still computes the rest; when it is sent
-decides nothing about it.
+not.) On CUDA a bucket is sent while the backward pass of the last micro-batch still computes the rest; the sum does not
+depend on when.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from efftrain_cli.training.ranks import Ranks, buckets, flatten, scatter
 from efftrain_cli.training.state import TrainState
 
 OVERLAPPING = frozenset({"cuda"})
-"""Kinds of devices on which the sum begins during the backward pass. A CPU's cores have that pass to do."""
+"""Kinds of devices on which the sum begins during the backward pass. A CPU's cores are busy with that pass."""
 IN_FLIGHT = 4
-"""Buckets of an overlapped sum that are under way at once."""
+"""Buckets of an overlapped sum in flight at once."""
 
 
 class Replicated(Devices):
@@ -34,7 +34,7 @@ class Replicated(Devices):
         super().__init__(ranks, lanes)
         self._check_every = check_every
         self._compared = False
-        """Whether the ranks have equal weights after the last step."""
+        """The ranks have compared their weights after the last step, and they are equal."""
 
     def begin_step(self, state: TrainState) -> None:
         self._compared = False
@@ -58,24 +58,29 @@ class Replicated(Devices):
         """
         self.wanted = False
         sums = [p.detach().view(torch.int32).sum() for p in state.model.parameters()]
-        found = self.ranks.all_gather_json(int(torch.stack(sums).sum()))
-        usual, count = Counter(found).most_common(1)[0]
-        self._compared = count == len(found)
+        checksums = self.ranks.all_gather_json(int(torch.stack(sums).sum()))
+        usual, count = Counter(checksums).most_common(1)[0]
+        self._compared = count == len(checksums)
         if self._compared:
             return
         if self.ranks.rank:
             raise LostProcessError(f"rank {self.ranks.rank}: the weights differ; rank 0 says how")
-        others = [rank for rank, value in enumerate(found) if value != usual]
-        names = ", ".join(map(str, others if 2 * count > len(found) else range(len(found))))
+        suspects = list(range(len(checksums)))
+        if 2 * count > len(checksums):
+            suspects = [rank for rank in suspects if checksums[rank] != usual]
+        names = ", ".join(map(str, suspects))
         raise ReplicaError(
             f"step {state.progress.step}: the weights of rank {names} differ from the others': its memory or device may "
             "be faulty\nresume the run from its last checkpoint, on other hardware"
         )
 
     def gradient(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> Losses:
-        # A step that sums more than once, or in another order, does so after its passes.
+        # A step that sums more than once, or in a tree, does so after its passes.
         overlaps = not self.lanes and not plan.measure_similarity
         if overlaps and passes.parameters[0].device.type in OVERLAPPING:
             return self._overlapped(passes, micro_batches, plan)
@@ -88,7 +93,10 @@ class Replicated(Devices):
         return losses
 
     def _overlapped(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> Losses:
         reduce = OverlappedAllReduce(self.ranks, passes.parameters)
 
@@ -105,25 +113,26 @@ class Replicated(Devices):
 
 
 class OverlappedAllReduce:
-    """As `Ranks.all_reduce` of all gradients and losses, while the backward pass computes the rest.
+    """`Ranks.all_reduce` of all gradients and losses, while the backward pass computes the rest.
 
-    A bucket is sent once the gradients in it are complete, by hooks on the parameters, but only after the one behind it
-    in the model: so all ranks send the same buckets in the same order, whichever blocks each of them runs.
+    Hooks on the parameters send a bucket once its gradients are complete, but only after the bucket behind it in the
+    model. So all ranks send the same buckets in the same order, whichever blocks each of them runs.
     """
 
     def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
-        self._ranks, self._parameters = ranks, parameters
-        self._under_way: deque[tuple[list[Tensor], Tensor, Callable[[], None]]] = deque()
+        self._ranks = ranks
+        self._parameters = parameters
+        self._in_flight: deque[tuple[list[Tensor], Tensor, Callable[[], None]]] = deque()
 
     def begin(self, losses: Sequence[Tensor]) -> None:
         """Prepare to send buckets during the backward pass that follows."""
         self._buckets = list(buckets([*self._parameters, *losses]))
-        self._bucket_of = {
-            id(tensor): number for number, bucket in enumerate(self._buckets) for tensor in bucket
-        }
-        self._missing = [
-            sum(isinstance(tensor, nn.Parameter) for tensor in bucket) for bucket in self._buckets
-        ]
+        self._bucket_of = {}
+        self._missing = [0] * len(self._buckets)
+        for number, bucket in enumerate(self._buckets):
+            for tensor in bucket:
+                self._bucket_of[id(tensor)] = number
+                self._missing[number] += isinstance(tensor, nn.Parameter)
         self._left = len(self._buckets)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._arrived)
@@ -131,13 +140,13 @@ class OverlappedAllReduce:
         ]
 
     def finish(self) -> None:
-        """Send what is left, once every parameter has a `.grad`, and wait for all: `.grad` and losses are sums then."""
+        """Send the remaining buckets, once every parameter has a `.grad`; wait until `.grad` and losses are sums."""
         for hook in self._hooks:
             hook.remove()
         with self._ranks.timing_sum(self._parameters[0].device):
             while self._left:
                 self._send()
-            while self._under_way:
+            while self._in_flight:
                 self._receive()
 
     def _arrived(self, parameter: Tensor) -> None:
@@ -147,17 +156,19 @@ class OverlappedAllReduce:
 
     def _send(self) -> None:
         # Memory for a few buckets, not for a second copy of the gradient.
-        if len(self._under_way) == IN_FLIGHT:
+        if len(self._in_flight) == IN_FLIGHT:
             self._receive()
         self._left -= 1
-        gradients = [
-            t.grad if isinstance(t, nn.Parameter) else t for t in self._buckets[self._left]
-        ]
-        bucket = [gradient for gradient in gradients if gradient is not None]
+        bucket = []
+        for tensor in self._buckets[self._left]:
+            if isinstance(tensor, nn.Parameter):
+                assert tensor.grad is not None
+                tensor = tensor.grad
+            bucket.append(tensor)
         flat = flatten(bucket)
-        self._under_way.append((bucket, flat, self._ranks.all_reduce_async(flat)))
+        self._in_flight.append((bucket, flat, self._ranks.all_reduce_async(flat)))
 
     def _receive(self) -> None:
-        bucket, flat, wait = self._under_way.popleft()
+        bucket, flat, wait = self._in_flight.popleft()
         wait()
         scatter(flat, bucket)

@@ -6,18 +6,18 @@ A step of the ring (rank r holds module r + 1; rank 0 module K as well):
               send its input's gradient -> K - 2
     rank r    receive from r - 1, run, send -> r + 1 (the last: -> 0)    delayed backward,
               send its input's gradient -> r - 1
-    all       receive the gradient for the next step's delayed backward, add up norms, update the own module
+    all       receive the gradient for the next step's delayed backward, add up norms, update this rank's modules
 
 The delayed backward of module 1 fills the time of the forward wave. Every number is that of one device, bit for bit, in
-fp32 with one thread a rank: the same functions of `training/ouroboros.py`, each sum in the same order. Several rings
-share the batch: a module's delayed gradient is then added up over the rings, in its own group.
+fp32 with one thread per rank: both call the functions of `training/delayed_gradients.py`, and take each sum in the same
+order. Several rings share the batch: a module's delayed gradient is then added up over the rings, in its own group.
 
 Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends
-never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, and
+never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, but
 computes and updates its modules only; `_gather` brings the parts together for an evaluation, a checkpoint, and a stop.
 
-With "stash" a checkpoint holds gradients, as one device's does: what is in flight is then run backward to the end at
-once, which is work that the next steps need not do.
+With "stash" a checkpoint holds gradients, as one device's does. A save therefore runs all that is in flight backward at
+once; the next steps need not do that work again.
 """
 
 from __future__ import annotations
@@ -34,41 +34,45 @@ from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import compute_dtype
-from efftrain_cli.training.devices import Devices, GradientStep, Passes
-from efftrain_cli.training.ouroboros import (
+from efftrain_cli.training.delayed_gradients import (
     PREFIX,
     DelayedGradients,
     Due,
     Tensors,
-    fault,
+    nan_unless_finite,
     pop,
     put,
-    replayed,
+    replay_backward,
 )
-from efftrain_cli.training.ranks import Ranks, as_described, described
+from efftrain_cli.training.devices import Devices, GradientStep, Passes
+from efftrain_cli.training.ranks import Ranks, describe_tensors, empty_tensors
 from efftrain_cli.training.state import TrainState
 
 
 class RingOnOneDevice(Devices):
-    """This process alone, which computes what a ring of devices would."""
+    """This process alone, computing what a ring of devices would."""
 
     def __init__(self, delayed: DelayedGradients, in_flight: Mapping[str, Tensor]) -> None:
         """`in_flight` are `TrainState.method_tensors`: read in each step, and not changed."""
         super().__init__()
-        self._delayed, self._in_flight = delayed, in_flight
+        self._delayed = delayed
+        self._in_flight = in_flight
 
     def step(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> GradientStep:
-        delayed = self._delayed
-        if delayed.section.delays_at(plan.step):
-            return delayed.step(passes, micro_batches, plan, self._in_flight)
-        columns = delayed.columns(range(1, delayed.modules.count + 1), {}, delayed=False)
+        if self._delayed.section.delays_at(plan.step):
+            return self._delayed.step(passes, micro_batches, plan, self._in_flight)
+        every_module = range(1, self._delayed.modules.count + 1)
+        columns = self._delayed.columns(every_module, {}, delayed=False)
         return super().step(passes, micro_batches, plan)._replace(columns=columns)
 
 
 class Rings(Devices):
-    """This rank's share of the rings; the gradients in flight of its modules stay here until they are gathered."""
+    """This rank's modules of its ring. Their in-flight tensors stay on this rank until they are gathered."""
 
     def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
         super().__init__(ranks)
@@ -77,48 +81,54 @@ class Rings(Devices):
         size = section.devices
         self._position = ranks.rank % size
         self.sharing = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
-        delayed = DelayedGradients(recipe, state.model, self.sharing.world_size)
-        mixed = compute_dtype(recipe.train.dtype, state.model.device) == "bf16"
-        self._boundary = state.model.residual_dtype if mixed else torch.float32
-        self._delayed, self._state = delayed, state
-        self._section, self._modules = section, delayed.modules
-        self._parameters = delayed.parameters
+        self._state = state
+        self._section = section
+        self._delayed = DelayedGradients(recipe, state.model, self.sharing.world_size)
+        self._modules = self._delayed.modules
+        self._parameters = self._delayed.parameters
+
+        self._boundary_dtype = torch.float32
+        if compute_dtype(recipe.train.dtype, state.model.device) == "bf16":
+            self._boundary_dtype = state.model.residual_dtype
         first = ranks.rank - self._position
         self._next = first + (self._position + 1) % size
         self._before = first + (self._position - 1) % size
-        self._mine = [
-            k for k in range(1, delayed.modules.count + 1) if section.device_of(k) == self._position
-        ]
+        module_numbers = range(1, self._modules.count + 1)
+        self._mine = [k for k in module_numbers if section.device_of(k) == self._position]
         self._peers = ranks.new_group(
             [range(position, ranks.world_size, size) for position in range(size)]
         )
         """The ranks with these modules in every ring; None if there is one ring."""
-        self._mailbox: list[Tensor] = []  # where the ring is one rank
+        self._mailbox: list[Tensor] = []  # messages to itself, if the ring is one rank
         self._sent: list[Any] = []
-        self._in_flight = self._own(state.method_tensors)
+        self._in_flight = self._select(state.method_tensors)
         self._stopped = False
-        """Whether a step was not finite: nothing has changed since."""
+        """A step was not finite: nothing has changed since."""
 
-    def _own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of this rank's modules and, of several rings, of this ring's share of their step."""
-        own = {}
+    def _select(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors of this rank's modules; of several rings, those of this ring's share of the batch."""
+        selected = {}
         for name, tensor in tensors.items():
             kind, *rest = name.removeprefix(PREFIX).split(".")
             if kind not in ("gradient", "input", "delta") or int(rest[1]) not in self._mine:
                 continue
-            start = name.rpartition(".")[0] + "."
-            numbers = [other.removeprefix(start) for other in tensors if other.startswith(start)]
             if kind != "gradient":
-                place = sorted(map(int, numbers)).index(int(rest[2]))
-                if place * self.sharing.world_size // len(numbers) != self.sharing.rank:
+                start = name.rpartition(".")[0] + "."
+                numbers = sorted(
+                    int(other.removeprefix(start)) for other in tensors if other.startswith(start)
+                )
+                if numbers.index(int(rest[2])) not in self.sharing.share_of(len(numbers)):
                     continue
-            own[name] = tensor
-        return own
+            selected[name] = tensor
+        return selected
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     def step(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> GradientStep:
         """Leave the gradients of this rank's modules in `.grad`, clipped; loss and norms are those of the whole.
 
@@ -128,6 +138,7 @@ class Rings(Devices):
         """
         self.sync_stop_flag(plan.step)
         self.is_whole = False
+
         after = dict(self._in_flight)
         delayed = self._section.delays_at(plan.step)
         if delayed:
@@ -135,19 +146,21 @@ class Rings(Devices):
         else:
             due, losses = self._fresh_pass(passes, micro_batches, plan)
         gradients = self._delayed.join(due, delayed)
-        wrong = fault(after, self._in_flight)
-        norms, everywhere_due, loss, wrong = self._exchange_norms(gradients, due, losses, wrong)
-        present = {
-            name: norm
-            for name, norm in norms.items()
-            if any(name in self._modules.leaves[module - 1] for module in everywhere_due)
-        }
-        grad_norm = self._delayed.leave(gradients, present, delayed) + wrong
+        nan_or_zero = nan_unless_finite(after, self._in_flight)
+        all_norms, all_due, loss, nan_or_zero = self._exchange_norms(
+            gradients, due, losses, nan_or_zero
+        )
+
+        due_names = set[str]()
+        for k in all_due:
+            due_names.update(self._modules.leaves[k - 1])
+        norms = {name: norm for name, norm in all_norms.items() if name in due_names}
+        grad_norm = self._delayed.leave(gradients, norms, delayed) + nan_or_zero
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
         if not self._stopped:
             self._in_flight = after
-        columns = self._delayed.columns(everywhere_due, {}, delayed)
-        return GradientStep({"ce": loss}, grad_norm, present, columns=columns)
+        columns = self._delayed.columns(all_due, {}, delayed)
+        return GradientStep({"ce": loss}, grad_norm, norms, columns=columns)
 
     def sync_stop_flag(self, step: int) -> None:
         try:
@@ -157,13 +170,16 @@ class Rings(Devices):
             raise
 
     def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        norms = super().norms(tensors)
-        mine = self._delayed.of_devices[self._position] if self.sharing.rank == 0 else set()
-        values = [norm if name in mine else torch.zeros_like(norm) for name, norm in norms.items()]
+        # One rank of the first ring has each tensor: the others add zeros.
+        updated = self._delayed.of_devices[self._position]
+        values = []
+        for name, norm in super().norms(tensors).items():
+            counts = self.sharing.rank == 0 and name in updated
+            values.append(norm if counts else torch.zeros_like(norm))
         return dict(zip(tensors, self._sum(values), strict=True))
 
-    def measures(self, state: TrainState) -> dict[str, Tensor]:
-        return {}  # a rank has the moments of its own modules only
+    def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
+        return {}  # a rank has the moments of its modules only
 
     def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
         saves |= self.asked or self._stopped
@@ -181,40 +197,48 @@ class Rings(Devices):
         plan: StepPlan,
         after: dict[str, Tensor],
     ) -> tuple[Due, list[Tensor]]:
-        """Return the due gradients of this rank's modules, and on rank 0 the losses of today's micro-batches."""
-        modules, step, module = self._modules, plan.step, self._mine[0]
+        """Return the due gradients of this rank's modules and, on rank 0, the losses of the step's micro-batches."""
+        modules = self._modules
+        module = self._mine[0]
+        step = plan.step
         if self._section.variant == "stash":
             leaves = modules.leaves[module - 1].items()
-            put(
-                after,
-                f"{PREFIX}weights.{step}.{module}.",
-                {name: leaf.detach().clone() for name, leaf in leaves},
-            )
+            weights = {name: leaf.detach().clone() for name, leaf in leaves}
+            put(after, f"{PREFIX}weights.{step}.{module}.", weights)
+
+        # The forward wave.
         for part in micro_batches:
-            x = part.tokens if module == 1 else self._receive(part.tokens.shape, self._before)
+            x = part.tokens
+            if module > 1:
+                x = self._receive(x.shape, self._before)
             after[f"{PREFIX}input.{step}.{module}.{part.number}"] = x
             with torch.no_grad():
                 self._send(modules.run(module, x), self._next)
+
         gradients, by_inputs = self._backward(module, step, after)
         due = {module: gradients} if gradients else {}
-        losses, backward = list[Tensor](), list(by_inputs.values())
+        losses = list[Tensor]()
+        to_send = list(by_inputs.values())
         if module == 1:
-            backward = []
             for part in micro_batches:
                 x = self._receive(part.tokens.shape, self._before)
                 loss, by_input = modules.last(x, part.targets, plan.tokens, passes.note_of(part))
                 losses.append(loss)
-                backward.append(by_input)
-            due[modules.count] = self._added_up(modules.take(modules.count))
-        self._exchange(backward, module, step, after)
+                to_send.append(by_input)
+            due[modules.count] = self._sum_over_rings(modules.take(modules.count))
+        self._exchange(to_send, module, step, after)
         return due, losses
 
     def _exchange(
-        self, backward: Sequence[Tensor], module: int, step: int, after: dict[str, Tensor]
+        self,
+        backward: Sequence[Tensor],
+        module: int,
+        step: int,
+        after: dict[str, Tensor],
     ) -> None:
-        """Send the gradients by this rank's inputs; receive those of the module after `module` for the next step.
+        """Send the gradients by this rank's inputs; receive those by `module`'s outputs for the next step.
 
-        That module has run backward what this rank still has the inputs of.
+        The module after `module` has run that batch backward; this rank still has its inputs.
         """
         for delta in backward:
             self._send(delta, self._before)
@@ -227,35 +251,42 @@ class Rings(Devices):
         self._wait()
 
     def _backward(
-        self, module: int, step: int, after: dict[str, Tensor]
+        self,
+        module: int,
+        step: int,
+        after: dict[str, Tensor],
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute a module's delayed backward pass of `step`: its gradients, added up over the rings, and those by its
-        inputs.
+        """Compute a module's delayed backward pass of `step`.
 
-        Nothing is computed if a checkpoint held the gradients.
+        Return its gradients by parameter, added up over the rings, and those by its inputs. Gradients that a checkpoint
+        held are returned without a pass.
         """
         batch = step - self._section.staleness(module)
-        if ready := pop(after, f"{PREFIX}gradient.{batch}.{module}."):
-            return ready, {}
+        if restored := pop(after, f"{PREFIX}gradient.{batch}.{module}."):
+            return restored, {}
         weights = pop(after, f"{PREFIX}weights.{batch}.{module}.")
         with at_weights(self._modules.leaves[module - 1], weights):
-            gradients, by_input = replayed(self._modules, module, step, after)
-        return self._added_up(gradients), by_input
+            gradients, by_input = replay_backward(self._modules, module, step, after)
+        return self._sum_over_rings(gradients), by_input
 
     def _fresh_pass(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> tuple[Due, list[Tensor]]:
         """Take each micro-batch forward through the ring and back, without delay; return as `_delayed_pass`."""
-        modules, last, module = self._modules, self._modules.count, self._mine[0]
+        modules = self._modules
+        module = self._mine[0]
         losses: list[Tensor] = []
         # One device adds up both uses of a tied matrix within a micro-batch.
         name = "wte.weight"
-        uses = [
-            leaves[name] for leaves in (modules.leaves[-1], modules.leaves[0]) if name in leaves
-        ]
+        ends = (modules.leaves[-1], modules.leaves[0])
+        uses = [leaves[name] for leaves in ends if name in leaves]
         tied: Tensor | None = None
         for part in micro_batches:
-            x, shape = part.tokens, part.tokens.shape
+            x = part.tokens
+            shape = x.shape
             if module > 1:
                 x = self._receive(shape, self._before).requires_grad_()
             out = modules.run(module, x)
@@ -272,41 +303,51 @@ class Rings(Devices):
             if module == 1 and len(uses) == 2:
                 head, lookup = (leaf.grad for leaf in uses)
                 assert head is not None and lookup is not None
-                tied = head + lookup if tied is None else tied + (head + lookup)
+                both = head + lookup
+                tied = both if tied is None else tied + both
                 for leaf in uses:
                     leaf.grad = None
         fresh = {k: modules.take(k) for k in self._mine}
         if tied is not None:
-            fresh[last][name] = tied
+            fresh[modules.count][name] = tied
             del fresh[1][name]
-        return {k: self._added_up(gradients) for k, gradients in fresh.items()}, losses
+        return {k: self._sum_over_rings(gradients) for k, gradients in fresh.items()}, losses
 
     def _exchange_norms(
-        self, gradients: Tensors, due: Due, losses: Sequence[Tensor], wrong: Tensor
+        self,
+        gradients: Tensors,
+        due: Due,
+        losses: Sequence[Tensor],
+        nan_or_zero: Tensor,
     ) -> tuple[dict[str, Tensor], list[int], Tensor, Tensor]:
-        """Return what every rank must know of the step.
+        """Give every rank the step's norms by parameter, due modules, loss, and `nan_or_zero`.
 
-        It is the norm of each parameter's gradient, the modules that have one, the loss, and `wrong`, the `fault`: one
-        sum of numbers of which all but one are zero, so exact; of the loss, a share of each ring.
+        It is one sum over the ranks. All terms but one of each number are zero, so it is exact; the loss has a term of
+        each ring.
         """
-        norms, leading = norms_of(gradients), self.sharing.rank == 0
         zero = torch.zeros((), device=self._state.model.device)
-        modules = range(1, self._modules.count + 1)
-        values = [norms[name] if leading and name in norms else zero for name in self._parameters]
-        values += [torch.full_like(zero, float(leading and module in due)) for module in modules]
-        *shared, loss, wrong = self._sum([*values, sum(losses, zero), wrong.to(zero.device)])
-        flags = shared[len(self._parameters) :]
-        everywhere_due = [module for module, flag in zip(modules, flags, strict=True) if flag]
-        return dict(zip(self._parameters, shared, strict=False)), everywhere_due, loss, wrong
+        # Every ring has the same gradients: the first reports them.
+        leads = self.sharing.rank == 0
+        norms = norms_of(gradients) if leads else {}
+        module_numbers = range(1, self._modules.count + 1)
+        values = [norms.get(name, zero) for name in self._parameters]
+        values += [torch.full_like(zero, float(leads and k in due)) for k in module_numbers]
+        values += [sum(losses, zero), nan_or_zero.to(zero.device)]
+
+        *numbers, loss, nan_or_zero = self._sum(values)
+        norms = dict(zip(self._parameters, numbers, strict=False))
+        flags = numbers[len(self._parameters) :]
+        all_due = [k for k, flag in zip(module_numbers, flags, strict=True) if flag]
+        return norms, all_due, loss, nan_or_zero
 
     def _sum(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the sums of 0-d numbers over all ranks."""
-        everywhere = torch.stack([value.float() for value in values]).cpu()
-        with self.ranks.timing_sum(everywhere.device):
-            self.ranks.all_reduce([everywhere])
-        return everywhere.to(self._state.model.device).unbind()
+        numbers = torch.stack([value.float() for value in values]).cpu()
+        with self.ranks.timing_sum(numbers.device):
+            self.ranks.all_reduce([numbers])
+        return numbers.to(self._state.model.device).unbind()
 
-    def _added_up(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _sum_over_rings(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Add up a module's gradients over the rings, in place; return them."""
         if self._peers is not None and gradients:
             with self.ranks.timing_sum(self._state.model.device):
@@ -325,7 +366,7 @@ class Rings(Devices):
         """Receive a boundary tensor of micro-batches of `shape` (sequences, seq_len)."""
         if source == self.ranks.rank:
             return self._mailbox.pop(0)
-        tensor = torch.empty((*shape, self._state.model.config.n_embd), dtype=self._boundary)
+        tensor = torch.empty((*shape, self._state.model.config.n_embd), dtype=self._boundary_dtype)
         self.ranks.recv(tensor, source)
         return tensor.to(self._state.model.device)
 
@@ -337,7 +378,7 @@ class Rings(Devices):
     # --- the whole ---------------------------------------------------------------------------------------------------
 
     def _gather(self, everything: bool) -> None:
-        """Give every rank all parameters; with `everything`, rank 0 all that a checkpoint holds.
+        """Give every rank all parameters and, with `everything`, rank 0 all that a checkpoint holds.
 
         All ranks call it after the same step.
         """
@@ -345,62 +386,64 @@ class Rings(Devices):
             return
         optimizer = self._state.optimizer.tensors() if everything else {}
         for position, names in enumerate(self._delayed.of_devices):
-            tensors = [
-                parameter.detach() for name, parameter in self._parameters.items() if name in names
-            ]
-            tensors += [
-                tensor for name, tensor in optimizer.items() if name.split(".", 1)[1] in names
-            ]
+            tensors = []
+            for name, parameter in self._parameters.items():
+                if name in names:
+                    tensors.append(parameter.detach())
+            for key, tensor in optimizer.items():
+                if key.split(".", 1)[1] in names:
+                    tensors.append(tensor)
             self.ranks.broadcast(tensors, src=position)
         if not everything:
             return
         if self._section.variant == "stash":
             self._run_out(self._state.progress.step)
         self._collect()
-        self.is_whole, self.wanted = True, False
+        self.is_whole = True
+        self.wanted = False
 
     def _run_out(self, step: int) -> None:
-        """Run backward what is in flight after `step`, in the order of the steps to come, so that only gradients
-        remain."""
-        after, module = self._in_flight, self._mine[0]
+        """Run backward all inputs in flight after `step`, in the order of the steps to come: gradients remain."""
+        after = self._in_flight
+        module = self._mine[0]
         for later in range(step + 1, step + self._section.modules):
             batch = later - self._section.staleness(module)
             prefix = f"{PREFIX}gradient.{batch}.{module}."
-            by_input = dict[str, Tensor]()
+            to_send = list[Tensor]()
             if batch <= step and not any(name.startswith(prefix) for name in after):
                 gradients, by_input = self._backward(module, later, after)
                 put(after, prefix, gradients)
-            self._exchange(list(by_input.values()) if module > 1 else [], module, later, after)
+                to_send = list(by_input.values())
+            self._exchange(to_send, module, later, after)
 
     def _collect(self) -> None:
-        """Bring what is in flight to rank 0."""
-        mine = self._in_flight
+        """Bring all in-flight tensors to rank 0."""
+        sent = self._in_flight
         if self._section.variant == "stash" and self.sharing.rank:
-            mine = {}  # the rings have the same gradients
-        found: dict[str, Tensor] = {}
-        for rank, shapes in enumerate(self.ranks.all_gather_json(described(mine))):
-            tensors = mine
+            sent = {}  # the rings have the same gradients
+        gathered: dict[str, Tensor] = {}
+        for rank, shapes in enumerate(self.ranks.all_gather_json(describe_tensors(sent))):
+            tensors = sent
             if rank != self.ranks.rank:
-                tensors = as_described(shapes, self._state.model.device)
+                tensors = empty_tensors(shapes, self._state.model.device)
             self.ranks.broadcast(tensors.values(), src=rank)
-            if self.ranks.rank == 0:
-                found |= tensors
+            gathered |= tensors
         if self.ranks.rank:
             return
+        if gathered:
+            gathered[f"{PREFIX}layout"] = self._delayed.layout
         self._state.method_tensors.clear()
-        self._state.method_tensors.update(found)
-        if found:
-            self._state.method_tensors[f"{PREFIX}layout"] = self._delayed.layout
+        self._state.method_tensors.update(gathered)
 
 
 @contextmanager
 def at_weights(leaves: Tensors, weights: Tensors) -> Iterator[None]:
-    """Have the leaves that `weights` names hold these for a while, forward and backward."""
-    today = {name: leaves[name].data for name in weights}
+    """Replace the values of the leaves that `weights` names while the block runs, forward and backward."""
+    current = {name: leaves[name].data for name in weights}
     for name, weight in weights.items():
         leaves[name].data = weight
     try:
         yield
     finally:
-        for name, weight in today.items():
+        for name, weight in current.items():
             leaves[name].data = weight

@@ -1,6 +1,6 @@
-"""A training session: a recipe brought together with its data, its device and its run directory.
+"""A training session: a recipe with its data, its device and its run directory.
 
-Every verb that trains (pretrain, tune-warmup, grow, verify-resume) does it with these functions.
+Every command that trains (pretrain, tune-warmup, grow, verify-resume) uses these functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare_shown
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import human_count, make_console, printable
+from efftrain_cli.foundation.console import counted, human_count, make_console, printable
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
@@ -33,7 +33,6 @@ from efftrain_cli.plan.plan import full_plan, optimizer_flops
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
-from efftrain_cli.run.origin import read_origin
 from efftrain_cli.training.build import build_state, compute_dtype
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.memory import building_errors
@@ -53,7 +52,7 @@ _SLOW_TO_VERIFY = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A recipe brought together with its data and device: what training needs beside the state."""
+    """A recipe with its data and device: the inputs of training other than the state."""
 
     recipe: Recipe
     corpus: Corpus
@@ -92,26 +91,28 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     if device.type == "cuda" and device.index is not None:
         count = torch.cuda.device_count()
         if device.index >= count:
-            there = (
-                "there is only cuda:0" if count == 1 else f"there are cuda:0 to cuda:{count - 1}"
-            )
+            existing = f"there are cuda:0 to cuda:{count - 1}"
+            if count == 1:
+                existing = "there is only cuda:0"
             hidden = "CUDA_VISIBLE_DEVICES may hide others"
-            raise UsageError(f"--device {name}: {there}; {hidden}. Use --device cuda for the first")
-        # What is allocated, timed and compiled without naming a device then belongs to this one.
+            raise UsageError(
+                f"--device {name}: {existing}; {hidden}. Use --device cuda for the first"
+            )
+        # Allocations, timers and compilation without a named device then use this one.
         torch.cuda.set_device(device)
     return device
 
 
 def _local_index(ranks: Ranks) -> int:
-    """Return the index of this rank's CUDA device: the first if srun shows each process its own device only."""
-    there = torch.cuda.device_count()
-    here = environment_number("LOCAL_WORLD_SIZE", 0)  # set by torchrun and --devices
-    if here > there:
+    """Return the index of this rank's CUDA device: 0 if srun shows each process its own device only."""
+    count = torch.cuda.device_count()
+    processes = environment_number("LOCAL_WORLD_SIZE", 0)  # set by torchrun and --devices
+    if processes > count:
         raise UsageError(
-            f"{here} processes on this machine, and {there} CUDA device{'s' * (there != 1)}\n"
-            f"use --devices {max(1, there)}, or --device cpu; CUDA_VISIBLE_DEVICES may hide others"
+            f"{processes} processes on this machine, and {counted(count, 'CUDA device')}\n"
+            f"use --devices {max(1, count)}, or --device cpu; CUDA_VISIBLE_DEVICES may hide others"
         )
-    return 0 if there == 1 else ranks.local_rank
+    return 0 if count == 1 else ranks.local_rank
 
 
 def prepare_session(recipe: Recipe, device: torch.device) -> Session:
@@ -129,7 +130,11 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
     )
     val_windows = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
     return Session(
-        recipe=recipe, corpus=corpus, train_data=train_data, val_windows=val_windows, device=device
+        recipe=recipe,
+        corpus=corpus,
+        train_data=train_data,
+        val_windows=val_windows,
+        device=device,
     )
 
 
@@ -154,7 +159,8 @@ def probe_seconds(session: Session, state: TrainState, summary: PlanSummary) -> 
     The largest stage must fit into memory too, and its rate is that of most FLOPs.
     """
     recipe = session.recipe
-    seconds = probe(session, state, summary) * (summary.tokens - state.progress.tokens)
+    tokens_left = summary.tokens - state.progress.tokens
+    seconds = probe(session, state, summary) * tokens_left
     if state.progress.stage + 1 >= len(recipe.stages):
         return seconds
     last = fresh_state(session, stage=len(recipe.stages) - 1)
@@ -179,11 +185,11 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     # A step that measures needs memory for the gradient of one half while it computes the other's.
     micro_batches = 2 if "steps" in session.recipe.varies else 1
     sequences *= micro_batches
-    waiting = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
-    # Memory that is really used.
-    held = [
-        torch.ones_like(parameter) for _ in range(waiting) for parameter in state.model.parameters()
-    ]
+    # Copies of the gradient that the run holds and the probe does not. Written to, so that their memory is really used.
+    copies = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
+    held = []
+    for _ in range(copies):
+        held += [torch.ones_like(parameter) for parameter in state.model.parameters()]
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=session.device)
     plan = full_plan(session.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
     seconds = 0.0
@@ -200,7 +206,7 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
 
 
 def environment_of(session: Session) -> dict[str, object]:
-    """Return what may move the last bits of a result although the recipe and the data are the same."""
+    """Return the facts that may change the last bits of a result although recipe and data are the same."""
     return {
         "device": str(session.device),
         "device_name": _device_name(session.device),
@@ -213,23 +219,21 @@ def environment_of(session: Session) -> dict[str, object]:
 
 
 def environment_now(run: Run, session: Session) -> dict[str, object]:
-    """Return where a run is continued; print what has changed and whether results may then differ in their last
-    bits."""
-    now, origin = environment_of(session), read_origin(run.path)
-    before = {key: origin.get(key) for key in ("efftrain", "torch", "threads", "dtype")}
+    """Return the environment of a continued run; print its changes and their effect on the last bits."""
+    now = environment_of(session)
+    before: dict[str, object] = {}
     for event in run.events():
         if event.get("event") in ("start", "resume"):
             before |= event
-    # Which one it is of several devices decides nothing: its name is compared too.
+    # The index of a device decides nothing: its name is compared too.
     if str(before.get("device")).partition(":")[0] == session.device.type:
         del before["device"]
     if session.device.type != "cpu":
-        del before["threads"]
-    changed = {
-        key: f"{key} {printable(str(before[key]))} -> {value}"
-        for key, value in now.items()
-        if before.get(key) not in (None, value)
-    }
+        before.pop("threads", None)
+    changed = {}
+    for key, value in now.items():
+        if before.get(key) not in (None, value):
+            changed[key] = f"{key} {printable(str(before[key]))} -> {value}"
     if not changed:
         return now
     meaning = note_on_change(session.recipe, list(changed))
@@ -238,7 +242,7 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
 
 
 def software_origin(recipe_name: str) -> dict[str, object]:
-    """Return what a run's origin says of its command, its start and the versions around it."""
+    """Return a run's command, start time and software versions, for its origin.json."""
     return {
         "recipe": recipe_name,
         "command": list(sys.argv),
@@ -251,20 +255,24 @@ def software_origin(recipe_name: str) -> dict[str, object]:
 
 
 def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
-    """Return where a run comes from: everything that could explain a difference between two runs.
+    """Return the origin of a run: all facts that could explain a difference between two runs.
 
     It holds no environment variables, so no keys.
     """
-    corpus, recipe = session.corpus, session.recipe
+    corpus = session.corpus
+    recipe = session.recipe
     root = Path(__file__).resolve().parent.parent.parent
+    commit = None
+    if (root / ".git").exists():
+        commit = _git(root, "rev-parse", "HEAD")
     return {
         **software_origin(recipe_name),
-        "git_commit": _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else None,
+        "git_commit": commit,
         "project": project_commit(Path.cwd()),
         "device": _device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
-        # How many runs a sweep trains side by side on this machine: they slow each other down.
+        # Number of runs that a sweep trains side by side on this machine: they slow each other down.
         "jobs": environment_number("EFFTRAIN_JOBS", 1),
         # Hash of the registration whose runs these are.
         "study": os.environ.get("EFFTRAIN_STUDY") or None,

@@ -1,15 +1,13 @@
-"""strategy = "shard": each rank keeps a share of weights, gradients and moments, and gathers the weights of a block
-to use it.
+"""strategy = "shard": each rank keeps a shard of weights, gradients and moments, and gathers a block's weights for use.
 
-PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) carries it, block by block. The optimizer works on
-this rank's rows of every tensor as on tensors of their own. Between steps rank 0 says what the others do next, since a
-checkpoint, which holds whole tensors under their names as that of one device does, is gathered by all.
+PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) shards block by block. The optimizer works on this
+rank's rows of every tensor as on tensors of their own. Between steps rank 0 tells the others what comes next: all ranks
+gather a checkpoint, which holds whole tensors under their names as that of one device does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -23,18 +21,22 @@ from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
 
 GO, GATHER, END, REWIND = range(4)
-"""What rank 0 has the others do: the next step; a gathering of all tensors; the end; a state from before."""
+"""Orders of rank 0: train the next step; gather all tensors; end; wait for an earlier state."""
 
 
 class Sharded(Devices):
-    """This rank's rows of the parameters, and how they become whole."""
+    """This rank's rows of the parameters, and the collectives that make them whole."""
 
     computes_alone = False
 
     def __init__(
-        self, recipe: Recipe, state: TrainState, ranks: Ranks, device: torch.device
+        self,
+        recipe: Recipe,
+        state: TrainState,
+        ranks: Ranks,
+        device: torch.device,
     ) -> None:
-        """Leave to each rank its share of a whole state, on `device`.
+        """Replace a whole state by this rank's shard of it, on `device`.
 
         FSDP2 deals rows as `torch.chunk` does: all ranks but the last ones get equally many.
         """
@@ -51,12 +53,13 @@ class Sharded(Devices):
         register_fsdp_forward_method(state.model, "loss_sum")
         for module in state.model.modules():
             if isinstance(module, FSDPModule):
-                # The loss is divided by the step's tokens already; and gloo knows no other sum than a plain one.
+                # The loss is divided by the step's tokens already, and gloo has only plain sums.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         state.model.lockstep = True
         if device.type == "cuda":  # as `build_model` chooses
             state.model.residual_dtype = torch.bfloat16
+
         self._sharded = dict(state.model.named_parameters())
         self._local = {
             name: nn.Parameter(_local(parameter)) for name, parameter in self._sharded.items()
@@ -72,27 +75,35 @@ class Sharded(Devices):
         """Return this rank's rows of a whole tensor of parameter `name`."""
         if not tensor.dim():
             return tensor
-        each = -(-tensor.shape[0] // self.ranks.world_size)
-        return tensor[each * self.ranks.rank : each * (self.ranks.rank + 1)]
+        rows = self._rows_per_rank(tensor.shape)
+        return tensor[rows * self.ranks.rank : rows * (self.ranks.rank + 1)]
+
+    def _rows_per_rank(self, shape: torch.Size) -> int:
+        return -(-shape[0] // self.ranks.world_size)
 
     def begin_step(self, state: TrainState) -> None:
-        self._serve(state, GO)  # which waits as long as rank 0 saves
-
-    def together(self) -> AbstractContextManager[None]:
-        return self.ranks.peer_errors()
+        self._serve(state, GO)  # waits while rank 0 saves
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
-        """Cut as `Devices`, with one of weight 0 for each that is empty: the others need this rank in their passes."""
+        """Cut as `Devices`, with a micro-batch of weight 0 for each that is empty.
+
+        The other ranks' passes need the shards of this one.
+        """
         padding = batch.tokens.new_zeros(1, plan.seq_len)
-        return [
-            part if len(part.tokens) else part._replace(tokens=padding, targets=padding, weight=0.0)
-            for part in split_micro_batches(batch, plan, self.sharing)
-        ]
+        parts = []
+        for part in split_micro_batches(batch, plan, self.sharing):
+            if not len(part.tokens):
+                part = part._replace(tokens=padding, targets=padding, weight=0.0)
+            parts.append(part)
+        return parts
 
     def gradient(
-        self, passes: Passes, micro_batches: Sequence[MicroBatch], plan: StepPlan
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> Losses:
-        losses = passes(micro_batches)  # which add up the gradients
+        losses = passes(micro_batches)  # FSDP2 adds up the gradients within
         self.sync_stop_flag(plan.step)
         self.ranks.all_reduce(list(losses.values()))
         return losses
@@ -100,22 +111,25 @@ class Sharded(Devices):
     def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
         for name, parameter in self._sharded.items():
             assert parameter.grad is not None
-            self._local[name].grad, parameter.grad = _local(parameter.grad), None
+            self._local[name].grad = _local(parameter.grad)
+            parameter.grad = None
         return list(self._local.values())
 
-    def gradient_norms(self, groups: Sequence[Sequence[nn.Parameter]]) -> list[Tensor]:
-        squares = [norm**2 for norm in super().gradient_norms(groups)]
-        self.ranks.all_reduce(squares)
-        return [square.sqrt() for square in squares]
+    def gradient_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
+        square = super().gradient_norm(parameters) ** 2
+        self.ranks.all_reduce([square])
+        return square.sqrt()
 
     def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         squares = [norm.square() for norm in super().norms(tensors).values()]
         self.ranks.all_reduce(squares)
         return {name: square.sqrt() for name, square in zip(tensors, squares, strict=True)}
 
-    def measures(self, state: TrainState) -> dict[str, Tensor]:
-        whole = {name: local.clone() for name, local in state.optimizer.columns().items()}
-        for name, value in whole.items():
+    def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
+        whole = {}
+        for name, local in state.optimizer.columns().items():
+            value = local.clone()
+            whole[name] = value
             if name in state.optimizer.columns_by_max:
                 self.ranks.all_reduce_max(value)
             else:
@@ -129,7 +143,7 @@ class Sharded(Devices):
         super().end(state)
 
     def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
-        return (Stop,)  # a rank's share is lost with it
+        return (Stop,)  # a lost rank takes its shard with it
 
     def after_stop(self, state: TrainState) -> None:
         self._serve(state, END)
@@ -138,18 +152,18 @@ class Sharded(Devices):
         self._order(REWIND)
 
     def _order(self, order: int) -> None:
-        """Order on rank 0 what comes next; do nothing on the other ranks."""
+        """Send `order` from rank 0; do nothing on the other ranks."""
         if self.ranks.rank == 0:
             self._exchange(order)
 
     def _exchange(self, order: int = -1) -> int:
-        """Return the order of rank 0, the only one that gives any."""
+        """Return the order of rank 0; the other ranks give -1."""
         given = torch.tensor(order)
         self.ranks.all_reduce_max(given, patient=True)
         return int(given)
 
     def _serve(self, state: TrainState, until: int) -> None:
-        """Order `until` on rank 0; on the others do as they are asked until it does.
+        """Order `until` on rank 0; on the other ranks follow its orders until that one.
 
         Raises:
             Rewinding: rank 0 has gone back to an earlier state.
@@ -171,21 +185,22 @@ class Sharded(Devices):
         return self._gather(self._local), self._gather(state.optimizer.tensors())
 
     def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {}
+        """Gather whole tensors on the CPU of rank 0; return an empty dictionary on the other ranks."""
+        whole = {}
         for key, tensor in tensors.items():
+            if not tensor.dim():  # every rank has it
+                whole[key] = tensor.detach().cpu()
+                continue
             name = key if key in self._shapes else key.split(".", 1)[1]
             shape = self._shapes[name]
-            if not tensor.dim():
-                found[key] = tensor.detach().cpu()
-                continue
-            each = -(-shape[0] // self.ranks.world_size)
-            padded = tensor.new_zeros((each, *shape[1:]))
-            padded[: tensor.shape[0]] = tensor.detach()
+            padded = tensor.new_zeros((self._rows_per_rank(shape), *shape[1:]))
+            padded[: len(tensor)] = tensor.detach()
             parts = self.ranks.gather(padded)
             if parts:
-                found[key] = torch.cat([part.cpu() for part in parts])[: shape[0]]
-        return found if self.ranks.rank == 0 else {}
+                whole[key] = torch.cat([part.cpu() for part in parts])[: shape[0]]
+        return whole if self.ranks.rank == 0 else {}
 
 
 def _local(tensor: Tensor) -> Tensor:
+    """Return this rank's rows of a DTensor, in its memory."""
     return tensor.to_local().detach()  # type: ignore[attr-defined]

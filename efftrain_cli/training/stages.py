@@ -37,11 +37,11 @@ class GrowthRecord:
     val_loss_before: float
     """Nats per token, on the validation windows."""
     val_loss_after: float | None
-    """None where a stop came before it was measured."""
+    """None if a stop came before it was measured."""
     preserves_loss: bool
-    """Whether the operators claim to leave the loss as it is."""
+    """The operators claim to leave the loss as it is."""
     schedule_step: int
-    """Where the learning-rate schedule stands after the growth, in steps."""
+    """Position of the learning-rate schedule after the growth, in steps."""
     schedule_tokens: int
 
 
@@ -60,10 +60,10 @@ def growth_state(state: TrainState) -> GrowthState:
 
 
 def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
-    """Give `state` the fresh model and optimizer of a stage."""
+    """Replace model and optimizer of `state` by fresh ones of a stage."""
     fresh = build_state(recipe, state.model.config.vocab_size, state.model.device, stage)
-    # Both at once: nothing may see the model of one stage with the optimizer of another.
-    state.model, state.optimizer = fresh.model, fresh.optimizer
+    state.model = fresh.model
+    state.optimizer = fresh.optimizer
 
 
 def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthRecord:
@@ -99,11 +99,10 @@ def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthReco
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:
     """Copy grown tensors into a state of their size; without optimizer tensors the optimizer stays fresh."""
-    optimizer = {
-        f"{key}.{name}": t
-        for key, tensors in grown.optimizer.items()
-        for name, t in tensors.items()
-    }
+    optimizer = {}
+    for key, tensors in grown.optimizer.items():
+        for name, tensor in tensors.items():
+            optimizer[f"{key}.{name}"] = tensor
     load_tensors(state, dict(grown.parameters), optimizer or state.optimizer.tensors())
 
 
@@ -149,7 +148,8 @@ def train_stages(
 def growth_message(record: GrowthRecord) -> str:
     """Describe a growth in a line or two, with a warning if the loss should have stayed and did not."""
     after = record.val_loss_after
-    loss = f"val loss {record.val_loss_before:.4f} -> {'not measured' if after is None else f'{after:.4f}'}"
+    measured = "not measured" if after is None else f"{after:.4f}"
+    loss = f"val loss {record.val_loss_before:.4f} -> {measured}"
     line = (
         f"grown at step {record.step} ({', '.join(record.operators)}): {record.parameters_before:,} -> "
         f"{record.parameters_after:,} parameters, {loss}; the schedule continues from step {record.schedule_step}"
@@ -157,7 +157,7 @@ def growth_message(record: GrowthRecord) -> str:
     if not record.preserves_loss:
         line += "\n  (these variants do not keep the loss)"
     elif after is not None and abs(after - record.val_loss_before) > 1e-3:
-        # bf16 rounds the logits of the two models differently; more than this is not rounding
+        # bf16 rounds the logits of the two models differently, but by less than this.
         line += "\n  warning: the loss should have stayed the same"
     return line
 
@@ -167,6 +167,7 @@ def describe_stages(recipe: Recipe) -> str:
     text = ""
     for index, stage in enumerate(recipe.stages):
         model = recipe.model_at(index)
-        text += f" -> {', '.join(stage.operators)} -> " if index else ""
+        if index:
+            text += f" -> {', '.join(stage.operators)} -> "
         text += f"{model.n_layer} x {model.n_embd}"
     return text

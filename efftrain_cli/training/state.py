@@ -79,16 +79,16 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
 
 def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait for the device."""
-    there = {
+    floating = {
         name: tensor
         for name, tensor in tensors.items()
         if tensor.is_floating_point() and tensor.numel()
     }
-    if not there:
+    if not floating:
         return []
-    largest = torch._foreach_norm(list(there.values()), ord=float("inf"))
+    largest = torch._foreach_norm(list(floating.values()), ord=float("inf"))
     finite = torch.isfinite(torch.stack([norm.float() for norm in largest])).tolist()
-    return [name for name, is_finite in zip(there, finite, strict=True) if not is_finite]
+    return [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
 
 
 def progress_to_json(progress: Progress) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Seconds of a device's own time line, what the ranks of a run spend on each other, and how fast the machine is."""
+"""Seconds on a device's time line, the time of ranks for each other, and the speed of the machine."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class Stopwatch:
 
 @dataclass
 class CommStats:
-    """What one rank spent on the others."""
+    """Time that one rank spent on the others."""
 
     sums: list[Stopwatch] = field(default_factory=list)
-    """Of adding up gradients, the copies into flat buckets included; none if the passes add them up."""
+    """Stopwatches of the gradient all-reduces, copies into flat buckets included; none if the passes add up."""
     wait_seconds: float = 0.0
-    """Until the last rank was done with its share: of the host, which on CUDA runs ahead of its device."""
+    """Seconds that the host waited until the last rank was done; on CUDA the host runs ahead of its device."""
 
     def comm_seconds(self) -> float | None:
         """Return the seconds of `sums`, if there are any; wait for the device."""

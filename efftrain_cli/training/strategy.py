@@ -1,4 +1,4 @@
-"""Which strategy a run has: chosen once, from its recipe and the processes that it was started as."""
+"""The choice of a run's strategy, made once, from its recipe and the processes that it was started as."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import accumulation_steps
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.training.delayed_gradients import DelayedGradients
 from efftrain_cli.training.devices import Devices
-from efftrain_cli.training.ouroboros import DelayedGradients
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.replicated import Replicated
 from efftrain_cli.training.rings import RingOnOneDevice, Rings
@@ -25,11 +25,14 @@ from efftrain_cli.training.state import TrainState
 
 
 def choose_strategy(
-    recipe: Recipe, state: TrainState, ranks: Ranks, device: torch.device
+    recipe: Recipe,
+    state: TrainState,
+    ranks: Ranks,
+    device: torch.device,
 ) -> Devices:
-    """Return what carries a run of `recipe` from `state`, which all ranks hold alike.
+    """Return the devices of a run of `recipe` from `state`, which all ranks hold alike.
 
-    It may leave each rank a share of `state` on its `device`.
+    Each rank may keep a shard of `state` on its `device`.
     """
     if ranks.is_single_process:
         return single_device(recipe, state.model, state.method_tensors)
@@ -42,9 +45,11 @@ def choose_strategy(
 
 
 def single_device(
-    recipe: Recipe, model: GPT, method_tensors: Mapping[str, Tensor] = MappingProxyType({})
+    recipe: Recipe,
+    model: GPT,
+    method_tensors: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Devices:
-    """Return what carries a run of `recipe` in this process alone.
+    """Return the devices of a run of `recipe` in this process alone.
 
     `method_tensors` are those of the state: read in each step, and not changed.
     """
@@ -54,27 +59,27 @@ def single_device(
 
 
 def overlaps_sum(recipe: Recipe, ranks: Ranks) -> bool:
-    """Whether copies of the model add up their gradients during the backward pass."""
+    """Return whether replicas add up their gradients during the backward pass."""
     return not ranks.is_single_process and not recipe.lanes
 
 
 def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
-    """Return whether each of these ranks keeps a share of the state."""
+    """Return whether each of these ranks keeps a shard of the state."""
     return recipe.is_sharded and not ranks.is_single_process
 
 
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
-    """Return where the whole model is built: it may not fit a device that is to hold a share."""
+    """Return the device on which the whole model is built: one that keeps a shard may be too small."""
     return torch.device("cpu") if is_sharded(recipe, ranks) else device
 
 
 def sharing_facts(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
-    """Return how a run's steps are shared, for its origin.json."""
+    """Return the number of processes and lanes, for a run's origin.json."""
     return {"world_size": ranks.world_size, "lanes": recipe.lanes}
 
 
 def note_on_change(recipe: Recipe, changed: list[str]) -> str:
-    """Return what a change of these facts means for a run that is continued."""
+    """Describe the effect that changed facts have on a continued run."""
     if changed == ["devices"] and recipe.lanes:
         return f"by parallel.lanes = {recipe.lanes} the same bits"
     return "the last bits of the results may differ"
@@ -93,11 +98,11 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     if ring:
         _check_ring(ring, recipe, ranks)
         sharing, what = ranks.world_size // ring.devices, "rings"
-    smallest = min(
-        (method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()),
-        default=summary.smallest_batch,
-    )
-    smallest = min(smallest, summary.smallest_batch)
+    batch_sizes = [summary.smallest_batch]
+    for method in recipe.methods.values():
+        least, _ = method.batch_bounds(recipe.train.batch_size)
+        batch_sizes.append(least)
+    smallest = min(batch_sizes)
     if smallest < sharing:
         raise UsageError(
             f"a step of {smallest} sequences cannot be shared by {sharing} {what}: each needs one\n"
@@ -118,7 +123,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
 
 
 def _cut_alike(recipe: Recipe, summary: PlanSummary, sharing: int) -> bool:
-    """Whether so many devices cut every step into as many micro-batches as one device does."""
+    """Return whether `sharing` devices cut every step into as many micro-batches as one device does."""
     shapes = set(summary.shapes)
     if "steps" in recipe.varies:
         for method in recipe.methods.values():
@@ -132,7 +137,7 @@ def _cut_alike(recipe: Recipe, summary: PlanSummary, sharing: int) -> bool:
 
 
 def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
-    """Check that these ranks make rings."""
+    """Check that these ranks can form rings."""
     if ranks.world_size % section.devices:
         raise UsageError(
             f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices, and {ranks.world_size} were started\n"

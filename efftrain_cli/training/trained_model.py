@@ -1,4 +1,4 @@
-"""A trained model taken out of its run, what `sample`, `export` and `eval-zeroshot` begin with, and text from it."""
+"""A trained model, loaded from its run for `sample`, `export` and `eval-zeroshot`, and text generated from it."""
 
 from __future__ import annotations
 
@@ -119,27 +119,27 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
         UsageError: no checkpoint is called that; the message lists those there are.
         CheckpointError: there is none yet, or the one asked for (or every one) is damaged.
     """
-    there = checkpoints_of(run)
-    if not there:
+    checkpoints = checkpoints_of(run)
+    if not checkpoints:
         check_not_orphaned(run)
         raise CheckpointError(
             f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every of its recipe and at the end; "
             f"`efftrain pretrain --resume {run.name}` continues it"
         )
     if wanted is not None:
-        for path in there:
+        for path in checkpoints:
             if wanted in (path.name, str(checkpoint_step(path))):
                 verify_checkpoint(path, needed)
                 return path
-        steps = ", ".join(str(checkpoint_step(path)) for path in there)
+        steps = ", ".join(str(checkpoint_step(path)) for path in checkpoints)
         raise UsageError(
             f"--checkpoint {wanted}: run {run.name!r} has checkpoints of steps {steps}"
         )
-    found, passed_over = newest_sound(there, needed)
-    if found is None:
+    newest, passed_over = newest_sound(checkpoints, needed)
+    if newest is None:
         reasons = "\n  ".join(str(error) for _, error in passed_over)
         raise CheckpointError(f"no checkpoint of run {run.name!r} is whole:\n  {reasons}")
-    return found
+    return newest
 
 
 def load_run_tokenizer(run: Path) -> Tokenizer:
@@ -162,7 +162,11 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
 
 
 def generate_text(
-    model: GPT, tokenizer: Tokenizer, prompt: str, sampling: Sampling, max_tokens: int
+    model: GPT,
+    tokenizer: Tokenizer,
+    prompt: str,
+    sampling: Sampling,
+    max_tokens: int,
 ) -> Iterator[str]:
     """Yield pieces of the text that follows `prompt`, as they become whole characters, to end-of-text or max_tokens.
 

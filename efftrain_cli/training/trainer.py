@@ -1,4 +1,4 @@
-"""The one training loop. It names no method: what a step is comes from `plan.py`, its gradient from `gradient.py`.
+"""The one training loop. It names no method: a step's plan comes from `plan.py`, its gradient from `gradient.py`.
 
 `train` is a generator. Its caller owns logging, checkpoints and when to stop, so training can be watched, cut short
 and continued without callbacks. Records hold device tensors; `read_records` brings many to the host at once, so that
@@ -67,15 +67,19 @@ class StepRecord:
     training: Stopwatch | None = None
     evaluation: Stopwatch | None = None
     devices: int = 1
-    """That shared the step."""
+    """Number of devices that shared the step."""
     comm: CommStats | None = None
-    """What this rank spent on the others in the step; None for a single process."""
+    """Time of this rank for the others in the step; None for a single process."""
     compile_seconds: float = 0.0
-    """Seconds of the step that went into compilation; they are not training time."""
+    """Seconds of the step spent compiling; they are not training time."""
 
 
 def evaluate(
-    model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
+    model: GPT,
+    windows: Tensor,
+    micro_batch_tokens: int,
+    dtype: str,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """Return the mean cross-entropy over validation windows (n, seq_len + 1), 0-d fp32, nats per token.
 
@@ -87,12 +91,16 @@ def evaluate(
         return model.loss_sum(chunk[:, :-1], chunk[:, 1:])
 
     sums = _sum_over_chunks(model, windows, micro_batch_tokens, dtype, ranks, loss_sum)
-    # One after the other: the order decides the last bits.
+    # Added in order, which decides the last bits.
     return reduce(add, sums.unbind()) / windows[:, 1:].numel()
 
 
 def loss_by_position(
-    model: GPT, windows: Tensor, micro_batch_tokens: int, dtype: str, ranks: Ranks = ALONE
+    model: GPT,
+    windows: Tensor,
+    micro_batch_tokens: int,
+    dtype: str,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Tensor]:
     """Return the mean cross-entropy of `evaluate` by stretch of positions, in a second forward pass.
 
@@ -102,15 +110,18 @@ def loss_by_position(
     seq_len = windows.shape[1] - 1
 
     def losses(chunk: Tensor) -> Tensor:
-        logits = model.head(model.hidden(chunk[:, :-1])).float()
-        flat = F.cross_entropy(logits.flatten(0, 1), chunk[:, 1:].flatten(), reduction="none")
-        return flat.view(-1, seq_len).sum(0)
+        logits = model.head(model.hidden(chunk[:, :-1])).float().flatten(0, 1)
+        targets = chunk[:, 1:].flatten()
+        by_target = F.cross_entropy(logits, targets, reduction="none")
+        return by_target.view(-1, seq_len).sum(0)
 
     sums = _sum_over_chunks(model, windows, micro_batch_tokens, dtype, ranks, losses, seq_len)
     means = sums.sum(0) / len(windows)
+    # The stretches begin at 0, and at 1/16, 1/8, 1/4 and 1/2 of the context.
+    starts = sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
     return {
         f"val_loss_from_{start}": means[start:end].mean()
-        for start, end in itertools.pairwise([*position_starts(seq_len), seq_len])
+        for start, end in itertools.pairwise([*starts, seq_len])
     }
 
 
@@ -124,7 +135,8 @@ def _sum_over_chunks(
     *size: int,
 ) -> Tensor:
     """Return `losses_of(chunk)`, (*size,), of the windows' chunks, (chunks, *size). The ranks share the chunks."""
-    chunks = windows.split(max(1, micro_batch_tokens // (windows.shape[1] - 1)))
+    seq_len = windows.shape[1] - 1
+    chunks = windows.split(max(1, micro_batch_tokens // seq_len))
     device = model.device
     sums = torch.zeros(len(chunks), *size, device=device)
     with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
@@ -132,19 +144,11 @@ def _sum_over_chunks(
             number = first + ranks.rank
             if number < len(chunks):
                 sums[number] = losses_of(chunks[number].to(device, non_blocking=True))
-            elif model.lockstep:  # the others need this rank in their passes
+            elif model.lockstep:  # the other ranks' passes need this one's weights
                 losses_of(chunks[-1].to(device, non_blocking=True))
     ranks.barrier()
     ranks.all_reduce([sums])
     return sums
-
-
-def position_starts(seq_len: int) -> list[int]:
-    """Return where the stretches of positions begin whose losses are averaged.
-
-    They are 0, and 1/16, 1/8, 1/4 and 1/2 of the context.
-    """
-    return sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
 
 
 def train(
@@ -159,26 +163,30 @@ def train(
 
     The caller of a staged recipe then grows the state and trains on. A fresh state yields a record for step 0 first.
     The last step is evaluated whatever ends the run. A step whose loss or gradient is not finite changes nothing, nor
-    does any later one; `read_records` tells.
+    does any later one; `read_records` reports it.
 
     Args:
         val_windows: the fixed validation set, token ids, (n, seq_len + 1).
         devices: this process alone if None.
     """
     devices = devices or single_device(recipe, state.model, state.method_tensors)
-    device, ranks, sharing = state.model.device, devices.ranks, devices.sharing
+    device = state.model.device
+    ranks = devices.ranks
+    sharing = devices.sharing
     forward_backward = build_forward_backward(recipe, state.model, device, devices)
-    ahead, clock = Ahead(train_data, sharing, device), StepClock(recipe, device)
+    ahead = Ahead(train_data, sharing, device)
+    clock = StepClock(recipe, device)
     gc.unfreeze()  # what an earlier training froze may be garbage by now
     if state.progress.step == 0 or state.progress.evaluation_due:
         yield evaluate_first(state, recipe, val_windows, devices)
-    while not is_over(state, recipe, until):
+
+    while not is_spent(state.progress, recipe, until) and not stage_ended(recipe, state.progress):
         devices.begin_step(state)
         plan = plan_step(recipe, state.progress, sharing.world_size)
-        ranks.pop_comm_stats()  # of an evaluation, which is not this step's
+        ranks.pop_comm_stats()  # drops an evaluation's, which is no part of this step
         devices.patient = clock.start(plan)
         # Until the update a signal may stop the step anywhere; from there on the step is finished first.
-        with ranks.interruptible(rescuable=True), devices.together():
+        with ranks.interruptible(rescuable=True):
             batch = ahead.batch(plan)
             with record_function("gradient"):
                 result = forward_backward(batch, plan)
@@ -197,6 +205,7 @@ def train(
             comm=ranks.pop_comm_stats(),
             compile_seconds=compiling,
         )
+
         due = plan.evaluate or stage_ended(recipe, state.progress)
         last = plan.step == until or state.progress.tokens >= recipe.train.tokens
         inside = recipe.eval.measures_internals(plan.step)
@@ -207,7 +216,7 @@ def train(
             try:
                 record = evaluate_state(record, state, recipe, val_windows, devices)
             except devices.survivable(state):
-                # The step itself is finished: its row is written, its evaluation made up for after a resume.
+                # The step itself is finished: its row is written now, its evaluation repeated after a resume.
                 state.progress = state.progress._replace(evaluation_due=due)
                 yield record
                 raise
@@ -220,34 +229,30 @@ def train(
             freeze_objects()
 
 
-def is_over(state: TrainState, recipe: Recipe, until: int | None) -> bool:
-    """Whether the token budget, step `until` or the end of the stage is reached."""
-    return is_spent(state.progress, recipe, until) or stage_ended(recipe, state.progress)
-
-
 def is_spent(progress: Progress, recipe: Recipe, until: int | None) -> bool:
-    """Whether the token budget or step `until` is reached."""
+    """Return whether the token budget or step `until` is reached."""
     spent = progress.tokens >= recipe.train.tokens
     return spent or (until is not None and progress.step >= until)
 
 
 class Ahead:
-    """The next step's batch: a CUDA device is still busy with a step while it is read and sent."""
+    """Reads and sends the next step's batch while a CUDA device is busy with the step before."""
 
     def __init__(self, windows: Windows, sharing: Ranks, device: torch.device) -> None:
-        self._windows, self._sharing, self._device = windows, sharing, device
+        self._windows = windows
+        self._sharing = sharing
+        self._device = device
         self._plan: StepPlan | None = None
 
     def fetch(self, plan: StepPlan) -> None:
         """Read this rank's share of the batch of `plan` and send it to the device."""
-        sharing = self._sharing
         with record_function("data"):
-            batch = self._windows.batch(plan, sharing.rank, sharing.world_size)
+            batch = self._windows.batch(plan, self._sharing.rank, self._sharing.world_size)
             self._batch = batch.to(self._device)
         self._plan = plan
 
     def batch(self, plan: StepPlan) -> Batch:
-        """Return the batch of `plan`, which may have been fetched before."""
+        """Return the batch of `plan`, fetched before or now."""
         if self._plan != plan:
             self.fetch(plan)
         return self._batch
@@ -257,7 +262,8 @@ class StepClock:
     """Seconds of each step, and of compilation in it."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._may_compile, self._device = compiles(recipe, device), device
+        self._may_compile = compiles(recipe, device)
+        self._device = device
         self._shapes = set[tuple[int, int]]()
 
     def start(self, plan: StepPlan) -> bool:
@@ -277,14 +283,19 @@ class StepClock:
 
 
 def evaluate_state(
-    record: StepRecord, state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
+    record: StepRecord,
+    state: TrainState,
+    recipe: Recipe,
+    val_windows: Tensor,
+    devices: Devices,
 ) -> StepRecord:
     """Return `record` with the validation loss of `state`."""
     ranks = devices.ranks
     watch = Stopwatch(state.model.device)
     dtype = compute_dtype(recipe.train.dtype, state.model.device)
-    size, positions = recipe.train.micro_batch_tokens, {}
-    with ranks.interruptible(), devices.together():
+    size = recipe.train.micro_batch_tokens
+    positions = {}
+    with ranks.interruptible():
         loss = evaluate(state.model, val_windows, size, dtype, ranks)
         if recipe.eval.positions:
             positions = loss_by_position(state.model, val_windows, size, dtype, ranks)
@@ -292,20 +303,26 @@ def evaluate_state(
 
 
 def measure_inside(
-    record: StepRecord, state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
+    record: StepRecord,
+    state: TrainState,
+    recipe: Recipe,
+    val_windows: Tensor,
+    devices: Devices,
 ) -> StepRecord:
-    """Return `record` with what a forward pass of one validation window shows inside of the model."""
+    """Return `record` with the columns of `measure_activations` of the first validation window."""
     assert record.result is not None
     dtype = compute_dtype(recipe.train.dtype, state.model.device)
-    with devices.together():
+    with devices.ranks.peer_errors():
         columns = measure_activations(state.model, val_windows[:1], dtype)
-    return replace(
-        record, result=record.result._replace(scalars={**record.result.scalars, **columns})
-    )
+    result = record.result._replace(scalars={**record.result.scalars, **columns})
+    return replace(record, result=result)
 
 
 def evaluate_first(
-    state: TrainState, recipe: Recipe, val_windows: Tensor, devices: Devices
+    state: TrainState,
+    recipe: Recipe,
+    val_windows: Tensor,
+    devices: Devices,
 ) -> StepRecord:
     """Return the record of a state that is evaluated before its next step."""
     record = StepRecord(progress=state.progress)
@@ -317,18 +334,22 @@ def evaluate_first(
 
 
 def decide_by_evaluation(state: TrainState, recipe: Recipe, record: StepRecord) -> None:
-    """Let the recipe read a validation loss, if it decides anything by it."""
+    """Update the progress by a validation loss, if the recipe decides anything by it."""
     if reads_val_loss(recipe, state.progress) and record.val_loss is not None:
         state.progress = after_evaluation(recipe, state.progress, float(record.val_loss))
 
 
 def saves_at(checkpoint: Checkpoint, step: int) -> bool:
-    """Whether checkpoints come by steps, and one after this."""
+    """Return whether checkpoints come by steps, and one after this step."""
     return isinstance(checkpoint.every, int) and step % checkpoint.every == 0
 
 
 def apply_step(
-    state: TrainState, recipe: Recipe, plan: StepPlan, result: StepResult, devices: Devices
+    state: TrainState,
+    recipe: Recipe,
+    plan: StepPlan,
+    result: StepResult,
+    devices: Devices,
 ) -> StepResult:
     """Update `state` by the gradient in `.grad`; return the result with the measures of the update."""
     watch = None
@@ -349,14 +370,14 @@ def apply_step(
         state.method_tensors.clear()
         state.method_tensors.update(result.method_tensors)
     with record_function("measures"):
-        measures = {
+        columns = {
             "grad_norm": grad_norm,
-            **devices.measures(state),
+            **devices.optimizer_columns(state),
             **(watch.end() if watch else {}),
             "nonfinite": state.nonfinite,
         }
     # A record waits to be read: it must not keep gradients alive.
-    return result._replace(scalars={**result.scalars, **measures}, norms=None, method_tensors=None)
+    return result._replace(scalars={**result.scalars, **columns}, norms=None, method_tensors=None)
 
 
 def update(
@@ -370,15 +391,15 @@ def update(
 ) -> Tensor:
     """Clip the gradients in `.grad` to the norm `grad_clip` (0: not at all), step the optimizer at `lr`, drop them.
 
-    With their norm given, they are clipped already. Return their norm before clipping, 0-d fp32. If `loss` or the norm
-    is not finite, weights, moments and step counts stay as they are, now and in every later call.
+    Gradients whose norm is given are clipped already. Return their norm before clipping, 0-d fp32. If `loss` or the
+    norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
     """
     devices = devices or Devices()
     parameters = devices.take_gradients(state)
     if watch is not None:
         watch.begin(parameters)
     if grad_norm is None:
-        (grad_norm,) = devices.gradient_norms([parameters])
+        grad_norm = devices.gradient_norm(parameters)
         if grad_clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, grad_norm)
     finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
@@ -390,7 +411,9 @@ def update(
 
 
 def read_records(
-    state: TrainState, recipe: Recipe, records: Sequence[StepRecord]
+    state: TrainState,
+    recipe: Recipe,
+    records: Sequence[StepRecord],
 ) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl for `records`, read in one transfer from the device.
 
@@ -400,20 +423,16 @@ def read_records(
     if not records:
         return []
     device = state.nonfinite.device
-    scalars = [_scalars(record) for record in records]
-    tensors = itertools.chain.from_iterable(each.values() for each in scalars)
-    values = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
-    read = [{name: next(values) for name in each} for each in scalars]
     peak = None
     if device.type == "cuda":
-        peak = peak_flops(
-            torch.cuda.get_device_name(device), compute_dtype(recipe.train.dtype, device)
-        )
-    best, train_seconds = state.progress.best_loss, state.progress.train_seconds
+        dtype = compute_dtype(recipe.train.dtype, device)
+        peak = peak_flops(torch.cuda.get_device_name(device), dtype)
+    best = state.progress.best_loss
+    train_seconds = state.progress.train_seconds
     rows = []
-    for record, measured in zip(records, read, strict=True):
+    for record, measured in zip(records, _read_scalars(records), strict=True):
         val_loss = measured.pop("val_loss", math.nan)
-        progress, plan, result, comm = record.progress, record.plan, record.result, record.comm
+        progress = record.progress
         row: dict[str, object] = {
             "step": progress.step,
             "segment": progress.segment,
@@ -427,33 +446,15 @@ def read_records(
             **{name: finite_or_none(measured.pop(name)) for name in record.position_losses},
             "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
         }
-        if plan and result and record.training:
-            loss, nonfinite = measured["loss"], bool(measured["nonfinite"])
+        if record.plan and record.result and record.training:
             seconds = record.training.seconds() - record.compile_seconds
             train_seconds += seconds
             row |= {
-                "seq_len": plan.seq_len,
-                "batch_size": plan.batch_size,
-                "accumulation_steps": plan.accumulation_steps,
-                "lr": plan.lr,
-                "adam_sqrt_v_l1": None,  # of optimizers without second moments
-                "adam_sqrt_v_max": None,
-                **{name: finite_or_none(value) for name, value in measured.items()},
-                "loss_ratio": None if best is None else finite_or_none(loss / best),
-                "nonfinite": nonfinite,
-                "seconds": seconds,
-                "cpu_seconds": record.training.cpu_seconds if record.devices == 1 else None,
-                "compile_seconds": record.compile_seconds,
-                "comm_seconds": comm.comm_seconds() if comm else None,
-                "wait_seconds": comm.wait_seconds if comm else None,
-                "tokens_per_second": result.tokens / seconds,
-                "flops": result.flops,
-                "flops_without_logits": result.flops_without_logits,
-                "optimizer_flops": result.optimizer_flops,
-                "mfu": None if peak is None else result.flops / seconds / (peak * record.devices),
-                **method_columns(recipe, plan, result),
+                **_step_columns(record, measured, best, seconds, peak),
+                **method_columns(recipe, record.plan, record.result),
             }
-            if loss == loss and not nonfinite:
+            loss = measured["loss"]
+            if not math.isnan(loss) and not measured["nonfinite"]:
                 best = loss if best is None else min(best, loss)
         row["train_seconds"] = train_seconds
         rows.append(row)
@@ -461,12 +462,62 @@ def read_records(
     return rows
 
 
-def _scalars(record: StepRecord) -> dict[str, Tensor]:
-    """Return everything of a record that is on the device, by column."""
-    scalars = dict(record.result.scalars) if record.result else {}
-    if record.val_loss is not None:
-        scalars |= {**record.position_losses, "val_loss": record.val_loss}
-    return scalars
+def _read_scalars(records: Sequence[StepRecord]) -> list[dict[str, float]]:
+    """Read the device tensors of `records`, by column, in one transfer."""
+    scalars = []
+    for record in records:
+        columns = dict(record.result.scalars) if record.result else {}
+        if record.val_loss is not None:
+            columns |= {**record.position_losses, "val_loss": record.val_loss}
+        scalars.append(columns)
+    tensors = itertools.chain.from_iterable(columns.values() for columns in scalars)
+    values = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
+    return [{name: next(values) for name in columns} for columns in scalars]
+
+
+def _step_columns(
+    record: StepRecord,
+    measured: Mapping[str, float],
+    best_loss: float | None,
+    seconds: float,
+    peak: float | None,
+) -> dict[str, object]:
+    """Return the columns of a trained step.
+
+    Args:
+        measured: the record's scalars, by column.
+        best_loss: lowest loss of an earlier step.
+        seconds: training time of the step.
+        peak: FLOPs per second that one device reaches at most.
+    """
+    plan, result, training, comm = record.plan, record.result, record.training, record.comm
+    assert plan and result and training
+    loss_ratio = mfu = None
+    if best_loss is not None:
+        loss_ratio = finite_or_none(measured["loss"] / best_loss)
+    if peak is not None:
+        mfu = result.flops / seconds / (peak * record.devices)
+    return {
+        "seq_len": plan.seq_len,
+        "batch_size": plan.batch_size,
+        "accumulation_steps": plan.accumulation_steps,
+        "lr": plan.lr,
+        "adam_sqrt_v_l1": None,  # of optimizers without second moments
+        "adam_sqrt_v_max": None,
+        **{name: finite_or_none(value) for name, value in measured.items()},
+        "loss_ratio": loss_ratio,
+        "nonfinite": bool(measured["nonfinite"]),
+        "seconds": seconds,
+        "cpu_seconds": training.cpu_seconds if record.devices == 1 else None,
+        "compile_seconds": record.compile_seconds,
+        "comm_seconds": comm.comm_seconds() if comm else None,
+        "wait_seconds": comm.wait_seconds if comm else None,
+        "tokens_per_second": result.tokens / seconds,
+        "flops": result.flops,
+        "flops_without_logits": result.flops_without_logits,
+        "optimizer_flops": result.optimizer_flops,
+        "mfu": mfu,
+    }
 
 
 def finite_or_none(value: float) -> float | None:

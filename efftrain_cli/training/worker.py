@@ -1,4 +1,4 @@
-"""A run on several devices: what rank 0 tells the others before they train together, and all that the others do."""
+"""A run on several devices: rank 0 starts the other ranks from its state; they train with it and write nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training.devices import Devices, Rewinding
 from efftrain_cli.training.memory import memory_errors
-from efftrain_cli.training.ranks import Ranks, as_described, described
+from efftrain_cli.training.ranks import Ranks, describe_tensors, empty_tensors
 from efftrain_cli.training.session import (
     Session,
     choose_device,
@@ -43,11 +43,11 @@ def start_workers(
     attempt: int = 0,
     probes: bool = False,
 ) -> None:
-    """Have the other ranks prepare to train from `state`; `share_state` then gives it to them.
+    """Start the other ranks' preparation to train from `state`; `share_state` then gives it to them.
 
     Args:
-        attempt: counts, from 0, the states that this run starts from.
-        probes: they probe memory, as rank 0 does meanwhile.
+        attempt: number, from 0, of the state that this run starts from.
+        probes: the ranks probe memory, as rank 0 does meanwhile.
 
     Raises:
         UsageError: another rank has other versions or data.
@@ -62,7 +62,7 @@ def start_workers(
             "until": until,
             "probes": probes,
             "progress": progress_to_json(state.progress),
-            "method_tensors": described(state.method_tensors),
+            "method_tensors": describe_tensors(state.method_tensors),
         },
     )
     if not attempt:
@@ -70,7 +70,7 @@ def start_workers(
 
 
 def share_state(state: TrainState, session: Session) -> Devices:
-    """Give all ranks the state of rank 0, bit for bit; return what carries the run. All ranks call it."""
+    """Copy the state of rank 0 to all ranks, bit for bit; return the run's devices. All ranks call it."""
     recipe, ranks = session.recipe, session.ranks
     if not ranks.is_single_process:
         fix_sums(recipe)
@@ -112,7 +112,7 @@ def _run_worker(device: str, ranks: Ranks) -> None:
         if progress.stage:
             set_stage(state, session.recipe, progress.stage)
         state.progress = progress
-        state.method_tensors = as_described(start["method_tensors"], session.device)
+        state.method_tensors = empty_tensors(start["method_tensors"], session.device)
         try:
             return _train(state, session, start["until"], start["probes"])
         except Rewinding:
@@ -144,19 +144,19 @@ def _train(state: TrainState, session: Session, until: int | None, probes: bool)
 
 
 NCCL_THAT_REPEATS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-"""Read by NCCL when the devices first exchange something. Sums in a switch (NVLS) come in another order from call to
+"""Environment variables that NCCL reads at the first exchange. Sums in a switch (NVLS) change their order from call to
 call (NCCL's issue 1497)."""
 
 
 def fix_sums(recipe: Recipe) -> None:
-    """Have NCCL add up in one order if the recipe asks for deterministic kernels; the user's own setting is kept."""
+    """Make NCCL add up in one order if the recipe asks for deterministic kernels; keep the user's settings."""
     if recipe.train.deterministic:
         for name, value in NCCL_THAT_REPEATS.items():
             os.environ.setdefault(name, value)
 
 
 def _check_facts(session: Session) -> None:
-    """Compare what must be the same on every rank. The recipe is rank 0's."""
+    """Compare the facts that must be the same on every rank. The recipe is rank 0's."""
     session.ranks.check_alike(
         {
             "efftrain": __version__,

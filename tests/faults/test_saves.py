@@ -255,4 +255,4 @@ def test_too_little_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
     with pytest.raises(DiskError, match=f"{needed:,} bytes needed, {needed - 1:,} bytes free"):
         check_disk(tmp_path / "runs" / "new", state, RECIPE)
-    check_disk(tmp_path / "runs" / "new", state, RECIPE, there=1)
+    check_disk(tmp_path / "runs" / "new", state, RECIPE, existing=1)

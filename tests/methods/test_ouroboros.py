@@ -20,17 +20,17 @@ from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.gradient import build_forward_backward
-from efftrain_cli.training.ouroboros import (
+from efftrain_cli.training.delayed_gradients import (
     DelayedGradients,
     Modules,
-    clipped,
+    clip_groups,
     delay,
     dropped,
-    joined,
+    join_modules,
     replay,
-    replayed,
+    replay_backward,
 )
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.rings import at_weights
 from efftrain_cli.training.strategy import check_ranks, single_device
@@ -129,7 +129,7 @@ def chain(
             late, in_flight, loss = replay(modules, in_flight, step, [MicroBatch(0, x, y)], 1)
         rows.append((loss.item(), v.item(), w.item()))
         with torch.no_grad():
-            for name, gradient in joined(modules, late, list(names), mean).items():
+            for name, gradient in join_modules(modules, late, list(names), mean).items():
                 names[name] -= lr * gradient
     return [*rows, (math.nan, v.item(), w.item())]
 
@@ -312,14 +312,14 @@ def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None
 
 def test_clipping_by_device_and_over_all() -> None:
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0])}
-    norm, found = clipped(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
+    norm, found = clip_groups(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
     assert norm == pytest.approx(13.0)
     assert found["a"].tolist() == pytest.approx([0.6, 0.8], rel=1e-5) and found[
         "b"
     ].tolist() == pytest.approx([1.0], rel=1e-5)
-    norm, found = clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
+    norm, found = clip_groups(gradients, norms_of(gradients), [["a", "b", "c"]], 6.5)
     assert found["b"].tolist() == pytest.approx([6.0], rel=1e-5) and "c" not in found
-    assert clipped(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
+    assert clip_groups(gradients, norms_of(gradients), [["a", "b", "c"]], 0.0)[1] == gradients
 
 
 @pytest.mark.parametrize("clip", ["global", "module"])
@@ -361,7 +361,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
     }
     earlier = {name: torch.full_like(modules.leaves[0][name], 2.0**-4) for name in matrices}
     with at_weights({name: modules.leaves[0][name] for name in matrices}, earlier):
-        replayed(modules, 1, 3, in_flight)
+        replay_backward(modules, 1, 3, in_flight)
     columns = section.seen_columns(seen_by_layers(model))
     assert columns["chunked_log2_scale_max_weights"] == 15
     assert columns["chunked_log2_scale_min_weights"] == 15

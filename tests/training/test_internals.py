@@ -164,6 +164,7 @@ METHODS = {
     "standardization": ["standardization_loss={weight = 0.3}"],
     "ouroboros": ["ouroboros={modules = 4}"],
     "replay": ["ouroboros={modules = 4, variant = 'replay'}"],
+    "bf16": ["train.dtype=bf16", "optim.z_loss=1e-3", "train.activation_checkpointing=true"],
 }
 
 

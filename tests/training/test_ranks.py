@@ -168,18 +168,18 @@ def add(
     """
     plan = StepPlan(1, 0.0, size, 1, max(size, lanes), 0, 1, (), False)
     parameter = torch.zeros((), requires_grad=True)
-    zeros, together = {"ce": torch.zeros(())}, []
+    together: list[list[int]] = []
 
     def accumulate(parts: list[MicroBatch], before_last: object) -> dict[str, torch.Tensor]:
         if not parts:
-            return dict(zeros)
+            return {"ce": torch.zeros(())}
         together.append([part.number for part in parts])
         parameter.grad = torch.tensor([gradients[part.number] for part in parts]).sum()
         return {"ce": torch.tensor(3.0 * len(parts))}
 
     token = torch.zeros(1, 1, dtype=torch.int64)
     parts = [MicroBatch(number, token, token) for number in gradients]
-    passes = Passes(accumulate, [parameter], zeros)
+    passes = Passes(accumulate, [parameter])
     losses = add_lanes(passes, parts, plan, here, lanes)
     return losses["ce"].item(), parameter.grad.item(), together
 

@@ -1,25 +1,25 @@
 """Delayed gradients, as several devices would have them, on one device: the reference of `methods/ouroboros.py`, and
 the way to study it.
 
-`stash` is a delay line of gradients: the gradient at the weights of an earlier step is what that step computed, so it
-is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its
+`stash` is a delay line of gradients: the gradient at the weights of an earlier step is the one that step computed, so
+it is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its
 gradients depend on later weights.
 
-What is in flight between two steps are named tensors, each with the 1-based step of its batch and its module from 1:
+Tensors in flight between two steps have names with the 1-based step of their batch and their module, from 1:
 
     ouroboros.gradient.STEP.MODULE.PARAMETER          stash: due in step STEP + tau
-    ouroboros.input.STEP.MODULE.MICROBATCH            replay: what the module was given
+    ouroboros.input.STEP.MODULE.MICROBATCH            replay: the module's input
     ouroboros.delta.STEP.MODULE.MICROBATCH            replay: gradient of the loss by the module's output
-    ouroboros.tokens.STEP.MICROBATCH, .targets.       where cosines are measured: the batch, to be run again
+    ouroboros.tokens.STEP.MICROBATCH, .targets.       if cosines are measured: the batch, to be run again
     ouroboros.layout                                  variant, K, blocks of each module
 
-So a module is updated where something is due, and waits where nothing is: at the start, after the warmup, after tensors
-were dropped.
+A module is updated if a gradient is due, else it waits: at the start, after the warmup, after tensors were dropped.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -50,12 +50,14 @@ from efftrain_cli.training.devices import GradientStep, Passes
 from efftrain_cli.training.memory import checkpoints_activations
 
 PREFIX = "ouroboros."
+VARIANTS = ("stash", "replay")
+"""By their number in a layout."""
 EPSILON = 1e-6
-"""Beside the norm that clipping divides by, as in torch.nn.utils.clip_grads_with_norm_."""
+"""Added to the norm that clipping divides by, as in torch.nn.utils.clip_grads_with_norm_."""
 
 Tensors = Mapping[str, Tensor]
 Due = Mapping[int, Tensors]
-"""Module, from 1 -> parameter name -> the gradient that is due; without the modules that wait."""
+"""Module, from 1 -> parameter name -> due gradient; without the modules that wait."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,14 @@ class Modules:
     """A model cut into K modules."""
 
     leaves: Sequence[Mapping[str, Tensor]]
-    """Of each module, first one first: parameter name -> the tensor in whose `.grad` its gradient gathers. The
-    embedding's is one for the lookup, which shares its memory; tied, it has itself too, of the last module."""
+    """Parameter name -> tensor in whose `.grad` its gradient gathers, of each module in order. The first module has a
+    lookup tensor that shares the embedding's memory; the last has the embedding itself if it is tied."""
     run: Callable[..., Tensor]
     """(module from 1, its input, targets=None, note=None) -> its output; the last module's is the summed loss.
 
     The first takes tokens; only the last reads the targets and lets `note` read its residual stream."""
     running_again: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of the passes that run a batch of an earlier step again."""
+    """Context of passes that run a batch of an earlier step again."""
 
     @property
     def count(self) -> int:
@@ -78,7 +80,11 @@ class Modules:
         return len(self.leaves)
 
     def last(
-        self, x: Tensor, targets: Tensor, tokens: int, note: Note | None
+        self,
+        x: Tensor,
+        targets: Tensor,
+        tokens: int,
+        note: Note | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the last module forward and backward; return the loss over `tokens` and its gradient by the input `x`."""
         x = x.detach().requires_grad_()
@@ -90,7 +96,8 @@ class Modules:
     def take(self, module: int) -> dict[str, Tensor]:
         """Take the gradients of a module's leaves, as `take_gradients`."""
         leaves = self.leaves[module - 1]
-        return dict(zip(leaves, take_gradients(list(leaves.values())), strict=True))
+        gradients = take_gradients(list(leaves.values()))
+        return dict(zip(leaves, gradients, strict=True))
 
 
 def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, dict[str, Tensor]]:
@@ -98,9 +105,11 @@ def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, dict[st
 
     Return the due gradients and the new in-flight tensors. Set the leaves' `.grad` to None; change nothing else.
     """
-    after, due = dict(in_flight), dict[int, Tensors]()
+    after = dict(in_flight)
+    due: dict[int, Tensors] = {}
     for module in range(1, modules.count + 1):
-        staleness, gradients = modules.count - module, modules.take(module)
+        staleness = modules.count - module
+        gradients = modules.take(module)
         if staleness:
             put(after, f"{PREFIX}gradient.{step}.{module}.", gradients)
             gradients = pop(after, f"{PREFIX}gradient.{step - staleness}.{module}.")
@@ -120,10 +129,11 @@ def replay(
     """Compute one step of features replay, at weights that stay as they are throughout.
 
     First comes the forward wave of the batch, then each module's backward pass of batch step - tau_k, from its stored
-    input and with what the module after it left one step ago. Return the due gradients, the new in-flight tensors, and
-    the loss of the batch: its sum over `tokens`. `note` reads the forward pass of the last micro-batch.
+    input and the delta that the next module stored one step ago. Return the due gradients, the new in-flight tensors,
+    and the loss of the batch: its sum over `tokens`. `note` reads the forward pass of the last micro-batch.
     """
-    after, count = dict(in_flight), modules.count
+    after = dict(in_flight)
+    count = modules.count
     losses = []
     for part in micro_batches:
         x = part.tokens
@@ -134,29 +144,35 @@ def replay(
         loss, delta = modules.last(x, part.targets, tokens, note if part.is_last else None)
         after[f"{PREFIX}delta.{step}.{count - 1}.{part.number}"] = delta
         losses.append(loss)
+
     due: dict[int, Tensors] = {count: modules.take(count)}
     for module in range(count - 1, 0, -1):
-        gradients, deltas = replayed(modules, module, step, after)
+        gradients, deltas = replay_backward(modules, module, step, after)
         if gradients:
             due[module] = gradients
         put(after, f"{PREFIX}delta.{step - count + module}.{module - 1}.", deltas)
     return due, after, reduce(add, losses)
 
 
-def replayed(
-    modules: Modules, module: int, step: int, in_flight: dict[str, Tensor]
+def replay_backward(
+    modules: Modules,
+    module: int,
+    step: int,
+    in_flight: dict[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Compute the backward pass that a module does in `step`; take what it uses out of `in_flight`.
+    """Compute a module's backward pass of `step`; take the tensors that it uses out of `in_flight`.
 
-    Return its gradients by parameter, and those by its inputs by micro-batch; both are empty if nothing is due yet.
+    Return its gradients by parameter, and those by its inputs by micro-batch; both are empty if no gradient is due yet.
     """
     batch = step - (modules.count - module)
     deltas = pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
     if not deltas:
         return {}, {}
-    inputs, by_input = pop(in_flight, f"{PREFIX}input.{batch}.{module}."), {}
+    inputs = pop(in_flight, f"{PREFIX}input.{batch}.{module}.")
+    by_input = {}
     with modules.running_again():
-        for number in sorted(deltas, key=int):  # the order of the sum, whatever that of a file was
+        # The order of the sum must not depend on that of a checkpoint's file.
+        for number in sorted(deltas, key=int):
             x = inputs[number]
             if module > 1:
                 x = x.detach().requires_grad_()
@@ -166,8 +182,8 @@ def replayed(
     return modules.take(module), by_input
 
 
-def joined(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> dict[str, Tensor]:
-    """Return the gradients that are due, by parameter.
+def join_modules(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> dict[str, Tensor]:
+    """Return the due gradients by parameter.
 
     A parameter of two modules gets their sum, the last module's first, halved with `mean`.
     """
@@ -177,13 +193,17 @@ def joined(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> dict
         users = [module for module in order if name in modules.leaves[module - 1]]
         parts = [due[module][name] for module in users if name in due.get(module, ())]
         if parts:
-            gradient = reduce(add, parts)
-            gradients[name] = gradient * 0.5 if mean and len(users) > 1 else gradient
+            gradients[name] = reduce(add, parts)
+            if mean and len(users) > 1:
+                gradients[name] = gradients[name] * 0.5
     return gradients
 
 
-def clipped(
-    gradients: Tensors, norms: Tensors, groups: Sequence[Sequence[str]], largest: float
+def clip_groups(
+    gradients: Tensors,
+    norms: Tensors,
+    groups: Sequence[Sequence[str]],
+    largest: float,
 ) -> tuple[Tensor, Tensors]:
     """Return the l2 norm over all gradients, 0-d, and the gradients, the norm of each group bounded by `largest`.
 
@@ -193,12 +213,12 @@ def clipped(
     """
     bounded = dict(gradients)
     for group in groups if largest else ():
-        names = [name for name in group if name in norms]
-        here = {name: gradients[name] for name in names if name in gradients}
-        if here:
-            scale = largest / (_norm_of([norms[name] for name in names]) + EPSILON)
-            scaled = torch._foreach_mul(list(here.values()), scale.clamp(max=1.0))
-            bounded |= dict(zip(here, scaled, strict=True))
+        group_norms = [norms[name] for name in group if name in norms]
+        names = [name for name in group if name in gradients]
+        if names:
+            scale = largest / (_norm_of(group_norms) + EPSILON)
+            scaled = torch._foreach_mul([gradients[name] for name in names], scale.clamp(max=1.0))
+            bounded |= dict(zip(names, scaled, strict=True))
     return _norm_of(list(norms.values())), bounded
 
 
@@ -206,9 +226,11 @@ def cosine(a: Tensors, b: Tensors) -> Tensor:
     """Return the cosine between two gradients of the same parameters, 0-d fp32; products are summed in fp64."""
 
     def dot(x: Tensors, y: Tensors) -> Tensor:
-        return torch.stack([(x[name].double() * y[name].double()).sum() for name in a]).sum()
+        products = [(x[name].double() * y[name].double()).sum() for name in a]
+        return torch.stack(products).sum()
 
-    return (dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()).float()
+    norms = (dot(a, a) * dot(b, b)).sqrt()
+    return (dot(a, b) / norms).float()
 
 
 def _norm_of(norms: Sequence[Tensor]) -> Tensor:
@@ -216,24 +238,20 @@ def _norm_of(norms: Sequence[Tensor]) -> Tensor:
 
 
 def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Take out the tensors whose name begins with `prefix`; return them by the rest of it."""
+    """Remove the tensors whose name begins with `prefix`; return them by the rest of their name."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
 def put(tensors: dict[str, Tensor], prefix: str, values: Tensors) -> None:
-    """Put in what `pop` takes out."""
+    """Add the tensors that `pop` removes."""
     tensors |= {prefix + name: value for name, value in values.items()}
 
 
-def fault(after: Tensors, before: Tensors) -> Tensor:
-    """Return 0 if all that is newly in flight is finite, else NaN, 0-d: it is applied only later."""
-    new = [
-        tensor
-        for name, tensor in after.items()
-        if name not in before and tensor.is_floating_point()
-    ]
-    return 0.0 * torch.nn.utils.get_total_norm(new)
+def nan_unless_finite(after: Tensors, before: Tensors) -> Tensor:
+    """Return 0 if all newly in-flight tensors are finite, else NaN, 0-d: they are applied only in later steps."""
+    new = [tensor for name, tensor in after.items() if name not in before]
+    return 0.0 * torch.nn.utils.get_total_norm([t for t in new if t.is_floating_point()])
 
 
 # --- a GPT in modules ------------------------------------------------------------------------------------------------
@@ -246,32 +264,32 @@ def cut_gpt(
 ) -> Modules:
     """Cut a model into modules of `split` blocks.
 
-    The embeddings go with the first, the last layer norm and the head with the last. `run`: (tokens or residual stream,
-    which blocks, targets, note) -> residual stream or, with targets, summed loss.
+    The first module has the embeddings, the last the final norm and the head. `run`: (tokens or residual stream, which
+    blocks, targets, note) -> residual stream or, with targets, summed loss.
     """
     ends = list(accumulate(split))
-    lookup = model.wte.weight.detach().requires_grad_()  # the same memory: always today's weights
+    lookup = model.wte.weight.detach().requires_grad_()  # shares memory: always the current weights
     leaves: list[dict[str, Tensor]] = [{} for _ in split]
     for name, parameter in model.named_parameters():
         if name.startswith("h."):
             block = int(name.split(".")[1])
-            leaves[next(number for number, end in enumerate(ends) if block < end)][name] = parameter
+            leaves[bisect_right(ends, block)][name] = parameter
         elif name.startswith("wpe."):
             leaves[0][name] = parameter
         elif name != "wte.weight" or model.lm_head is None:
             leaves[-1][name] = parameter
     leaves[0]["wte.weight"] = lookup
-    every = range(len(model.h))
-    masks = [
-        [end - blocks <= block < end for block in every]
-        for blocks, end in zip(split, ends, strict=True)
-    ]
+    module_of = [bisect_right(ends, block) + 1 for block in range(len(model.h))]
 
     def run_module(
-        module: int, x: Tensor, targets: Tensor | None = None, note: Note | None = None
+        module: int,
+        x: Tensor,
+        targets: Tensor | None = None,
+        note: Note | None = None,
     ) -> Tensor:
+        blocks = [of_block == module for of_block in module_of]
         with lookup_apart(model, lookup) if module == 1 else nullcontext():
-            return run(x, masks[module - 1], targets, note)
+            return run(x, blocks, targets, note)
 
     # Inputs and weights of an earlier step were noted in that step; its gradient is first computed now.
     return Modules(leaves, run_module, lambda: unnoticed(model, FORWARD_PLACES))
@@ -279,7 +297,7 @@ def cut_gpt(
 
 @contextmanager
 def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
-    """Have the gradient of the embedding's lookup gather in `lookup`, which shares the matrix's memory.
+    """Gather the gradient of the embedding's lookup in `lookup`, which shares the matrix's memory.
 
     The gradient of a tied head gathers in the matrix.
     """
@@ -292,8 +310,10 @@ def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
 
 
 class DelayedGradients:
-    """Gives the parameters the gradients that are due instead of the fresh ones. One per training; it keeps nothing in
-    flight itself."""
+    """Gives the parameters the due gradients instead of the fresh ones.
+
+    One per training. It keeps no in-flight tensors itself.
+    """
 
     def __init__(self, recipe: Recipe, model: GPT, sharing: int = 1) -> None:
         """`sharing` processes share each batch of a module."""
@@ -309,45 +329,50 @@ class DelayedGradients:
             self.of_devices[section.device_of(module)].update(leaves)
         together = [set(self.parameters)] if section.clip == "global" else self.of_devices
         self._groups = [[name for name in self.parameters if name in names] for names in together]
+        """Names of the parameters that are clipped by one norm."""
         self.layout = layout_of(section, split)
-        self._model, self._grad_clip = model, recipe.optim.grad_clip
+        self._model = model
+        self._grad_clip = recipe.optim.grad_clip
         self._stopped = False
 
     def join(self, due: Due, delayed: bool) -> dict[str, Tensor]:
-        """Return the `joined` gradients of a step with or without delay."""
+        """Return the due gradients of a step, with or without delay, by parameter."""
         mean = delayed and self.section.embedding_gradient == "mean"
-        return joined(self.modules, due, list(self.parameters), mean)
+        return join_modules(self.modules, due, list(self.parameters), mean)
 
     def leave(self, gradients: Tensors, norms: Tensors, delayed: bool) -> Tensor:
         """Leave clipped gradients in `.grad`, by one norm in a step without delay; return the norm before clipping.
 
-        `norms` as in `clipped`.
+        `norms` as in `clip_groups`.
         """
         groups = self._groups if delayed else [list(self.parameters)]
-        grad_norm, gradients = clipped(gradients, norms, groups, self._grad_clip)
+        grad_norm, gradients = clip_groups(gradients, norms, groups, self._grad_clip)
         for name, parameter in self.parameters.items():
             parameter.grad = gradients.get(name)
         return grad_norm
 
     def columns(
-        self, due: Collection[int], cosines: Mapping[int, Tensor], delayed: bool = True
+        self,
+        due: Collection[int],
+        cosines: Mapping[int, Tensor],
+        delayed: bool = True,
     ) -> dict[str, Tensor]:
-        """Return the columns of a step.
+        """Return the columns of a step, 0-d.
 
-        They are each module's staleness in steps (NaN if it is not `due`, and waits) and the cosine between its due
-        gradient and that of the same batch at today's weights (NaN if not measured), 0-d.
+        They are each module's staleness in steps, NaN if it is not `due` and waits, and the cosine between its due
+        gradient and that of the same batch at the current weights, NaN if not measured.
         """
         nan = torch.full((), math.nan, device=self._model.device)
         columns = {}
         for module in range(1, self.modules.count + 1):
-            staleness = float(delayed and self.section.staleness(module))
-            columns[f"ouroboros_staleness_{module}"] = (
-                torch.full_like(nan, staleness) if module in due else nan
-            )
+            column = f"ouroboros_staleness_{module}"
+            columns[column] = nan
+            if module in due:
+                staleness = self.section.staleness(module) if delayed else 0
+                columns[column] = torch.full_like(nan, staleness)
         if self.section.cosine_every:
-            columns |= {
-                f"ouroboros_cosine_{k}": cosines.get(k, nan) for k in range(1, self.modules.count)
-            }
+            for module in range(1, self.modules.count):
+                columns[f"ouroboros_cosine_{module}"] = cosines.get(module, nan)
         return columns
 
     def step(
@@ -357,10 +382,10 @@ class DelayedGradients:
         plan: StepPlan,
         in_flight: Tensors,
     ) -> GradientStep:
-        """Leave the delayed gradients, clipped, in `.grad`; None if nothing is due.
+        """Leave the delayed gradients, clipped, in `.grad`; None if no gradient is due.
 
-        The norm is not finite also if a gradient that is only due later is not: what is in flight then stays as it was,
-        in this step and all later ones.
+        The norm is not finite also if a gradient that is due only later is not: the in-flight tensors then stay as they
+        were, in this step and all later ones.
         """
         modules = self.modules
         losses: Mapping[str, Tensor]
@@ -378,19 +403,24 @@ class DelayedGradients:
             cosines = self._cosines(due, after, micro_batches, plan.step, passes)
         # A longer warmup than the run began with leaves gradients that are never due.
         oldest = plan.step - modules.count + 1
-        after = {
-            name: t
-            for name, t in after.items()
-            if name.endswith("layout") or int(name.split(".")[2]) >= oldest
-        }
+        after.pop(f"{PREFIX}layout", None)
+        for name in list(after):
+            if int(name.split(".")[2]) < oldest:
+                del after[name]
         after[f"{PREFIX}layout"] = self.layout
+
         gradients = self.join(due, delayed=True)
         norms = norms_of(gradients)
-        grad_norm = self.leave(gradients, norms, delayed=True) + fault(after, in_flight)
+        nan_or_zero = nan_unless_finite(after, in_flight)
+        grad_norm = self.leave(gradients, norms, delayed=True) + nan_or_zero
         self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
-        in_flight_after = None if self._stopped else after
-        columns = self.columns(due, cosines)
-        return GradientStep(losses, grad_norm, norms, in_flight_after, columns)
+        return GradientStep(
+            losses,
+            grad_norm,
+            norms,
+            None if self._stopped else after,
+            self.columns(due, cosines),
+        )
 
     def _cosines(
         self,
@@ -400,21 +430,22 @@ class DelayedGradients:
         step: int,
         passes: Passes,
     ) -> dict[int, Tensor]:
-        """Return, if `step` measures them, the cosines of all modules but the last, as in `columns`.
+        """Return the cosines of all modules but the last, as in `columns`, if `step` measures them.
 
-        Keep today's batch in `after`, and drop the oldest.
+        Add this step's batch to `after`, and drop the oldest.
         """
         for part in micro_batches:
             after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens
             after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
         cosines = {}
         lookup = self.modules.leaves[0]["wte.weight"]
-        for module in range(1, self.modules.count):
+        measured = range(1, self.modules.count) if self.section.measures_cosine_at(step) else ()
+        for module in measured:
             batch = step - self.section.staleness(module)
             kept = [name for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")]
-            if module not in due or not self.section.measures_cosine_at(step) or not kept:
+            if module not in due or not kept:
                 continue
-            # Their number is not that of the step: 0 is as good as any, as nothing is drawn by it.
+            # Any number will do: nothing is drawn by it.
             parts = [
                 MicroBatch(0, after[name], after[name.replace("tokens", "targets")])
                 for name in kept
@@ -423,6 +454,7 @@ class DelayedGradients:
                 passes(parts)
             fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
             cosines[module] = cosine(due[module], fresh[module - 1])
+
         oldest = step - self.section.staleness(1)
         for kind in ("tokens", "targets"):
             pop(after, f"{PREFIX}{kind}.{oldest}.")
@@ -434,7 +466,11 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
     device = model.device
     dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
     recompute = checkpoints_activations(
-        recipe, model.config, device, dtype=dtype, compiled=compiled
+        recipe,
+        model.config,
+        device,
+        dtype=dtype,
+        compiled=compiled,
     )
     parts = Parts(run_eagerly, model.head_loss_sum)
     if compiled:
@@ -444,7 +480,8 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
     def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None, note: Note | None) -> Tensor:
         same_shape = x.shape[:2] == full_shape
         with autocast(dtype, device), attention_kernels(device, same_shape=same_shape):
-            x = x if x.is_floating_point() else model.embed(x)
+            if not x.is_floating_point():
+                x = model.embed(x)
             x = model.run_blocks(x, blocks, None, recompute, parts.block)
             if targets is None:
                 return x
@@ -460,19 +497,21 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
 
 
 def layout_of(section: Ouroboros, split: Sequence[int]) -> Tensor:
-    """Return what tensors in flight belong to: variant, K and blocks of each module, int64 on the CPU."""
-    return torch.tensor([("stash", "replay").index(section.variant), section.modules, *split])
+    """Return the layout of in-flight tensors: variant, K and blocks of each module, int64 on the CPU."""
+    variant = VARIANTS.index(section.variant)
+    return torch.tensor([variant, section.modules, *split])
 
 
 def dropped(in_flight: Tensors, section: Ouroboros | None, shape: GPTConfig) -> str | None:
-    """Return why tensors in flight are of no use to a run with `section`; None if they are, or if there are none."""
+    """Return why a run with `section` cannot use the in-flight tensors; None if it can, or has none."""
     if f"{PREFIX}layout" not in in_flight:
         return None
-    variant, modules, *split = in_flight[f"{PREFIX}layout"].tolist()
-    was = f"{modules} modules of {', '.join(map(str, split))} blocks on gradients by {('stash', 'replay')[variant]}"
+    layout = in_flight[f"{PREFIX}layout"].cpu()
+    variant, modules, *split = layout.tolist()
+    was = f"{modules} modules of {', '.join(map(str, split))} blocks on gradients by {VARIANTS[variant]}"
     if section is None or section.modules == 1:
         return f"the checkpoint is of a run with {was}: those in flight, of up to {modules - 1} steps ago, are dropped, and training goes on without delay"
-    if torch.equal(in_flight[f"{PREFIX}layout"].cpu(), layout_of(section, section.blocks(shape))):
+    if torch.equal(layout, layout_of(section, section.blocks(shape))):
         return None
     return (
         f"the checkpoint is of a run with {was}, and this one has {section.modules} of {', '.join(map(str, section.blocks(shape)))} by "
