@@ -43,12 +43,16 @@ def accumulation(
     operands: Annotated[
         Operands | None,
         Option(
-            help="Format of activations and weights.",
+            metavar="FORMAT",
+            help="Format of activations and weights: fp32, bf16, fp8_e4m3 or fp8_e5m2.",
             show_default="the recipe's narrow ones, or fp8_e5m2",
         ),
     ] = None,
     gradient_operands: Annotated[
-        Operands | None, Option(help="Format of incoming gradients.", show_default="as --operands")
+        Operands | None,
+        Option(
+            metavar="FORMAT", help="Format of incoming gradients.", show_default="as --operands"
+        ),
     ] = None,
     samples: Annotated[int, Option(min=16, help="Outputs of each product to sum again.")] = 4096,
     out: Annotated[

@@ -72,7 +72,12 @@ def grow(
         Option(help="What makes the copies of a widened model differ.", show_default="offdiag"),
     ] = None,
     depth: Annotated[
-        Depth | None, Option(help="What inserted layers compute.", show_default="zero_out_proj")
+        Depth | None,
+        Option(
+            metavar="HOW",
+            help="What inserted layers compute: zero_out_proj, identity, copy_interleave, copy_append, copies or random.",
+            show_default="zero_out_proj",
+        ),
     ] = None,
     weights_only: Annotated[
         bool,

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
@@ -43,14 +43,25 @@ def help_of(*path: str, columns: int = 80) -> str:
     return done.output
 
 
+def choices_of(hint: Any) -> list[str]:
+    """Return the words of a Literal, or of one within an Optional."""
+    words: list[str] = []
+    for argument in get_args(hint):
+        words += [argument] if isinstance(argument, str) else choices_of(argument)
+    return words
+
+
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_help_names_every_option_whole(path: tuple[str, ...], columns: int) -> None:
+def test_help_names_every_option_and_choice_whole(path: tuple[str, ...], columns: int) -> None:
     shown = help_of(*path, columns=columns)
     command, _ = command_of(list(path))
     for parameter in command.params:
         for name in parameter.opts if parameter.param_type_name == "option" else ():
             assert name in shown
+    for hint in get_type_hints(command.callback).values():
+        for choice in choices_of(hint):
+            assert re.search(rf"\b{choice}\b", shown), choice
     assert "\u2026" not in shown
 
 
