@@ -1,29 +1,33 @@
 """Measure how many seeded one-line bugs the fast tests catch.
 
 `make mutants SEED=0123abcd` draws lines of the package by the seed, changes each once and runs the
-fast test files that reach the line. Use the first 8 digits of the commit under test as the seed, so
+fast tests that execute the line. Use the first 8 digits of the commit under test as the seed, so
 that nobody chooses it. Mutants that change nothing a user or a program could see are listed in
 EQUIVALENT with a reason, and others are drawn in their place.
 
-Cosmic Ray says which changes a line allows; coverage.py says which test files reach it, in the
-processes that the tests start too. What each test file reaches is measured once per commit and kept
-in .cache/mutants.
+Cosmic Ray says which changes a line allows. Which tests execute a line is measured once: a copy of
+the package notes it at each drawn line, in the processes that the tests start too. That and each
+mutant's outcome are kept in .cache/mutants/SEED, and a second call goes on from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import coverage
 from cosmic_ray.ast import get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
@@ -31,12 +35,9 @@ from scipy.stats import binomtest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "efftrain_cli"
-CACHE = REPOSITORY / ".cache" / "mutants"
-LIMIT = 60.0
-"""Seconds that the tests of one mutant may take; tests not run by then count as not failing."""
-HANG = "20"
+HANG = "60"
 """Seconds after which one test counts as failing: some mutants loop forever."""
-FAST = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu")
+FAST = ("-q", "-p", "no:cacheprovider", "--tb=no", "-m", "not slow and not gpu")
 OPERATORS = [
     f"core/{name}"
     for name in (
@@ -52,8 +53,32 @@ OPERATORS = [
         *("ReplaceComparisonOperator_Is_IsNot", "ReplaceComparisonOperator_IsNot_Is"),
     )
 ]
-EQUIVALENT: dict[str, str] = {}
-"""`module:line text -> changed text` of a mutant that cannot be seen, and why."""
+IMMUTABLE = "nothing assigns to its instances or hashes them; a type checker reads the word"
+EQUIVALENT = {
+    "study/rehearse.py: checkpoint=Checkpoint(every=1000, keep=1),  ->  "
+    "checkpoint=Checkpoint(every= 1001, keep=1),": "a rehearsal has a dozen steps",
+    "zeroshot/distributed.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
+    "compare/engine.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
+    "plan/preview.py: evaluations, largest, shapes, smallest_batch = 0, (0, 0), set(), "
+    "recipe.train.batch_size  ->  evaluations, largest, shapes, smallest_batch = 0, ( -1, 0), "
+    "set(), recipe.train.batch_size": "only the product is compared, and -1 x 0 is 0 too",
+}
+"""`module: text  ->  changed text` of mutants that cannot be seen, and why."""
+
+NOTES = """
+import os
+
+seen = set()
+
+
+def note(number):
+    test = os.environ.get("PYTEST_CURRENT_TEST", "import").partition("[")[0].partition(" (")[0]
+    if (number, test) not in seen:
+        seen.add((number, test))
+        with open(FILE, "a") as file:
+            file.write(f"{number} {test}\\n")
+"""
+"""The module of the copy that writes `number of the line, test` to a file."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +96,17 @@ class Mutant:
         return mutate_code(text, get_operator(self.operator)(), self.occurrence)
 
     def change(self) -> str:
-        """Return `module:line: before -> after`."""
+        """Return `module: before  ->  after`."""
         before = (REPOSITORY / self.module).read_text(encoding="utf-8").splitlines()
         after = self.source().splitlines()
         for old, new in zip(before, after, strict=False):
             if old != new:
-                return f"{self.module}:{self.line}: {old.strip()}  ->  {new.strip()}"
-        return f"{self.module}:{self.line}: {self.operator}"
+                return f"{self.place()}: {old.strip()}  ->  {new.strip()}"
+        return f"{self.place()}: {self.operator}"
+
+    def place(self) -> str:
+        """Return the module's path in the package."""
+        return self.module.removeprefix("efftrain_cli/")
 
 
 def mutants_of(module: Path) -> Iterator[Mutant]:
@@ -107,74 +136,128 @@ def draw(seed: str) -> Iterator[Mutant]:
     lines = sorted(by_line)
     generator.shuffle(lines)
     for line in lines:
-        yield generator.choice(by_line[line])
+        mutant = generator.choice(by_line[line])
+        change = mutant.change()
+        if "strict=True" in change:  # zip's own check of our lengths: no valid input can show it
+            continue
+        if change in EQUIVALENT:
+            print(f"equivalent  {change}  ({EQUIVALENT[change]})")
+            continue
+        yield mutant
 
 
-def measure_reach(commit: str) -> dict[tuple[str, int], set[str]]:
-    """Return the test files that reach each line of the package, (module, line) -> files."""
-    folder = CACHE / commit
-    files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
-    for number, file in enumerate(files):
-        name = str(file.relative_to(REPOSITORY))
-        data = folder / name.replace("/", "-")
-        if not data.exists():
-            print(
-                f"\rwhat tests reach: {number + 1} of {len(files)}  {name:60}", end="", flush=True
-            )
-            run_with_coverage(name, data)
-    reach: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for file in files:
-        name = str(file.relative_to(REPOSITORY))
-        data = coverage.CoverageData(str(folder / name.replace("/", "-")))
-        data.read()
-        for module in data.measured_files():
-            for line in data.lines(module) or ():
-                reach[str(Path(module).relative_to(REPOSITORY)), line].add(name)
+def noted(source: str, numbers: dict[int, int]) -> str:
+    """Return a module's source in which line `l` notes that it runs, as number `numbers[l]`.
+
+    A line outside functions counts as run whenever a function of the module is.
+    """
+    lines = source.splitlines(keepends=True)
+    functions = []
+    statements = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            functions.append(body[0] if body else node)
+            statements += [child for child in ast.walk(node) if isinstance(child, ast.stmt)][1:]
+    for line, number in sorted(numbers.items(), reverse=True):
+        around = []
+        for statement in statements:
+            is_elif = lines[statement.lineno - 1].lstrip().startswith("elif")
+            if statement.lineno <= line <= statement.end_lineno and not is_elif:
+                around.append(statement)
+        chosen = [max(around, key=first_line)] if around else functions
+        for statement in chosen:
+            place = first_line(statement) - 1
+            indent = " " * statement.col_offset
+            call = f'__import__("efftrain_cli._notes")._notes.note({number})\n'
+            lines[place] = indent + call + lines[place]
+    return "".join(lines)
+
+
+def first_line(statement: ast.stmt) -> int:
+    """Return the line on which a statement begins, its decorators included."""
+    decorators = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def copy_project(folder: Path) -> Path:
+    """Copy what the tests need to `folder`/project, and return it."""
+    project = folder / "project"
+    left_out = shutil.ignore_patterns(".git", ".venv", ".cache", "runs", "__pycache__")
+    shutil.copytree(REPOSITORY, project, ignore=left_out)
+    (project / "runs").mkdir()
+    if (REPOSITORY.parent / "shared").exists():
+        (folder / "shared").symlink_to(REPOSITORY.parent / "shared")
+    return project
+
+
+def measure_reach(mutants: list[Mutant], file: Path) -> dict[int, set[str]]:
+    """Return the tests (without parameters) that run each mutant's line, and keep them in `file`."""
+    if not file.exists():
+        numbers: dict[str, dict[int, int]] = defaultdict(dict)
+        for number, mutant in enumerate(mutants):
+            numbers[mutant.module][mutant.line] = number
+        with tempfile.TemporaryDirectory() as folder:
+            project = copy_project(Path(folder))
+            notes = Path(folder) / "notes"
+            (project / "efftrain_cli" / "_notes.py").write_text(f"FILE = {str(notes)!r}\n" + NOTES)
+            for module, lines in numbers.items():
+                path = project / module
+                path.write_text(noted(path.read_text(encoding="utf-8"), lines), encoding="utf-8")
+            command = [sys.executable, "-m", "pytest", *FAST, f"--timeout={2 * int(HANG)}"]
+            subprocess.run(command, cwd=project, check=False)
+            shutil.copy(notes, file)
+    reach: dict[int, set[str]] = defaultdict(set)
+    for line in file.read_text().splitlines():
+        number, _, test = line.partition(" ")
+        if test != "import":
+            reach[int(number)].add(test)
     return reach
 
 
-def run_with_coverage(test_file: str, data: Path) -> None:
-    """Run the fast tests of one file and write which lines of the package they execute."""
-    data.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        settings = Path(folder) / "coveragerc"
-        settings.write_text(
-            "[run]\nparallel = true\npatch = subprocess, fork, _exit\n"
-            f"source = {PACKAGE}\ndata_file = {folder}/data\n"
-        )
-        command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest"]
-        subprocess.run([*command, *FAST, test_file], cwd=REPOSITORY, check=False)
-        combine = [sys.executable, "-m", "coverage", "combine", f"--rcfile={settings}", "-q"]
-        subprocess.run(combine, cwd=REPOSITORY, check=False)
-        shutil.copy(Path(folder) / "data", data)
+def first_failure(project: Path, tests: list[str], limit: float) -> str:
+    """Return the first of the tests that fails, or what else came of them within `limit` seconds."""
+    command = [sys.executable, "-m", "pytest", *FAST, "-x", "-rfE", f"--timeout={HANG}", *tests]
+    process = subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    if failed:
+        return failed[1]
+    if process.returncode not in (0, 5):
+        return f"exit code {process.returncode}"
+    return ""
 
 
-def order(tests: set[str], mutant: Mutant, reach: dict[tuple[str, int], set[str]]) -> list[str]:
-    """Return the test files: those of the module's name first, then those that reach least."""
-    reached_lines: dict[str, int] = defaultdict(int)
-    for files in reach.values():
-        for file in files:
-            reached_lines[file] += 1
-    name = Path(mutant.module).stem
-    return sorted(tests, key=lambda test: (name not in Path(test).stem, reached_lines[test], test))
+def try_mutant(project: Path, mutant: Mutant, tests: set[str], limit: float) -> str:
+    """Return which test catches the mutant, or an empty string.
 
-
-def is_caught(mutant: Mutant, tests: list[str]) -> bool:
-    """Return whether a test fails within LIMIT on a copy of the project with the mutant."""
-    with tempfile.TemporaryDirectory() as folder:
-        project = Path(folder) / "project"
-        left_out = shutil.ignore_patterns(".git", ".venv", ".cache", "runs", "__pycache__")
-        shutil.copytree(REPOSITORY, project, ignore=left_out)
-        (project / "runs").mkdir()
-        if (REPOSITORY.parent / "shared").exists():
-            (Path(folder) / "shared").symlink_to(REPOSITORY.parent / "shared")
-        (project / mutant.module).write_text(mutant.source(), encoding="utf-8")
-        try:
-            command = [sys.executable, "-m", "pytest", *FAST, "-x", f"--timeout={HANG}", *tests]
-            done = subprocess.run(command, cwd=project, timeout=LIMIT, capture_output=True)
-        except subprocess.TimeoutExpired:
-            return False
-        return done.returncode != 0
+    First the tests that run the line, then all of their files, whose fixtures may run it. A test
+    that fails without the mutant, too, is left out.
+    """
+    name = mutant.module.split("/")[-1].removesuffix(".py")
+    ordered = sorted(tests, key=lambda test: (name not in test.partition("::")[0], test))
+    files = list(dict.fromkeys(test.partition("::")[0] for test in ordered))
+    path = project / mutant.module
+    original = path.read_text(encoding="utf-8")
+    unsound: list[str] = []
+    for chosen in (ordered, files):
+        while chosen:
+            path.write_text(mutant.source(), encoding="utf-8")
+            options = [f"--deselect={test}" for test in unsound]
+            failed = first_failure(project, [*options, *chosen], limit)
+            path.write_text(original, encoding="utf-8")
+            if not failed:
+                break
+            if "::" not in failed or not first_failure(project, [failed], 2 * limit):
+                return failed
+            unsound.append(failed)
+    return ""
 
 
 def main() -> None:
@@ -182,29 +265,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", required=True, help="hexadecimal: the commit's first 8 digits")
     parser.add_argument("--lines", type=int, default=60, help="mutants to try (default 60)")
+    parser.add_argument("--limit", type=float, default=60, help="seconds a mutant (default 60)")
     options = parser.parse_args()
-    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=REPOSITORY, text=True)
-    reach = measure_reach(commit.strip())
+    folder = REPOSITORY / ".cache" / "mutants" / options.seed
+    folder.mkdir(parents=True, exist_ok=True)
+    mutants = list(islice(draw(options.seed), options.lines))
+    reach = measure_reach(mutants, folder / "reach")
     caught = 0
-    tried = 0
-    for mutant in draw(options.seed):
-        if tried == options.lines:
-            break
-        change = mutant.change()
-        if "strict=True" in change:  # zip's own check of our lengths: no valid input can show it
-            continue
-        if change in EQUIVALENT:
-            print(f"equivalent  {change}  ({EQUIVALENT[change]})")
-            continue
-        tests = order(reach.get((mutant.module, mutant.line), set()), mutant, reach)
-        found = bool(tests) and is_caught(mutant, tests)
-        tried += 1
-        caught += found
-        print(f"{'caught' if found else 'SURVIVED':10}  {change}", flush=True)
-    interval = binomtest(caught, tried).proportion_ci(method="wilson")
-    print(
-        f"{caught} of {tried} caught: {caught / tried:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
-    )
+    with tempfile.TemporaryDirectory() as temporary:
+        project = copy_project(Path(temporary))
+        for number, mutant in enumerate(mutants):
+            kept = folder / str(number)
+            if not kept.exists():
+                kept.write_text(try_mutant(project, mutant, reach[number], options.limit))
+            failed = kept.read_text()
+            caught += bool(failed)
+            by = f"\n            by {failed}" if failed else ""
+            line = f"line {mutant.line}"
+            print(
+                f"{'caught' if failed else 'SURVIVED':8}  {line:9} {mutant.change()}{by}",
+                flush=True,
+            )
+    interval = binomtest(caught, len(mutants)).proportion_ci(method="wilson")
+    share = f"{caught / len(mutants):.0%} [{interval.low:.0%}, {interval.high:.0%}]"
+    print(f"{caught} of {len(mutants)} caught: {share}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import torch
 from efftrain_cli.convert import import_hf
 from efftrain_cli.export import export_run
 from efftrain_cli.foundation.errors import CheckpointError, DiskError
-from efftrain_cli.foundation.files import disk_error, temporary_beside, write_whole
+from efftrain_cli.foundation.files import disk_error, made_beside, temporary_beside, write_whole
 from efftrain_cli.grow.grow import GrowOptions, grow_run
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -258,6 +258,21 @@ def test_only_temporaries_of_ours_that_are_dead_are_removed(home: Path) -> None:
     for name in foreign:
         assert (runs / name / "data").read_text() == "theirs", name
     assert (elsewhere / "mine").read_text() == "mine"
+
+
+def test_leftovers_are_removed_before_something_new_is_made(tmp_path: Path) -> None:
+    """F85: of a dead process beside it, and of an earlier try of this process in its own place."""
+    place = tmp_path / "made"
+    own = temporary_beside(place)
+    machine = own.name.partition("@")[2]
+    dead = tmp_path / f".other.efftrain-{dead_process()}@{machine}"
+    for left in (own, dead):
+        left.mkdir()
+        (left / "half").write_text("half")
+    with made_beside(place) as temporary:
+        assert list(tmp_path.iterdir()) == []
+        temporary.mkdir()
+    assert list(tmp_path.iterdir()) == [place] and not any(place.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,9 @@ def staged(operator: str, *first: str) -> list[str]:
     ]
 
 
+SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "d_ff", "norm_eps")
+
+
 @pytest.mark.parametrize(
     ("overrides", "rule"),
     [
@@ -174,6 +177,7 @@ def staged(operator: str, *first: str) -> list[str]:
         ),
         (staged("width", "n_embd = 64", "n_head = 2"), "the operators end at d_ff = 384"),
         (staged("d_ff:352", "d_ff = 500"), "growth makes no model smaller"),
+        *((staged("depth", f"{key} = 0"), rf"stages\.0\.model\.{key} = 0") for key in SIZES),
     ],
 )
 def test_stages_that_cannot_be_are_refused(overrides: list[str], rule: str) -> None:

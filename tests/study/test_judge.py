@@ -3,6 +3,7 @@ rarely."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from efftrain_cli.compare.engine import Looks, chance_of_claim
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
-from efftrain_cli.study.judge import judge
+from efftrain_cli.study.judge import Verdict, judge
 from efftrain_cli.study.records import Plan
 from efftrain_cli.study.text import looks_line, note_of, sentence, verdict_lines
 
@@ -55,6 +56,10 @@ class FakeRun:
         return float(self.evaluated["val_loss"][-1]) if self.status == "finished" else None
 
 
+Made = dict[str, dict[int, FakeRun]]
+"""Runs by arm and seed."""
+
+
 def study(
     direction: str = "different",
     margin: float | None = None,
@@ -70,7 +75,7 @@ def study(
     )
 
 
-def runs(**losses: list[float | None]) -> dict[str, dict[int, FakeRun]]:
+def runs(**losses: list[float | None]) -> Made:
     """Arm -> losses by seed; None: diverged."""
     return {
         arm: {
@@ -79,6 +84,12 @@ def runs(**losses: list[float | None]) -> dict[str, dict[int, FakeRun]]:
         }
         for arm, values in losses.items()
     }
+
+
+def judged(file: StudyFile, made: Made, *why: Why, **more: object) -> Verdict:
+    """Return the only verdict."""
+    (verdict,) = judge(file, made, *why, **more).verdicts
+    return verdict
 
 
 BASE = [3.50, 3.52, 3.47, 3.55, 3.49]
@@ -115,7 +126,7 @@ def test_directions(
 
 
 def test_the_smallest_effect_that_could_be_seen() -> None:
-    (verdict,) = judge(study(), runs(base=BASE, method=shifted(0.001))).verdicts
+    verdict = judged(study(), runs(base=BASE, method=shifted(0.001)))
     # sd of 1, -1, 2, -2, 0 is sqrt(2.5): of five pairs a t test shows 1.6822 sd with power 0.8 (tables of Student's t)
     assert verdict.min_detectable_effect == pytest.approx(0.004 * 2.5**0.5 * 1.6822, rel=0.01)
 
@@ -169,32 +180,30 @@ def test_the_chance_of_a_later_claim_is_shown_where_a_look_is_left() -> None:
     # At a third of the level no two further pairs could do it: with two of 0.03, the best, t is 3.87 of 4.0.
     assert stricter == 0.0 and chance is not None and 0.05 < chance < 0.95
     assert chance_of_claim(verdict, replace(looks, taken=2), 1) is None
-    (failed,) = judge(two, runs(base=BASE[:3], method=[3.46, None, None])).verdicts
+    failed = judged(two, runs(base=BASE[:3], method=[3.46, None, None]))
     assert chance_of_claim(failed, looks, 1) is None
 
 
 def test_a_look_costs() -> None:
     """The same five pairs are decided by one look, and not by the second of two."""
     method = shifted(-0.0082)
-    assert judge(study(), runs(base=BASE, method=method)).verdicts[0].outcome == "better"
-    twice = judge(study(looks=2), runs(base=BASE, method=method)).verdicts[0]
+    assert judged(study(), runs(base=BASE, method=method)).outcome == "better"
+    twice = judged(study(looks=2), runs(base=BASE, method=method))
     assert twice.outcome == "undecided" and twice.p > 0.05
-    once = judge(study(), runs(base=BASE, method=method)).verdicts[0].estimate
+    once = judged(study(), runs(base=BASE, method=method)).estimate
     assert twice.estimate.high - twice.estimate.low > once.high - once.low
 
 
 def test_failures_decide_where_too_few_pairs_finished() -> None:
     base = [*BASE, 3.51, 3.48]
     method = [None, None, None, None, None, None, 3.45]
-    (verdict,) = judge(study(seeds="0..6"), runs(base=base, method=method)).verdicts
+    verdict = judged(study(seeds="0..6"), runs(base=base, method=method))
     assert verdict.outcome == "worse" and "method 6 of 7 (42 to 100 %)" in note_of(verdict)
-    (verdict,) = judge(study("better", seeds="0..6"), runs(base=method, method=base)).verdicts
+    verdict = judged(study("better", seeds="0..6"), runs(base=method, method=base))
     assert verdict.outcome == "better"
-    (verdict,) = judge(
-        study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method)
-    ).verdicts
+    verdict = judged(study("noninferior", 0.1, seeds="0..6"), runs(base=base, method=method))
     assert verdict.outcome == "undecided" and "a margin cannot be tested then" in note_of(verdict)
-    (verdict,) = judge(study(seeds="0..2"), runs(base=BASE[:3], method=[None, None, None])).verdicts
+    verdict = judged(study(seeds="0..2"), runs(base=BASE[:3], method=[None, None, None]))
     assert verdict.outcome == "undecided" and "smallest p with so many runs is 0.1" in note_of(
         verdict
     )
@@ -212,7 +221,7 @@ def test_a_stuck_baseline_run_is_no_difference_of_losses() -> None:
     losses = [3.50, 3.52, 3.47, 3.55, 3.49, 3.51, 3.48, 3.53, 3.5, 3.5]
     method = [loss + 0.001 * (-1) ** i for i, loss in enumerate(losses)]
     stuck = [*losses[:8], 6.5, 6.6]
-    (verdict,) = judge(study(seeds="0..9"), runs(base=stuck, method=method)).verdicts
+    verdict = judged(study(seeds="0..9"), runs(base=stuck, method=method))
     assert (verdict.outcome, verdict.estimate.n) == ("undecided", 8)
     assert verdict.estimate.mean == pytest.approx(0.0)
     assert "base 2 of 10 (3 to 56 %), method 0 of 10 (0 to 31 %)" in note_of(verdict)
@@ -233,19 +242,19 @@ def test_only_a_side_that_fails_no_more_is_claimed(
 ) -> None:
     there = runs(base=BASE, method=shifted(shift))
     there[failing][4].status = "diverged"
-    (verdict,) = judge(study(), there).verdicts
+    verdict = judged(study(), there)
     assert (verdict.outcome, verdict.estimate.n) == (outcome, 4)
     assert note_of(verdict).startswith(word + "failed or got stuck: ")
 
 
 def test_nothing_changes_without_failures() -> None:
     """Final losses at the stuck level itself are not above it."""
-    (verdict,) = judge(study(), runs(base=[7.0] * 5, method=[6.9, 6.8, 6.7, 6.9, 6.8])).verdicts
+    verdict = judged(study(), runs(base=[7.0] * 5, method=[6.9, 6.8, 6.7, 6.9, 6.8]))
     assert (verdict.outcome, verdict.note, verdict.estimate.n) == ("better", "", 5)
 
 
 def test_equal_runs_are_no_claim() -> None:
-    (verdict,) = judge(study(), runs(base=BASE, method=BASE)).verdicts
+    verdict = judged(study(), runs(base=BASE, method=BASE))
     assert verdict.outcome == "undecided" and "no spread" in note_of(verdict)
 
 
@@ -279,11 +288,17 @@ def cost_study(
     )
 
 
-def curves(**speeds: list[float]) -> dict[str, dict[int, Curve]]:
+def curves(**speeds: list[float]) -> Made:
     return {
         arm: {seed: Curve(speed, seed=seed) for seed, speed in enumerate(values)}
         for arm, values in speeds.items()
     }
+
+
+def each_run(made: Made) -> Iterator[FakeRun]:
+    """Yield the runs of all arms."""
+    for side in made.values():
+        yield from side.values()
 
 
 SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
@@ -291,7 +306,7 @@ SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
 
 def test_cost_to_a_fixed_target_is_a_ratio() -> None:
     there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
-    (verdict,) = judge(cost_study(target=4.0), there).verdicts
+    verdict = judged(cost_study(target=4.0), there)
     # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between evaluations bend
     # that a little
     assert verdict.outcome == "better" and verdict.estimate.log
@@ -300,26 +315,24 @@ def test_cost_to_a_fixed_target_is_a_ratio() -> None:
 
 def test_cost_without_a_target_is_to_the_worse_one_s_final_loss() -> None:
     faster = [speed * 1.05 + 0.001 * i for i, speed in enumerate(SPEEDS)]
-    (better,) = judge(cost_study("different"), curves(base=SPEEDS, method=faster)).verdicts
-    (worse,) = judge(cost_study("different"), curves(base=faster, method=SPEEDS)).verdicts
+    better = judged(cost_study("different"), curves(base=SPEEDS, method=faster))
+    worse = judged(cost_study("different"), curves(base=faster, method=SPEEDS))
     assert (better.outcome, worse.outcome) == ("better", "worse")
     assert better.estimate.mean == pytest.approx(1 / worse.estimate.mean)
-    (same,) = judge(
-        cost_study("noninferior", margin=0.05), curves(base=SPEEDS, method=faster)
-    ).verdicts
+    same = judged(cost_study("noninferior", margin=0.05), curves(base=SPEEDS, method=faster))
     assert same.outcome == "noninferior"
 
 
 def test_cost_without_a_target_is_judged_at_one_budget_by_the_pairs_that_finished() -> None:
     there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
-    assert judge(cost_study(), there).verdicts[0].outcome == "better"
+    assert judged(cost_study(), there).outcome == "better"
     there["method"][3].recipe = {"train.tokens": 200_000}
-    (verdict,) = judge(cost_study(), there).verdicts
+    verdict = judged(cost_study(), there)
     assert verdict.outcome == "undecided" and "schedules of 100K and 200K tokens" in note_of(
         verdict
     )
     there["method"][3] = Curve(0.9, "diverged", 3)
-    (verdict,) = judge(cost_study(), there).verdicts
+    verdict = judged(cost_study(), there)
     assert verdict.estimate.n == len(SPEEDS) - 1
     assert note_of(verdict).startswith("lower loss, more failures")
 
@@ -329,7 +342,7 @@ def test_costs_between_schedule_shapes_are_not_judged() -> None:
         there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
         for run in there["method"].values():
             run.recipe = run.recipe | {"optim.schedule": "wsd", "optim.decay_share": 0.1}
-        (verdict,) = judge(cost_study(target=target), there).verdicts
+        verdict = judged(cost_study(target=target), there)
         shapes = "the learning rate decays otherwise (cosine and wsd over the last 10 %)"
         assert verdict.outcome == "undecided" and shapes in note_of(verdict)
 
@@ -338,31 +351,29 @@ def test_costs_to_match_need_dense_evaluations() -> None:
     """Three evaluations leave the crossing open; the same runs with eleven are judged."""
     faster = [speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)]
     there = curves(base=SPEEDS, method=faster)
-    assert judge(cost_study(), there).verdicts[0].outcome == "better"
-    for side in there.values():
-        for run in side.values():
-            run.evaluated = {name: values[::5] for name, values in run.evaluated.items()}
-    (verdict,) = judge(cost_study(), there).verdicts
+    assert judged(cost_study(), there).outcome == "better"
+    for run in each_run(there):
+        run.evaluated = {name: values[::5] for name, values in run.evaluated.items()}
+    verdict = judged(cost_study(), there)
     assert verdict.outcome == "undecided" and verdict.estimate.low is None
     assert note_of(verdict).startswith("not judged: evaluations every 50 steps leave it open by ")
 
 
 def test_a_target_that_is_not_reached_is_a_rank() -> None:
     there = curves(base=[0.5] * 7, method=SPEEDS)
-    (verdict,) = judge(cost_study(target=4.0), there).verdicts
+    verdict = judged(cost_study(target=4.0), there)
     assert verdict.outcome == "better"
     assert "7 of 7 baseline runs and 0 of this arm's did not reach the target" in note_of(verdict)
 
 
 def test_seconds_of_different_machines_are_not_judged() -> None:
     there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
-    for side in there.values():
-        for run in side.values():
-            run.evaluated["seconds"] = run.evaluated["tokens"] / 1000
+    for run in each_run(there):
+        run.evaluated["seconds"] = run.evaluated["tokens"] / 1000
     asked = cost_study(measure="seconds_to_target", target=4.0)
-    assert judge(asked, there).verdicts[0].outcome == "better"
+    assert judged(asked, there).outcome == "better"
     there["method"][3].origin = {"device": "gpu"}
-    (verdict,) = judge(asked, there).verdicts
+    verdict = judged(asked, there)
     assert verdict.outcome == "undecided" and note_of(verdict) == "not judged: different device"
 
 
@@ -391,23 +402,23 @@ def test_rank_verdicts_say_how_they_were_reached() -> None:
     shares = "failed or got stuck: base 0 of 7 (0 to 41 %), method 6 of 7 (42 to 100 %)"
     why = f"({shares}; McNemar's exact test)"
     file = study(seeds="0..6")
-    (verdict,) = judge(file, runs(base=base, method=method)).verdicts
+    verdict = judged(file, runs(base=base, method=method))
     assert sentence(file, verdict) == f"method: worse than base in final loss {why}."
     file = study("better", seeds="0..6")
-    (verdict,) = judge(file, runs(base=base, method=method)).verdicts
+    verdict = judged(file, runs(base=base, method=method))
     assert (
         sentence(file, verdict)
         == f"method: better is not shown; the exact test says worse in final loss {why}."
     )
     # 3 looks are paid for: 3 p is above the stricter alpha, p alone is not
-    p = judge(study(seeds="0..6"), runs(base=base, method=method)).verdicts[0].p
+    p = judged(study(seeds="0..6"), runs(base=base, method=method)).p
     for looks, opposite in ((1, True), (3, False)):
         strict = StudyFile(file.path, replace(file.study, alpha=2 * p, looks=looks))
-        assert judge(strict, runs(base=base, method=method)).verdicts[0].opposite == opposite
+        assert judged(strict, runs(base=base, method=method)).opposite == opposite
 
 
 def test_the_margin_that_equivalence_shows_in_80_percent() -> None:
-    (verdict,) = judge(study("equivalent", 0.02), runs(base=BASE, method=shifted(0.001))).verdicts
+    verdict = judged(study("equivalent", 0.02), runs(base=BASE, method=shifted(0.001)))
     random, se = np.random.default_rng(5), 0.004 * 2.5**0.5
     drawn = random.normal(0, se, (20_000, 5))
     half = 2.1318 * drawn.std(1, ddof=1) / 5**0.5  # Student's t at 95 %, 4 degrees of freedom
@@ -432,18 +443,18 @@ def test_other_places_of_the_schedule_are_not_judged() -> None:
     ):  # 1000 tokens each: the method's decay is half way
         for run in there[arm].values():
             run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": end}
-    (verdict,) = judge(study(), there).verdicts
+    verdict = judged(study(), there)
     assert (verdict.outcome, verdict.p) == ("undecided", 1.0)
     assert note_of(verdict) == "not judged: base is at 100 % of its decay, method at 50 %"
     for run in there["method"].values():
         run.recipe = {"optim.schedule": "cosine", "optim.decay_tokens": 1000}
-    assert judge(study(), there).verdicts[0].outcome == "better"
+    assert judged(study(), there).outcome == "better"
 
 
 def test_what_is_not_comparable_is_not_judged() -> None:
-    (verdict,) = judge(
+    verdict = judged(
         study(), runs(base=BASE, method=shifted(-0.05)), Why("not_judged", "not comparable")
-    ).verdicts
+    )
     assert (verdict.outcome, verdict.p, note_of(verdict)) == ("undecided", 1.0, "not comparable")
 
 
@@ -530,7 +541,7 @@ def sensitivity_study(direction: str = "better", margin: float | None = None) ->
 
 def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> None:
     base, method = above(0.6, 0.3, 0.0, 0.3, 0.9), above(0.3, 0.2, 0.1, 0.2, 0.5, noise=0.006)
-    (verdict,) = judge(sensitivity_study(), {}, rated=over_rates(base=base, method=method)).verdicts
+    verdict = judged(sensitivity_study(), {}, rated=over_rates(base=base, method=method))
     # 2.1 / 5 = 0.42 against 1.3 / 5 - 0.1 = 0.16
     assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.26, abs=1e-9)
     assert "better than base in learning-rate sensitivity" in sentence(sensitivity_study(), verdict)
@@ -544,9 +555,7 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> Non
 def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
     base = above(0.2, 0.1, 0.0, 0.1, 0.2)
     method = [*base[:4], [None] * 5]  # loss before training: 7.0
-    (verdict,) = judge(
-        sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
-    ).verdicts
+    verdict = judged(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method))
     # the mean of BASE is 3.506
     expected = (7.0 - 3.506 - 0.2) / 5
     assert verdict.outcome == "worse" and verdict.estimate.mean == pytest.approx(expected)
@@ -557,9 +566,7 @@ def test_where_the_best_rate_lies_in_the_grid_changes_no_sensitivity() -> None:
     """Around 4e-3 and 8e-3 the curves are the same; over all seven rates the means are 0.4 and 0.6."""
     base = above(0.9, 0.4, 0.1, 0.0, 0.1, 0.4, 0.9)
     method = above(1.6, 0.9, 0.4, 0.1, 0.0, 0.1, 0.4, noise=0.004)
-    (verdict,) = judge(
-        sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
-    ).verdicts
+    verdict = judged(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method))
     assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx(0.0, abs=1e-9)
     assert "2 on either side" in note_of(verdict)
 
@@ -568,9 +575,7 @@ def test_noise_at_the_best_rate_is_not_sensitivity() -> None:
     """Of each seed the rate that is best for all counts, not the seed's own luckiest."""
     base = above(0.2, 0.1, 0.0, 0.1, 0.2)
     method = [*base[:1], shifted(0.1, 0.06), *base[2:]]  # 0.1 - 2 * 0.06 < 0 with the fourth seed
-    (verdict,) = judge(
-        sensitivity_study("different"), {}, rated=over_rates(base=base, method=method)
-    ).verdicts
+    verdict = judged(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method))
     # The noise adds up to 0 over the seeds.
     assert verdict.outcome == "undecided" and verdict.estimate.mean == pytest.approx(0.0, abs=1e-9)
 
@@ -601,7 +606,7 @@ def test_sensitivity_is_withheld_if_the_grid_ends_near_a_best_rate(
     base: list[list[float | None]], method: list[list[float | None]], reason: str
 ) -> None:
     rated = over_rates(base=base, method=method)
-    (verdict,) = judge(sensitivity_study("different"), {}, rated=rated).verdicts
+    verdict = judged(sensitivity_study("different"), {}, rated=rated)
     assert verdict.outcome == "undecided" and verdict.p == 1.0
     assert verdict.why == Why("not_judged", f"not judged: {reason}")
 
@@ -633,7 +638,7 @@ def test_budgets_are_equal_in_what_the_study_says(
             if arm == "method":
                 run.evaluated["tokens"] = run.evaluated["schedule_tokens"] = np.array([0, 2000])
     file = study()
-    (verdict,) = judge(StudyFile(file.path, replace(file.study, equal=equal)), there).verdicts
+    verdict = judged(StudyFile(file.path, replace(file.study, equal=equal)), there)
     assert (verdict.outcome, note_of(verdict)) == (outcome, note)
 
 
@@ -667,7 +672,7 @@ def test_the_opposite_is_corrected_for_all_arms() -> None:
     worse = shifted(
         0.0095
     )  # 3.4 standard errors: beyond t of 4 degrees at 5 % (2.8), not at 0.5 % (5.6)
-    (alone,) = judge(study("better"), runs(base=BASE, method=worse)).verdicts
+    alone = judged(study("better"), runs(base=BASE, method=worse))
     arms = tuple(f"a{i}" for i in range(10))
     many = judge(
         study("better", arms=("base", *arms)), runs(base=BASE, **dict.fromkeys(arms, worse))

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.compare.inference import ONE_SEED, Estimate
+from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.sweep import grid_lines
+from efftrain_cli.trials.screen import _gain
 from efftrain_cli.trials.trial import grid
 from tests.conftest import Efftrain, invoke
 from tests.launch import start_efftrain, wait_until
@@ -80,6 +83,25 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
         "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than train.tokens = 1,280"
         in text
     )
+
+
+@pytest.mark.parametrize(
+    ("interval", "above", "below", "shown"),
+    [
+        ((1.1, 1.31), 0, 0, "1.20x [1.10, 1.31]"),
+        ((None, None), 0, 0, "1.20x (one seed: no claim)"),
+        ((None, None), 2, 1, "undecided: one seed: no claim"),
+        ((1.1, 1.31), 2, 0, "more than 4.00x in 2 of 3 seeds: the baseline's ladder ends there"),
+        ((1.1, 1.31), 0, 1, "less than 0.25x in 1 of 3 seeds: the baseline's ladder begins there"),
+    ],
+)
+def test_a_gain_at_a_rung_is_shown_with_its_bounds(
+    interval: tuple[float | None, float | None], above: int, below: int, shown: str
+) -> None:
+    why = None if interval[0] else ONE_SEED
+    estimate = Estimate(1.2, *interval, n=3, why=why)
+    gain = Gain(1000, 3.0, estimate, above, below, most=4.0, least=0.25)
+    assert _gain(gain) == shown
 
 
 @pytest.mark.slow

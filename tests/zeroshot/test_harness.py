@@ -239,6 +239,9 @@ def test_scores_do_not_depend_on_the_batch(
     for one, other in zip(*scores, strict=True):
         assert one.values == pytest.approx(other.values, rel=1e-5, abs=1e-5)
         assert one.protocol == other.protocol
+    # What stands behind the version: items from a file that differ from the Hub's, and the window of wikitext.
+    marks = [score.protocol.partition(" v")[2].split(" ")[1:] for score in scores[0]]
+    assert marks == [["local"], [], ["window", "128"], ["local"]]
 
 
 def test_cut_contexts_are_counted(trained: TrainedModel, made: Path, tmp_path: Path) -> None:
