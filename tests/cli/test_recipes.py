@@ -220,6 +220,7 @@ def test_diff_shows_exactly_what_differs(efftrain: Efftrain, mine: Path) -> None
         ["optim.lr", str(small.optim.lr), "0.004"],
         ["train.tokens", f"{small.train.tokens:_}", "3_000_000"],
     ]
+    assert done.stdout.startswith(f"{'key':14}{'small':>9}  {'mine':>9}\n{'optim.lr':14}")
     as_json = json.loads(
         efftrain("recipes", "diff", "small", "recipes/mine.toml", "--format", "json").stdout
     )

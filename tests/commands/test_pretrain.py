@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from tests.launch import Laboratory
+from tests.launch import Laboratory, made_text
 
 
 @pytest.fixture
@@ -108,3 +108,15 @@ def test_one_step_is_one_line(lab: Laboratory) -> None:
     said = done.output
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said
+
+
+def test_each_source_stands_below_the_budget(lab: Laboratory) -> None:
+    sources = []
+    for name, weight in (("a", 3), ("b", 1)):
+        (lab.folder / f"{name}.txt").write_text(made_text())
+        path = lab.folder / f"{name}.txt"
+        sources.append(f'[[data.sources]]\npath = "{path}"\nweight = {weight}\n')
+    recipe = lab.recipe(train="false", extra="".join(sources))
+    lines = lab.train("r", "--steps", "0", recipe=recipe).output.splitlines()
+    (at,) = [number for number, line in enumerate(lines) if "of each source: " in line]
+    assert lines[at - 1].startswith("budget ") and lines[at + 1].startswith("compute ")

@@ -243,6 +243,19 @@ def test_registering_the_command_imports_nothing_heavy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_title_is_text_and_no_markup() -> None:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from efftrain_cli.compare.show import print_tables
+    from efftrain_cli.compare.tables import Table
+
+    out = StringIO()
+    print_tables(Console(file=out, width=60), [Table("a [b] c", ("", "x"), (("y", "1"),))])
+    assert out.getvalue().startswith("a [b] c\n")
+
+
 @pytest.mark.parametrize("width", [40, 60])
 def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) -> None:
     from io import StringIO
