@@ -23,7 +23,6 @@ from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.run.directory import removed_recipes, run_names, run_path, runs_root
-from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.records import Change, Plan, read_looks, read_plan, study_folder
@@ -195,13 +194,10 @@ def _fresh_seeds(file: StudyFile) -> Iterator[int]:
 
 
 def _seen_seeds() -> set[int]:
-    """Return the seeds of all registrations and runs here, whatever their recipes."""
+    """Return the seeds of all registrations and runs here, removed ones too, whatever their recipes."""
     plans, _ = _read_plans()
     seen = set().union(*map(_seeds_of, plans.values()))
-    for name in run_names():
-        with contextlib.suppress(DataError):
-            seen.add(read_recipe_values(run_path(name)).get("seed", 0))
-    return seen
+    return seen.union(recipe["seed"] for _, recipe in _seen_recipes())
 
 
 def _seen_by_studies(file: StudyFile) -> list[str]:

@@ -49,12 +49,14 @@ def test_five_seeds_and_five_for_tuning_follow_from_the_file(folder: Path) -> No
 def test_seeds_that_runs_or_studies_have_seen_are_not_drawn(folder: Path) -> None:
     file = write_study(folder, DRAWN)
     first, second, third, *_ = expect_seeds(file, range(5))
-    write_run(runs_root(), "other", first)
+    run = write_run(runs_root(), "other", first)
     seen = STUDY.replace('"10..14"', f'"{second},7"').replace("looks = 2", "looks = 1")
     (folder / "seen.toml").write_text(seen)
     register(read_study(folder / "seen.toml"), allow=False)
     again = read_study(file.path)
     assert again.seeds == (third, *expect_seeds(file, range(3, 7)))
+    assert read_study(file.path).seeds == again.seeds
+    assert invoke("runs", "rm", run.name, "--yes").exit_code == 0 and not run.exists()
     assert read_study(file.path).seeds == again.seeds
 
 
