@@ -114,3 +114,14 @@ def test_version_names_the_program_pytorch_and_python() -> None:
     assert re.fullmatch(
         rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output
     )
+
+
+def test_a_switch_that_cannot_be_turned_off_is_off() -> None:
+    switches = 0
+    for path in commands():
+        command, _ = command_of(list(path))
+        for option in command.params:
+            if getattr(option, "is_flag", False) and not option.secondary_opts:
+                assert not option.default, (path, option.name)
+                switches += 1
+    assert switches > 30

@@ -259,6 +259,7 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(
         os.umask(old)
     card = (tmp_path / "second" / "README.md").read_text()
     assert "| offline_bytes | bits_per_byte | " in card and trained.model_sha256 in card
+    assert card.endswith("\n") and not card.endswith("\n\n")
     assert (
         f"{trained.model.parameter_count:,} parameters" in card and 'tokenizer = "bpe:300"' in card
     )
