@@ -267,7 +267,7 @@ def _chances(file: StudyFile, state: StudyState) -> list[str]:
     for verdict in state.verdicts:
         chance = chance_of_claim(verdict, file.looks_taken(state.look), file.comparisons)
         if chance is not None and verdict.outcome == "undecided":
-            chances.append(f"{verdict.arm} {chance:.0%} in {_title(verdict.question)}")
+            chances.append(f"{verdict.arm} {100 * chance:.0f} % in {_title(verdict.question)}")
     if not chances:
         return []
     text = "chance to show it by the last look, if the difference stays as estimated"

@@ -689,6 +689,6 @@ def test_a_look_that_is_not_the_last_prints_the_chance_of_a_claim() -> None:
     plan = Plan.model_construct(registered="now", sha256="0" * 64, exploratory=[])
     lines = verdict_lines(file, state, plan)
     words = "chance to show it by the last look, if the difference stays as estimated: method"
-    assert f"{words} {chance:.0%} in final loss (shown, decides nothing)" in lines
+    assert f"{words} {100 * chance:.0f} % in final loss (shown, decides nothing)" in lines
     last = judge(file, runs(base=BASE, method=shifted(0.001)))
     assert not [line for line in verdict_lines(file, last, plan) if line.startswith("chance")]
