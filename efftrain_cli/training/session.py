@@ -245,7 +245,7 @@ def software_origin(recipe_name: str) -> dict[str, object]:
     """Return a run's command, start time and software versions, for its origin.json."""
     return {
         "recipe": recipe_name,
-        "command": list(sys.argv),
+        "command": ["efftrain", *sys.argv[1:]],
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "efftrain": __version__,
         "python": platform.python_version(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 import pytest
 
@@ -101,6 +102,11 @@ def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) 
     # What is shown may change when a run is continued: nothing that is computed depends on it.
     lab.resume("shown", "--set", "eval.sample=x", "--set", "train.tokens=2688")
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
+
+
+def test_the_origin_holds_the_command_as_it_was_typed(trained: Laboratory) -> None:
+    origin = json.loads((trained.run("r") / "origin.json").read_text())
+    assert origin["command"][:2] == ["efftrain", "pretrain"]
 
 
 def test_one_step_is_one_line(lab: Laboratory) -> None:
