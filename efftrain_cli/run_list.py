@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -211,8 +212,10 @@ def remove(path: Path) -> None:
     """
     if (path / "recipe.toml").is_file():
         kept = runs_root() / REMOVED / f"{path.name}.{time.time_ns()}.toml"
-        make_folder(kept.parent)
-        (path / "recipe.toml").replace(kept)
+        # On a full disk, making room comes first.
+        with contextlib.suppress(OSError):
+            make_folder(kept.parent)
+            (path / "recipe.toml").replace(kept)
     shutil.rmtree(path)
 
 

@@ -148,9 +148,17 @@ def test_rm_asks_and_removes_only_what_was_named(root: Path) -> None:
     assert (root / "small-seed0").exists()
     out = run("rm", "small-seed[01]", "--yes")
     assert "removed 2 runs" in out.stdout
-    assert [path.name for path in root.iterdir()] == ["small-seed2"]
+    assert sorted(path.name for path in root.iterdir()) == [".removed", "small-seed2"]
+    assert len(list((root / ".removed").iterdir())) == 2
     with pytest.raises(UsageError, match="matches 'x\\*'"):
         run("rm", "x*", "--yes")
+
+
+def test_rm_removes_a_run_whose_recipe_cannot_be_kept(root: Path) -> None:
+    write_run(root, "small", 0)
+    (root / ".removed").write_text("a file where the folder of recipes would be")
+    run("rm", "small-seed0", "--yes")
+    assert not (root / "small-seed0").exists()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "a/b", ""])
