@@ -19,7 +19,7 @@ from efftrain_cli.cli.options import (
     share,
 )
 from efftrain_cli.foundation.console import make_console
-from efftrain_cli.training.launch import should_log
+from efftrain_cli.training.launch import process_rank
 
 
 def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
@@ -127,10 +127,10 @@ def eval_zeroshot(
         results += [{"run": run, **entry} for entry in entries]
         if problem is not None:
             problems.append(problem)
-        if format_ == "table" and entries and should_log():
+        if format_ == "table" and entries and process_rank() == 0:
             for line in result_lines(run, entries, names, references):
                 console.print(line, markup=False)
-    if format_ == "json" and should_log():
+    if format_ == "json" and process_rank() == 0:
         print(json.dumps(results, indent=1))
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))

@@ -192,9 +192,12 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
         return
     header = ("key", recipe_name(a), recipe_name(b))
     rows = [(key, _value(x), _value(y)) for key, x, y in differences]
-    lines = table_lines(header, rows)
-    if sys.stdout.isatty() and max(map(len, lines)) > get_terminal_size().columns:
+    width = sum(max(map(len, column)) for column in zip(header, *rows, strict=True)) + 4
+    if sys.stdout.isatty() and width > get_terminal_size().columns:
+        # The blocks of a narrow table leave out "-": here it says that a recipe has no such key.
         lines = [f"{key}\n  {header[1]}: {x}\n  {header[2]}: {y}" for key, x, y in rows]
+    else:
+        lines = table_lines(header, rows)
     print("\n".join(lines))
 
 

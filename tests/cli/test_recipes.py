@@ -236,6 +236,8 @@ def test_diff_fits_the_terminal(tmp_path: Path) -> None:
     narrow = on_terminal(tmp_path, 40, "recipes", "diff", "gpt2-117m", "gpt3-125m")
     assert re.search(r"^model\.seq_len +1024 +2048$", wide, re.MULTILINE)
     assert "model.seq_len\n  gpt2-117m: 1024\n  gpt3-125m: 2048\n" in narrow
+    # A recipe without a key has "-" in both layouts.
+    assert "batch_size_warmup.increment\n  gpt2-117m: -\n  gpt3-125m: 16\n" in narrow
 
 
 # --- the command line as a whole -------------------------------------------------------------------------------------

@@ -154,6 +154,8 @@ def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path) -> No
             )
         )
     assert len(found[0][0]) == 2 and found[0][:2] == found[1][:2]
+    shown = efftrain("eval-zeroshot", "on1", "--devices", "2", "--device", "cpu").stdout
+    assert shown.startswith("on1, step ") and shown.count("offline_bytes") == 2
     missing = efftrain(
         "eval-zeroshot", "on1", "--checkpoint", "77", "--devices", "2", "--device", "cpu"
     )
