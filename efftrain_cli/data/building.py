@@ -68,9 +68,10 @@ class Building:
         self._limits: dict[tuple[str, int], int] = {}
         for side in _SIDES:
             for part in range(self._parts):
+                name = side if self._parts == 1 else f"{side}-{part}"
                 self._writers[side, part] = ShardWriter(
                     self.folder,
-                    side if self._parts == 1 else f"{side}-{part}",
+                    name,
                     vocab_size=self.tokenizer.vocab_size,
                     eot_id=self.tokenizer.eot_id,
                     shard_tokens=corpus.SHARD_TOKENS,

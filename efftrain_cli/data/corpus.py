@@ -410,13 +410,11 @@ def open_corpus(
     for name in ("train", "valid"):
         side: SplitEntry = getattr(record, name)
         shards = [open_shard(folder, entry, stated["vocab_size"]) for entry in side.shards]
-        counts = side.parts or []
-        parts = (
-            tuple(Part(*source, tokens) for source, tokens in zip(sources, counts, strict=True))
-            if counts
-            else ()
-        )
-        splits[name] = TokenShards(shards, parts, side.documents)
+        parts = []
+        if side.parts:
+            for source, tokens in zip(sources, side.parts, strict=True):
+                parts.append(Part(*source, tokens))
+        splits[name] = TokenShards(shards, tuple(parts), side.documents)
     return Corpus(
         folder=folder,
         train=splits["train"],

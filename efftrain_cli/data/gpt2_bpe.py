@@ -62,10 +62,10 @@ def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tikto
     alphabet, vocabulary = byte_of_character(), model["vocab"]
     if not all(character in vocabulary for character in alphabet):
         return None
-    merged_from = {
-        "".join(pair): pair
-        for pair in (m.split(" ") if isinstance(m, str) else m for m in model["merges"])
-    }
+    merged_from = {}
+    for merge in model["merges"]:
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        merged_from["".join(pair)] = pair
     if len(merged_from) != len(model["merges"]):
         return None
     previous = max(vocabulary[character] for character in alphabet)

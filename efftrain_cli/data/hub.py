@@ -27,7 +27,9 @@ def hub_unreachable() -> str | None:
     address = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
     url = urlsplit(proxy or address)
-    host, port = url.hostname or "huggingface.co", url.port or (80 if url.scheme == "http" else 443)
+    host = url.hostname or "huggingface.co"
+    default_port = 80 if url.scheme == "http" else 443
+    port = url.port or default_port
     # The libraries try five times with growing pauses, whatever etag_timeout says: 24 s without network.
     try:
         socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
@@ -64,11 +66,9 @@ class HubReader:
 
     def state(self) -> dict[str, Any]:
         """Return the place after the document that was read last, as JSON values."""
-        place = (
-            self._rows.state_dict()
-            if self._rows is not None and hasattr(self._rows, "state_dict")
-            else None
-        )
+        place = None
+        if self._rows is not None and hasattr(self._rows, "state_dict"):
+            place = self._rows.state_dict()
         return {"row": self._row, "dataset": place}
 
     def documents(self) -> Iterator[Document]:

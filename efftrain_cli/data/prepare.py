@@ -136,14 +136,12 @@ def _key(
         if isinstance(source, TextFile):
             known: list[Any] = [source.kind, next(hashes)]
         else:
-            known = [
-                "hub",
-                source.name,
-                source.config,
-                source.revision,
-                *([source.split] if source.split else []),
-            ]
-        return known if data.sources is None else [*known, source.part, source.text_field]
+            known = ["hub", source.name, source.config, source.revision]
+            if source.split:
+                known.append(source.split)
+        if data.sources is not None:
+            known += [source.part, source.text_field]
+        return known
 
     sides = [[identity(source) for source in side] for side in (text.train, text.valid)]
     fields = {kind for kind, *_ in sides[0] + sides[1]} & {"hub", "jsonl", "json", "csv", "parquet"}
@@ -154,9 +152,8 @@ def _key(
         data.text_field if fields else None,
         list(hashes) or data.tokenizer,
     ]
-    if (
-        limits is not None
-    ):  # absent, not null: what was prepared before there were limits is still found
+    # Absent, not null: what was prepared before there were limits is still found.
+    if limits is not None:
         settings += [limits.train, limits.valid, [source.weight for source in data.sources or ()]]
     return digest_of(settings)[:32]
 
@@ -166,9 +163,8 @@ def _build(
 ) -> None:
     """Make the corpus beside its place and rename it there. The caller holds the lock."""
     size = bpe_size(data.tokenizer)
-    tokenizer = (
-        None if size else load_tokenizer(data.tokenizer)
-    )  # a bad tokenizer costs no reading of text
+    # A bad tokenizer costs no reading of text.
+    tokenizer = None if size else load_tokenizer(data.tokenizer)
     texts = sum(isinstance(source, TextFile) and source.kind == "txt" for source in text.train)
     cut = not text.valid and texts < FEW_TEXT_FILES
     split = Split(data, text.train, text.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None)
@@ -178,9 +174,8 @@ def _build(
         tokenizer = _trained_tokenizer(size, split, limits, tell)
     partial = folder.with_name(f"{folder.name}.partial")
     if not (partial / PROGRESS).exists():
-        shutil.rmtree(
-            partial, ignore_errors=True
-        )  # of a process that was killed before its first shard was whole
+        # A process was killed before its first shard was whole.
+        shutil.rmtree(partial, ignore_errors=True)
     needed = None if total is None else total * dtype_for(tokenizer.vocab_size).itemsize
     try:
         with cache.disk_errors(folder.parent, needed):
@@ -202,11 +197,9 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
     """Return the byte-level BPE of the training text, from the cache if this text has had one of
     this size."""
     weights = [source.weight for source in split.data.sources or ()] or [1.0]
-    most = (
-        TOKENIZER_SAMPLE
-        if limits is None or limits.train is None
-        else min(TOKENIZER_SAMPLE, 8 * limits.train)
-    )
+    most = TOKENIZER_SAMPLE
+    if limits is not None and limits.train is not None:
+        most = min(most, 8 * limits.train)
     wanted = [most * weight / sum(weights) for weight in weights]
     sample: list[str] = []
     lengths = [0] * len(weights)

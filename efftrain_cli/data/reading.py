@@ -97,9 +97,8 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
                     bad.found(f"{path}:{number}, byte {start + error.byte}", str(error))
             start += length
     if not any_line:
-        bad.found(
-            str(path), "the file is empty" if start == 0 else "the file holds only blank lines"
-        )
+        fault = "the file is empty" if start == 0 else "the file holds only blank lines"
+        bad.found(str(path), fault)
 
 
 def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
@@ -110,8 +109,10 @@ def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Docum
             records = json.loads(path.read_bytes())
         except (ValueError, RecursionError):  # JSON lines, or damaged: said there with its line
             records = None
-        if isinstance(records, list | dict):
-            for number, record in enumerate([records] if isinstance(records, dict) else records, 1):
+        if isinstance(records, dict):
+            records = [records]
+        if isinstance(records, list):
+            for number, record in enumerate(records, 1):
                 try:
                     yield from bad.read(f"{path}:{number}", _text_of(record, text_field))
                 except _BadLineError as error:
@@ -314,8 +315,10 @@ def _not_utf8(content: bytes, byte: int) -> str:
 
 
 def _names(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:8])
-    return shown + (" and more" if len(names) > 8 else "") if names else "none"
+    if not names:
+        return "none"
+    listed = ", ".join(repr(name) for name in names[:8])
+    return f"{listed} and more" if len(names) > 8 else listed
 
 
 def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
@@ -350,11 +353,9 @@ def open_token_file(path: Path) -> np.ndarray:
         start = file.read(LLMC_HEADER_BYTES)
     if MAGIC.encode() in start:
         raise DataError(f"{path}: a shard of efftrain's own cache; name the text it was made from")
-    header = (
-        np.frombuffer(start, dtype="<i4")
-        if len(start) == LLMC_HEADER_BYTES
-        else np.zeros(3, dtype="<i4")
-    )
+    header = np.zeros(3, dtype="<i4")
+    if len(start) == LLMC_HEADER_BYTES:
+        header = np.frombuffer(start, dtype="<i4")
     if int(header[0]) in LLMC:
         (dtype, version), count = LLMC[int(header[0])], int(header[2])
         if int(header[1]) != version:
@@ -400,7 +401,10 @@ def token_documents(path: Path, bad: BadDocuments, eot_id: int | None) -> Iterat
         # What follows the last end waits for the next chunk, unless it fills one alone.
         whole = begin + len(chunk) == len(ids) or not len(ends)
         at = 0
-        for end in [*ends.tolist(), *([len(chunk)] if whole else [])]:
+        borders = ends.tolist()
+        if whole:
+            borders.append(len(chunk))
+        for end in borders:
             if end > at:
                 bad.seen += 1
                 yield Document(f"{printable(str(path))}:token {begin + at}", "", chunk[at:end])

@@ -195,9 +195,9 @@ def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
     data = split.data
     ranked = [source for source in split.train if not split.valid and not split.cuts(source)]
     if any(isinstance(source, HubDataset) for source in split.train + split.valid):
-        return (
-            replace(split, threshold=int(data.valid_fraction * 2**64)) if ranked else split
-        ), None
+        if ranked:
+            split = replace(split, threshold=int(data.valid_fraction * 2**64))
+        return split, None
     if ranked:
         bad = BadDocuments(data.on_bad_document)
         numbers = []

@@ -11,7 +11,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -200,11 +200,15 @@ def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, 
     and its text field."""
     for part, source in enumerate(data.sources or ()):
         yield f"data.sources.{part}.path", "train", source.path, part, source.text_field
-    train = (data.train or "stdlib") if data.sources is None else ()
-    for entry in (train,) if isinstance(train, str) else train:
-        yield "data.train", "train", entry, 0, None
-    for entry in (data.valid,) if isinstance(data.valid, str) else data.valid or ():
+    if data.sources is None:
+        for entry in _listed(data.train or "stdlib"):
+            yield "data.train", "train", entry, 0, None
+    for entry in _listed(data.valid or ()):
         yield "data.valid", "valid", entry, 0, None
+
+
+def _listed(entries: str | Sequence[str]) -> Sequence[str]:
+    return (entries,) if isinstance(entries, str) else entries
 
 
 def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[list[Source], str]:
@@ -323,12 +327,14 @@ def _left_out(files: list[Path], chosen: list[Path]) -> str:
 
 def _suffixes(files: list[Path]) -> str:
     """Count files by suffix: "12 .html, 3 .rst, ..."."""
-    counts = Counter(
-        "".join(p.suffixes[-2:] if p.suffix in (".gz", ".zst") else p.suffixes[-1:]) or p.name
-        for p in files
-    )
-    shown = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(6))
-    return shown + (", ..." if len(counts) > 6 else "")
+    counts: Counter[str] = Counter()
+    for file in files:
+        parts = 2 if file.suffix in (".gz", ".zst") else 1
+        counts["".join(file.suffixes[-parts:]) or file.name] += 1
+    listed = [f"{count:,} {suffix}" for suffix, count in counts.most_common(6)]
+    if len(counts) > 6:
+        listed.append("...")
+    return ", ".join(listed)
 
 
 def _kind_of(path: Path, suffixes: dict[str, Kind]) -> Kind | None:

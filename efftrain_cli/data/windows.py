@@ -190,7 +190,9 @@ class Windows:
         another."""
         count = min(count, (tokens - 1) // self.seq_len)
         room = tokens - 1 - self.seq_len
-        return [i * room // (count - 1) for i in range(count)] if count > 1 else [0] * max(count, 0)
+        if count <= 1:
+            return [0] * max(count, 0)
+        return [i * room // (count - 1) for i in range(count)]
 
     def _block(self, number: int) -> np.ndarray:
         places = self._blocks.get(number)
@@ -222,9 +224,10 @@ class Windows:
         places = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
             here = epochs == epoch
-            key = _key(
-                f"{self.seed} {epoch}" if part == 0 else f"{self.seed} {epoch} source {part}"
-            )
+            text = f"{self.seed} {epoch}"
+            if part:
+                text += f" source {part}"
+            key = _key(text)
             shift = int(key[-1] % np.uint64(self.seq_len))
             order = permute(numbers[here] - epoch * per_epoch, per_epoch, key[:_ROUNDS])
             places[here] = shift + order * self.seq_len
