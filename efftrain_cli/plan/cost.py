@@ -130,14 +130,16 @@ def training_bytes(
 
     Args:
         config: shape of a model of the recipe.
-        dtype: "bf16" or "fp32".
+        dtype: "bf16", "tf32" or "fp32".
         recompute: of each block only its input is kept; one block's activations exist at a time. None: as the recipe
             says, not for "auto".
         ranks: devices that share the gradient's lanes.
     """
     if recompute is None:
         recompute = recipe.train.activation_checkpointing is True
-    element = {"bf16": 2, "fp32": 4}[dtype]
+    element = 4
+    if dtype == "bf16":
+        element = 2
     state = state_bytes(recipe, config, ranks) + in_flight_bytes(recipe, config)
     if dtype == "bf16":
         state += element * parameter_count(config)

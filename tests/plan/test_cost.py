@@ -30,8 +30,9 @@ def test_bytes_count_the_moments_that_the_optimizer_has(name: str) -> None:
 
     assert state_bytes(recipe, config) == 4 * (2 * PARAMETERS + MOMENTS[name])
     assert checkpoint_bytes(recipe, config) == 4 * (PARAMETERS + MOMENTS[name])
-    # Without a sequence there are no activations; bf16 adds a copy of the weights.
-    assert training_bytes(recipe, config, 0, 2, dtype="fp32") == state_bytes(recipe, config)
+    # Without a sequence there are no activations; bf16 adds a copy of the weights. TF32 is kept as fp32.
+    for wide in ("fp32", "tf32"):
+        assert training_bytes(recipe, config, 0, 2, dtype=wide) == state_bytes(recipe, config)
     bf16 = training_bytes(recipe, config, 0, 2, dtype="bf16")
     assert bf16 == state_bytes(recipe, config) + 2 * PARAMETERS
     other = load_recipe("small", [*SHAPE, "data.tokenizer=bpe:64"])

@@ -107,6 +107,10 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
     recipe = load_recipe("gpt2-1.5b")
     assert recipe.train.activation_checkpointing == "auto"
     assert checkpoints_activations(recipe, GPT_2, CUDA, dtype="bf16", compiled=True) is want
+    # 1.558e9 parameters at 16 bytes, activations and logits of twice the bytes: 24.9 + 80.6 + 6.6 GB, in TF32 too.
+    for dtype in ("tf32", "fp32"):
+        wide = checkpoints_activations(recipe, GPT_2, CUDA, dtype=dtype, compiled=True)
+        assert wide is (0.9 * memory < 112.1e9), dtype
     for wanted in (True, False):
         said = replace(recipe, train=replace(recipe.train, activation_checkpointing=wanted))
         assert checkpoints_activations(said, GPT_2, CUDA, dtype="bf16", compiled=True) is wanted
