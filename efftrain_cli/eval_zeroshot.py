@@ -112,7 +112,7 @@ def evaluate_runs(
             except LostProcessError:
                 raise
             except EfftrainError as error:
-                # Processes that have not failed alike would not meet in the next run.
+                # Ranks that failed differently would hang in the next run's collectives; a TaskError is alike on all.
                 if ranks is not None and not isinstance(error, TaskError):
                     raise
                 if len(runs) == 1 and not entries:
@@ -145,10 +145,11 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
             f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
         )
     documents: list[str] = []
-    if not OFFLINE.isdisjoint(names):
+    offline_names = [name for name in names if name in OFFLINE]
+    if offline_names:
         documents = validation_documents(trained)
     language_model: LanguageModel | None = None
-    if not OFFLINE.issuperset(names):
+    if len(offline_names) < len(names):
         from efftrain_cli.zeroshot.language_model import LanguageModel
 
         language_model = LanguageModel(evaluator, trained.tokenizer)
@@ -201,7 +202,8 @@ def _check_tasks(config: EvalConfig) -> list[str]:
     if config.limit is not None and config.limit < 1:
         raise UsageError(f"--limit {config.limit}: give 1 item or more, or leave it out for all")
     run = None if is_exported(config.run) else existing_run(config.run)
-    if not OFFLINE.isdisjoint(names):
+    harness_names = [name for name in names if name not in OFFLINE]
+    if len(harness_names) < len(names):
         if run is None:
             raise UsageError(
                 f"{config.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
@@ -212,10 +214,9 @@ def _check_tasks(config: EvalConfig) -> list[str]:
                 f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
                 "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
             )
-    with_protocol = [name for name in names if name not in OFFLINE]
-    if with_protocol or foreign:
+    if harness_names or foreign:
         require_extra()
-        require_data(with_protocol, config.data_dir, and_others=bool(foreign))
+        require_data(harness_names, config.data_dir, and_others=bool(foreign))
         _quieten()
     return [*names, *foreign]
 
@@ -234,9 +235,10 @@ def _load_model(config: EvalConfig, ranks: Ranks) -> TrainedModel:
         else:
             trained = load_trained_model(config.run, config.checkpoint, device)
     except EfftrainError as error:
-        # Rank 0 prints errors, but its own copy may load: share this rank's error.
+        # Only rank 0 prints. Loading may fail on another rank alone, so all ranks compare how it ended.
         ranks.check_alike({"loading": str(error)})
         raise
+    # The same exchange as in the handler above: a rank that failed waits in it.
     ranks.check_alike({"loading": "done"})
     ranks.check_alike(
         {

@@ -62,7 +62,10 @@ class Building:
         self.tally = Tally(BadDocuments(data.on_bad_document))
         self.cursor = Cursor()
         self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
-        weights = [source.weight for source in data.sources or ()] or [1.0]
+        # A part is one weighted source of data.sources; a corpus without them has one part.
+        weights = [1.0]
+        if data.sources:
+            weights = [source.weight for source in data.sources]
         self._parts = len(weights)
         self._writers: dict[tuple[str, int], ShardWriter] = {}
         self._limits: dict[tuple[str, int], int] = {}
@@ -76,8 +79,10 @@ class Building:
                     eot_id=self.tokenizer.eot_id,
                     shard_tokens=corpus.SHARD_TOKENS,
                 )
-        for side, limit in zip(_SIDES, self.limits or (), strict=False):
-            if limit is not None:
+        if self.limits is not None:
+            for side, limit in {"train": self.limits.train, "valid": self.limits.valid}.items():
+                if limit is None:
+                    continue
                 for part, share in enumerate(apportion(weights, limit)):
                     self._limits[side, part] = share
         self._saved_shards = self._saved_held_out = 0
@@ -103,6 +108,7 @@ class Building:
                 if (waiting >= _BATCH or len(batch) >= 4096) and self.cursor.between:
                     self._flush(batch)
                     waiting = 0
+                    # Tells the generator to go on to the next source.
                     self.cursor.enough = self._has_enough(part)
                     if self._closed_shards() > self._saved_shards:
                         self._save()
@@ -126,6 +132,7 @@ class Building:
         encoded = iter(self.tokenizer.encode([doc.text for _, _, doc in wanted if doc.ids is None]))
         for side, part, document in wanted:
             ids = next(encoded) if document.ids is None else document.ids
+            # An earlier document of this batch may have filled it.
             if self._full(side, part):
                 continue
             self._writers[side, part].add(ids, document.id)
@@ -154,9 +161,13 @@ class Building:
 
     def _has_enough(self, part: int) -> bool:
         """Return whether the limits of the source that is being read are reached."""
+        # Validation texts are read first (`split_documents`).
         if self.cursor.source < len(self.split.valid):
             return self._full("valid", part)
-        return self._full("train", part) and (bool(self.split.valid) or self._full("valid", part))
+        # Then, if there were any, the other sources give training text only.
+        if self.split.valid:
+            return self._full("train", part)
+        return self._full("train", part) and self._full("valid", part)
 
     def _check_room(self, tokens: int) -> None:
         """Refuse a disk that has less room than so many tokens take."""

@@ -18,11 +18,11 @@ class MlpFacts:
     """Properties of one kind of MLP."""
 
     kept_arrays: int
-    """Arrays of hidden units kept for the backward pass."""
+    """Arrays of d_ff values per token kept for the backward pass (for memory estimates)."""
     is_gated: bool = False
     """Whether `c_up` multiplies the activation of `c_fc`."""
     has_slope_at_zero: bool = False
-    """Whether a gradient passes where its input is 0."""
+    """Whether the gradient at a hidden layer of zeros is not zero: growth by "identity" begins there."""
 
 
 MLPS: dict[str, MlpFacts] = {
@@ -72,9 +72,9 @@ class NormFacts:
     vectors: tuple[str, ...]
     """Its parameters, each with an entry per channel: "weight", and "bias" if linear layers have biases."""
     is_centered: bool = False
-    """Whether it subtracts the mean, which zeros beside the channels would move."""
+    """Whether it subtracts the mean. Growth by "pad" refuses it: the zero channels that pad adds change the mean."""
     keeps_fp32: bool = False
-    """Whether its value before the gain is kept in fp32, uncompiled."""
+    """Whether eager mode keeps the normalized value in fp32 for the backward pass (for memory estimates)."""
 
 
 NORMS: dict[str, NormFacts] = {
@@ -93,7 +93,7 @@ class QkvRows(NamedTuple):
 
 
 class Dimensions:
-    """Sizes that follow from others unless they are given: of a `GPTConfig` and of a recipe's [model]."""
+    """Derive sizes that are not given, for `GPTConfig` and a recipe's [model]: head_dim from n_embd / n_head, ..."""
 
     n_layer: int
     n_head: int

@@ -1,8 +1,8 @@
 """Count parameters and FLOPs of a step, and the peak rates of devices. No torch, so that plans can be costed.
 
 Convention (reported with every figure): (6 N + 12 n_layer n_head head_dim seq_len) FLOPs per trained token over the
-blocks that ran, forward and backward together. N counts norms and biases, and of the tables only the one that makes
-the logits; GPT-2's n_head head_dim is n_embd. The logit matmul is 6 * vocabulary rows * n_embd of it; figures exist
+blocks that ran, forward and backward together. N counts norms and biases, and of the embeddings only the one that makes
+the logits; GPT-2's n_head head_dim is n_embd. The logit matmul adds 6 * vocabulary rows * n_embd; figures exist
 with and without it. That attention is causal is not counted: with it the second term would be half.
 """
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from efftrain_cli.model.config import Dimensions, GPTConfig
 
 NEWTON_SCHULZ_ITERATIONS = 5
-"""Of Muon, by which it brings a matrix close to an orthogonal one."""
+"""Iterations that Muon takes to bring a matrix close to an orthogonal one."""
 
 
 class FlopsPerToken(NamedTuple):

@@ -157,13 +157,16 @@ class Sharded(Devices):
             self._exchange(order)
 
     def _exchange(self, order: int = -1) -> int:
-        """Return the order of rank 0; the other ranks give -1."""
+        """Return the order of rank 0; the other ranks give -1.
+
+        It is a max and no broadcast: only the max waits as long as a declared phase.
+        """
         given = torch.tensor(order)
         self.ranks.all_reduce_max(given, patient=True)
         return int(given)
 
     def _serve(self, state: TrainState, until: int) -> None:
-        """Order `until` on rank 0; on the other ranks follow its orders until that one.
+        """Send the order `until` from rank 0; on the other ranks carry out its orders until that one arrives.
 
         Raises:
             Rewinding: rank 0 has gone back to an earlier state.

@@ -58,8 +58,7 @@ class Receipt:
     curve: tuple[tuple[int, float], ...]
     """(step, validation loss in nats per token)."""
     max_grad_norm: float | None = None
-    """Largest gradient norm before clipping, over the steps. It and the next two are kept beside the verdict, which is
-    the paper's."""
+    """Largest gradient norm before clipping, over the steps. This field and the next two do not enter the verdict."""
     max_adam_sqrt_v: float | None = None
     """Largest of Adam's sqrt(v), over the steps."""
     max_loss_ratio: float | None = None
@@ -98,11 +97,11 @@ class Answer(NamedTuple):
     """None: it does not fit into the budget."""
     stable_seeds: int = 0
     seeds: int = 0
-    """That were probed: as many as it took to decide."""
+    """Seeds that were probed, until the majority was decided."""
     of: int = 0
     """Seeds that were given."""
     failed_at: int | None = None
-    """The first step at which an unstable seed was."""
+    """Earliest step at which the perplexity of any seed fluctuated too far."""
 
     def __str__(self) -> str:
         if self.stable is None:
@@ -206,13 +205,17 @@ class Search:
         return self.grid.tokens(probe.start, probe.steps, probe.horizon)
 
     def most_probes(self) -> tuple[int, int]:
-        """Bound the probes that the search for a start makes, and that for a duration with the one without a warmup."""
+        """Return upper bounds on the number of probes: (search for a start, search for a duration).
+
+        The second includes the probe of training without a warmup, for each seed.
+        """
         grid, seeds = self.grid, len(self.all_seeds)
         durations = grid.durations(grid.starts[0])
         nearest = durations.index(grid.nearest_duration(grid.starts[0]))
         after = max(_most_left(-1, nearest), 1 + _most_left(nearest + 1, len(durations)))
         if self.kind == "lr":
             return 0, seeds * (1 + after)
+        # Every second start, the last one, and one step back; then the recipe's own duration and no warmup.
         return seeds * (len(grid.starts) // 2 + 2), seeds * (2 + after)
 
     def most_tokens(self) -> int:
@@ -234,7 +237,10 @@ class Search:
 
 
 def _next_duration(low: int, high: int) -> int:
-    """Return which duration between two is probed next: further ones have cheaper probes."""
+    """Return the index in `Grid.durations` to probe next: three quarters of the way from `low` to `high`.
+
+    Later durations have cheaper probes.
+    """
     return (low + 3 * high) // 4
 
 
@@ -282,24 +288,37 @@ class Finder:
         return replace(outcome, statement=outcome.statement + listed, needed=self.needed)
 
     def find_start(self, answers: dict[int, Answer]) -> int:
-        """Return the first start that is stable while the learning rate climbs, every second one tried, then the one
-        below; the last where none is stable, or the one that the budget does not reach. `answers` by start."""
-        grid, starts, at = self.search.grid, self.search.grid.starts, 0
+        """Search the smallest start that is stable during the learning-rate warmup.
+
+        Try every second start; at the first stable one, try the start below it too. If no start is stable, return the
+        last. If the budget ends first, return the start that it did not cover.
+
+        Args:
+            answers: filled with the verdict of every start that was tried.
+        """
+        grid = self.search.grid
+        starts = grid.starts
         if grid.kind == "lr":
             return 0
 
-        def judge_start(at: int) -> bool | None:
-            steps = grid.nearest_duration(starts[at])
-            answer = self.judge(starts[at], steps, grid.climb(starts[at], steps))
-            answers[starts[at]] = answer
-            return answer.stable
+        def judge_start(index: int) -> bool | None:
+            start = starts[index]
+            steps = grid.nearest_duration(start)
+            answers[start] = self.judge(start, steps, grid.climb(start, steps))
+            return answers[start].stable
 
-        while judge_start(at) is False and at < len(starts) - 1:
-            at = min(at + 2, len(starts) - 1)
-        below = starts[at - 1]
-        if answers[starts[at]].stable and at and below not in answers and judge_start(at - 1):
+        index = 0
+        stable = judge_start(index)
+        while stable is False and index < len(starts) - 1:
+            index = min(index + 2, len(starts) - 1)
+            stable = judge_start(index)
+        if not stable or index == 0:
+            return starts[index]
+
+        below = starts[index - 1]
+        if below not in answers and judge_start(index - 1):
             return below
-        return starts[at]
+        return starts[index]
 
     def find_duration(self, start: int) -> Outcome:
         """Return the furthest stable duration from `start`, the recipe's own first, then its neighbour if that is
