@@ -290,6 +290,7 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
         levels=nominal_levels(looks.alpha / comparisons, looks.plan, sides)[looks.taken :],
         direction=direction,
         margin=_margin_size(each.question, estimate),
+        shared=CLOCK_SD if each.question.axis == "seconds" else 0.0,
     )
 
 

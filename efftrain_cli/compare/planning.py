@@ -58,6 +58,7 @@ def conditional_power(
     levels: Sequence[float],
     direction: Direction,
     margin: float,
+    shared: float = 0.0,
 ) -> float:
     """Return the chance that one of the later looks passes, if the pairs to come are normal with this mean and spread.
 
@@ -69,6 +70,7 @@ def conditional_power(
         more: pairs that each later look adds to these n, rising.
         levels: nominal level of each later look's own t test.
         margin: of the directions that need one.
+        shared: standard deviation of an error that all pairs share, which no further pair makes smaller.
     """
     random = np.random.default_rng(20261123)
     drawn = random.normal(gain, sd, (CONTINUED, more[-1]))
@@ -77,7 +79,7 @@ def conditional_power(
         values, total = drawn[:, :added], n + added
         mean = (n * gain + values.sum(1)) / total
         squares = (n - 1) * sd**2 + n * gain**2 + (values**2).sum(1)
-        se = np.sqrt((squares - total * mean**2) / (total - 1) / total)
+        se = np.hypot(np.sqrt((squares - total * mean**2) / (total - 1) / total), shared)
         if direction == "different":
             lead, level = np.abs(mean), level / 2
         elif direction == "equivalent":

@@ -44,6 +44,8 @@ MEASURES = {
 """The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin is a share."""
 DRAWN = 5
 """Seeds that are drawn where the file gives neither seeds nor their number."""
+HIGHEST_RATE = 1e9
+"""Grids of learning rates above it do not grow."""
 LONGEST_NAME = 40
 """Of study and arm together, so that the names of their runs stay readable and allowed."""
 
@@ -249,11 +251,14 @@ class StudyFile:
             return {}
         grid = dict(self.study.tuning.grid if arm.grid is None else arm.grid)
         for key, side in self.grown:
-            if len(grid.get(key, ())) > 1:
-                ordered = sorted(grid[key], key=float, reverse=side == "low")
+            values = grid.get(key, ())
+            # What is no learning rate is refused as one, at its own place of the grid.
+            if len(values) > 1 and all(_is_rate(value) for value in values):
+                last, before = sorted(map(float, values), reverse=side == "high")[:2]
                 # As far from the last in the logarithm as that is from its neighbour.
-                more = float(ordered[-1]) ** 2 / float(ordered[-2])
-                grid[key] = (*grid[key], float(f"{more:.3g}"))
+                more = float(f"{last * last / before:.3g}")
+                if more not in values:
+                    grid[key] = (*values, more)
         return grid
 
     def recipe_path(self, arm: Arm) -> str:
@@ -289,6 +294,10 @@ class StudyFile:
     def sha256(self) -> str:
         """Hash of `values`."""
         return digest_of(self.values())
+
+
+def _is_rate(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < HIGHEST_RATE
 
 
 def _parse(seeds: str | None) -> tuple[int, ...]:

@@ -147,7 +147,7 @@ def run_study(
     """Train what the study still needs, or write the job array of its next phase, and print the verdict."""
     registration = register(file, allow)
     # Another machine may have registered it since the file was read.
-    file = draw_seeds(file)
+    file = widened(draw_seeds(file))
     folder = study_folder(file.name)
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import run_path
+from efftrain_cli.study import main
 from efftrain_cli.study.conduct import conduct
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
@@ -25,7 +27,7 @@ from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register
 from efftrain_cli.study.text import as_json
 from efftrain_cli.trials.runner import TrialRunner
-from efftrain_cli.trials.trial import recipe_of
+from efftrain_cli.trials.trial import Trial, recipe_of
 from tests.study.conftest import STUDY
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
@@ -127,3 +129,46 @@ def test_a_failed_setting_counts_with_its_loss_before_training(folder: Path) -> 
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     losses = [3 + math.log(2) ** 2, 3.0, sum(starts) / 2]
     assert expected_best(choices(file)[0]) == pytest.approx(expected_lowest(losses))
+
+
+@pytest.mark.parametrize(
+    "rates",
+    ['["a", "b"]', "[0, 1e-3]", "[true, false]", "[-1e-3, 1e-3]"],
+)
+def test_a_grid_that_grows_has_learning_rates(folder: Path, rates: str) -> None:
+    path = folder / "study.toml"
+    path.write_text(
+        STUDY.replace("[tuning]", "[tuning]\ngrow = 2").replace("[1e-3, 2e-3, 4e-3]", rates)
+    )
+    with pytest.raises(RecipeError, match=r"optim\.lr = "):
+        read_study(path)
+
+
+def test_a_grid_too_fine_to_round_does_not_grow(folder: Path) -> None:
+    """The next rates, 0.0009999 and 0.00100020001, would be 0.001 again with three digits."""
+    path = folder / "study.toml"
+    text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
+    path.write_text(text.replace("[1e-3, 2e-3, 4e-3]", "[1e-3, 1.0001e-3]"))
+    names = [each.trial.name for each in tuning(widest(read_study(path)))]
+    assert len(set(names)) == len(names)
+
+
+def test_take_over_reaches_the_runs_of_a_grown_grid(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seeds are drawn, as those of a registered study are once more when it goes on."""
+    path = folder / "study.toml"
+    path.write_text(STUDY.replace('seeds = "0..1"\n', "n_seeds = 2\ngrow = 2\n"))
+    file = read_study(path)
+    register(file, allow=False)
+    write_tuning(file, {"plain": 8e-3, "warm": 2e-3})
+    asked: list[str] = []
+
+    def free(trials: list[Trial], host: str) -> list[str]:
+        asked.extend(trial.name for trial in trials)
+        raise UsageError(host)
+
+    monkeypatch.setattr(main, "free_runs", free)
+    with pytest.raises(UsageError, match="gone"):
+        main.run_study(read_study(path), 1, "cpu", False, "gone", False, False)
+    assert any("lr0.008-tune" in name for name in asked)
