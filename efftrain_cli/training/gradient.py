@@ -334,7 +334,7 @@ def step_by_halves(
 
 
 def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
-    """Combine the statistics of the narrow layers of all ranks in this step: fp64 (9,), as `Seen`."""
+    """Combine the statistics of the narrow layers of all ranks in this step: fp64 (9,), as `SaturationStats`."""
     seen = seen_by_layers(model)
     if ranks.is_single_process:
         return seen
