@@ -12,6 +12,7 @@ import numpy as np
 
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.sensitivity import at_edge
+from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import run_path
@@ -219,28 +220,16 @@ def widened(file: StudyFile) -> StudyFile:
     """Return the study with its grids of learning rates as far as the tuning runs made them grow.
 
     When all tuning runs have ended and the best rate of any arm is the lowest or highest tried, the
-    grids of all arms get one more at that side, `grow` times at most. This follows from the runs, so
-    a stopped study grows as one that was not stopped.
+    grids of all arms get one more at that side, `grow` times at most, unless a recipe refuses it. This
+    follows from the runs, so a stopped study grows as one that was not stopped.
     """
-    grown: list[Edge] = []
+    wider = _with_grown(file, ())
     for _ in range(file.grow):
         edges: set[Edge] = set()
-        for each in choices(
-            StudyFile(
-                file.path,
-                file.study,
-                file.drawn,
-                tuple(grown),
-            )
-        ):
+        for each in choices(wider):
             edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
-        grown += sorted(edges)
-    return StudyFile(
-        file.path,
-        file.study,
-        file.drawn,
-        tuple(grown),
-    )
+        wider = _grow(wider, sorted(edges))
+    return wider
 
 
 def widest(file: StudyFile) -> StudyFile:
@@ -248,12 +237,24 @@ def widest(file: StudyFile) -> StudyFile:
     sides: list[Edge] = []
     for key in LEARNING_RATES:
         sides += [(key, "low"), (key, "high")]
-    return StudyFile(
-        file.path,
-        file.study,
-        file.drawn,
-        tuple(sides * file.grow),
-    )
+    return _grow(_with_grown(file, ()), sides * file.grow)
+
+
+def _grow(file: StudyFile, edges: Sequence[Edge]) -> StudyFile:
+    """Return the study with one more point at each edge, but for points that a recipe refuses: a rate below min_lr."""
+    for edge in edges:
+        wider = _with_grown(file, (*file.grown, edge))
+        try:
+            for each in tuning(wider):
+                recipe_of(each.trial)
+        except RecipeError:
+            continue
+        file = wider
+    return file
+
+
+def _with_grown(file: StudyFile, grown: tuple[Edge, ...]) -> StudyFile:
+    return StudyFile(file.path, file.study, file.drawn, grown)
 
 
 # --- what tuning was worth --------------------------------------------------------------------

@@ -76,6 +76,19 @@ def test_all_grids_grow_where_one_arm_is_at_the_edge(
         assert float(setting.removeprefix("optim.lr=")) == plain
 
 
+def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder: Path) -> None:
+    path = folder / "study.toml"
+    text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
+    path.write_text('set = ["optim.min_lr=4e-4"]\n' + text)
+    file = read_study(path)
+    widest_grid = widest(file).grid_of(file.study.arms[0])["optim.lr"]
+    assert sorted(widest_grid) == [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
+    for _ in range(3):
+        write_tuning(file, {"plain": 1e-4, "warm": 2e-3})
+        file = widened(file)
+    assert sorted(file.grid_of(file.study.arms[0])["optim.lr"]) == [5e-4, 1e-3, 2e-3, 4e-3]
+
+
 def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None:
     file = read_study(folder / "study.toml")
     assert file.grow == 0 and len(tuning(widest(file))) == 12
