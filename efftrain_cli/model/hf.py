@@ -435,7 +435,8 @@ def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPT
     theta = read.number("rope_theta", 10_000.0, table)
     eps = read.number("rms_norm_eps", 1e-6)
     layers = hf_config.get("layer_types") or []
-    read.require(set(layers) <= {"full_attention"}, "layer_types", "full_attention throughout")
+    full = isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
+    read.require(full, "layer_types", "full_attention throughout")
     tied = hf_config.get("tie_word_embeddings", False)
     read.require(isinstance(tied, bool), "tie_word_embeddings", "true or false")
     shape = GPTConfig(

@@ -149,6 +149,8 @@ def test_a_gpt2_of_other_sizes_is_said() -> None:
         {"rms_norm_eps": "x"},
         {"tie_word_embeddings": "yes"},
         {"layer_types": ["sliding_attention"]},
+        {"layer_types": 1},
+        {"layer_types": [["full_attention"]]},
     ],
     ids=str,
 )
