@@ -33,19 +33,26 @@ def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -
 
 
 def seeds_needed(
-    difference: float, sd: float, paired: bool = True, alpha: float = ALPHA
+    difference: float,
+    sd: float,
+    paired: bool = True,
+    alpha: float = ALPHA,
+    shared: float = 0.0,
 ) -> int | None:
     """Return the fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
 
-    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False. None: more than
-    MOST_SEEDS, or no spread to plan with.
+    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False; `shared` that of an
+    error that all seeds share. None: more than MOST_SEEDS, or no spread to plan with.
     """
     if sd <= 0 or difference == 0 or not math.isfinite(difference):
         return None
-    effect = abs(difference) / sd
-    n = 2 + bisect_left(
-        range(2, MOST_SEEDS + 1), POWER, key=lambda n: power_of(n, effect, paired, alpha)
-    )
+    sides = 1 if paired else 2
+
+    def power(n: int) -> float:
+        effect = abs(difference) / math.hypot(sd, shared * math.sqrt(n / sides))
+        return power_of(n, effect, paired, alpha)
+
+    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), POWER, key=power)
     return n if n <= MOST_SEEDS else None
 
 

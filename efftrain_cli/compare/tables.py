@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.engine import count_members
+from efftrain_cli.compare.engine import CLOCK_SD, count_members
 from efftrain_cli.compare.formats import (
     format_estimate,
     format_number,
@@ -297,10 +297,11 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         low, high = sd_interval(estimate.sd, estimate.n)
         sd = assured_sd(estimate.sd, estimate.df or estimate.n - 1)
         alpha = _strictest_level(comparison, question.is_primary)
+        shared = CLOCK_SD if question.axis == "seconds" and estimate.log else 0.0
         needed = []
         for size in differences:
             effect = math.log1p(size) if estimate.log else size
-            n = seeds_needed(effect, sd, estimate.paired, alpha)
+            n = seeds_needed(effect, sd, estimate.paired, alpha, shared)
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
         spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"
         behind = f"{'pairs' if estimate.paired else 'unpaired'}: {estimate.n} so far"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -101,6 +102,16 @@ def test_seeds_needed_reaches_its_power_in_simulation() -> None:
     assert found / 4000 >= 0.78
     fewer = sum(paired_t(s).p < inference.ALPHA for s in random.normal(0.02, 0.015, (4000, n - 1)))
     assert fewer / 4000 < 0.82
+
+
+def test_seeds_needed_counts_an_error_that_all_seeds_share() -> None:
+    """n = 2.8016^2 sd^2 / (d^2 - 2.8016^2 shared^2) = 7.849 / (0.04 - 0.0196) = 385; 1.5 % of seconds, of which the
+    clocks leave 1.14 % open, no seeds show."""
+    assert planning.seeds_needed(0.2, 1.0, shared=0.05) == pytest.approx(385, rel=0.02)
+    assert planning.seeds_needed(0.2, math.sqrt(2) / 2, paired=False, shared=0.05) == pytest.approx(
+        385, rel=0.02
+    )
+    assert planning.seeds_needed(0.015, 0.001, shared=0.0114) is None
 
 
 def test_seeds_needed_has_no_answer_without_spread_or_difference() -> None:
