@@ -136,7 +136,14 @@ def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
 
 def why_cost_not_judged(axis: str, runs: Sequence[RunNumbers]) -> str:
     """Return why "tokens", "flops" or "seconds" of these runs must not be judged, "" if they may."""
-    return why_seconds_differ(runs) if axis == "seconds" else ""
+    if axis == "seconds":
+        return why_seconds_differ(runs)
+    if axis != "flops":
+        return ""
+    lacking = [run.name for run in runs if run.flops_lack_optimizer]
+    if lacking:
+        return f"{_names(lacking)}: begun before the FLOPs of Muon's Newton-Schulz iterations were counted"
+    return ""
 
 
 def _refusals(runs: Sequence[RunNumbers]) -> list[str]:

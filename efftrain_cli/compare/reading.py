@@ -16,6 +16,7 @@ from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
+from efftrain_cli.optim.facts import OPTIMIZERS
 from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
@@ -101,6 +102,8 @@ class RunNumbers:
     """Largest learning rate of a step."""
     warmup_tokens: float = 0.0
     """Tokens after the first step at the largest learning rate."""
+    flops_lack_optimizer: bool = False
+    """Whether rows of a run with Muon were written before its Newton-Schulz iterations were counted."""
 
     @property
     def failed(self) -> bool:
@@ -186,6 +189,8 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
 
     peak_lr = frame.lr.max() if frame.lr.notna().any() else 0.0
     at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
+    optimizer = OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")]
+    uncounted = frame.lr.notna() & frame.optimizer_flops.isna()
     return RunNumbers(
         name=run.name,
         recipe_name=recipe_name(run.origin, run.name),
@@ -198,6 +203,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         step=int(step),
         tokens=tokens,
         flops=flops,
+        flops_lack_optimizer=optimizer.counts_flops and bool(uncounted.any()),
         seconds=seconds,
         peak_lr=float(peak_lr),
         warmup_tokens=float(at_peak.iloc[0]) if len(at_peak) else 0.0,

@@ -92,7 +92,7 @@ COLUMNS = (
     Column("mfu", "throughput", compared=True),
     Column("flops", "throughput", drawn_as="step_flops"),
     Column("flops_without_logits", "throughput"),
-    Column("optimizer_flops", "throughput"),
+    Column("optimizer_flops", "throughput", compared=True),
     Column("seconds", "throughput", compared=True, drawn_as="step_seconds"),
     Column("cpu_seconds", "throughput", compared=True),
     Column("eval_seconds", "throughput", compared=True),

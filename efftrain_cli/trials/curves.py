@@ -96,7 +96,8 @@ def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
             rates[budget] = best
             for trial, run, loss in zip(by_rate[best], runs[best], losses[best], strict=True):
                 assert run is not None and loss is not None
-                flops.setdefault(trial.seed, {})[budget] = Rung(run.flops, loss)
+                if not run.flops_lack_optimizer:
+                    flops.setdefault(trial.seed, {})[budget] = Rung(run.flops, loss)
                 tokens.setdefault(trial.seed, {})[budget] = Rung(run.tokens, loss)
         collected.append(LadderOf(label, flops, tokens, rates, problem))
     return collected

@@ -89,6 +89,31 @@ def test_other_differences_are_said(root: Path, options: dict[str, object], word
     )
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_flops_without_muons_iterations_are_not_judged(root: Path, counted: bool) -> None:
+    """A run that was resumed after the change lacks those of its first steps."""
+    for seed in range(3):
+        write_run(root, "small", seed)
+        rows = rows_of(100, seed, speed=1.3)
+        if not counted:
+            for row in rows[:50]:
+                row.pop("optimizer_flops", None)
+        path = write_run(root, "small-muon", seed, rows=rows)
+        recipe = (path / "recipe.toml").read_text()
+        muon = '[optim]\nname = "muon"\nmuon_lr = 0.02'
+        (path / "recipe.toml").write_text(recipe.replace("[optim]", muon))
+    comparison = of("small", "small-muon")
+    flops = comparison.verdict("flops_to_match", "small-muon")
+    tokens = comparison.verdict("tokens_to_match", "small-muon")
+    assert tokens.why is None and tokens.p_holm is not None
+    why = (
+        "not judged: small-muon-seed0, small-muon-seed1, small-muon-seed2: begun before the FLOPs of Muon's "
+        "Newton-Schulz iterations were counted"
+    )
+    assert (flops.why and flops.why.text) == (None if counted else why)
+    assert (flops.p_holm is not None) == counted
+
+
 def test_an_unsteady_machine_is_said(root: Path) -> None:
     pair(root)
     rows = [row | {"train_seconds": row["step"] * 0.1} for row in rows_of(100, 1)]

@@ -28,6 +28,7 @@ class FakeRun:
     evaluated: dict[str, np.ndarray] = field(default_factory=dict)
     recipe: dict[str, object] = field(default_factory=lambda: {"optim.schedule": "constant"})
     name: str = "run"
+    flops_lack_optimizer: bool = False
     step: int = 100
     tokens: float = 1000.0
     peak_lr: float = 1e-3
@@ -375,6 +376,20 @@ def test_seconds_of_different_machines_are_not_judged() -> None:
     there["method"][3].origin = {"device": "gpu"}
     verdict = judged(asked, there)
     assert verdict.outcome == "undecided" and note_of(verdict) == "not judged: different device"
+
+
+def test_flops_that_lack_the_optimizer_are_not_judged() -> None:
+    there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
+    for side in there.values():
+        for run in side.values():
+            run.evaluated["flops"] = run.evaluated["tokens"] * 6e5
+    asked = cost_study(measure="flops_to_target", target=4.0)
+    assert judge(asked, there).verdicts[0].outcome == "better"
+    there["method"][3].flops_lack_optimizer = True
+    (verdict,) = judge(asked, there).verdicts
+    assert verdict.outcome == "undecided"
+    assert note_of(verdict).startswith("not judged: ")
+    assert note_of(verdict).endswith("Muon's Newton-Schulz iterations were counted")
 
 
 def test_looks_that_contradict_each_other_decide_nothing() -> None:

@@ -104,6 +104,23 @@ def test_a_gain_at_a_rung_is_shown_with_its_bounds(
     assert _gain(gain) == shown
 
 
+def test_a_ladder_of_muon_from_before_has_no_flops(folder: Path) -> None:
+    """Rows of older runs lack `optimizer_flops`."""
+    (folder / "muon.toml").write_text(
+        'base = "plain.toml"\n[optim]\nname = "muon"\nmuon_lr = 0.02\n'
+    )
+    units = {}
+    for method in ("warm.toml", "muon.toml"):
+        trials = grid(["plain.toml", method], (0, 1), [("train.tokens", ["1280", "2560"])])
+        for trial in trials:
+            write_trial(trial)
+            metrics = folder / "runs" / trial.name / "metrics.jsonl"
+            metrics.write_text(metrics.read_text().replace('"optimizer_flops": 0.0, ', ""))
+        text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
+        units[method] = {unit for unit in ("FLOPs", "tokens") if f"  {unit} " in text}
+    assert units == {"warm.toml": {"FLOPs", "tokens"}, "muon.toml": {"tokens"}}
+
+
 @pytest.mark.slow
 def test_sweep_end_to_end(folder: Path, efftrain: Efftrain) -> None:
     """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once, compared."""
