@@ -49,7 +49,7 @@ tempfile.tempdir = None
 tempfile._get_default_tempdir = refuse
 """
     lab.train("r", "--steps", "5", inject=inject)
-    process = lab.call("grow", "r", "--operator", "width", inject=inject, code=2)
+    process = lab.call("bench", "--recipe", lab.recipe(), inject=inject, code=2)
     assert "No usable temporary directory found in ['/tmp']: set TMPDIR" in process.errors
 
 
