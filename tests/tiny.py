@@ -3,7 +3,9 @@ weights."""
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,26 +14,69 @@ from torch import Tensor
 from efftrain_cli.data.corpus import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Batch, StepPlan
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.draft import Draft, apply_override
+from efftrain_cli.recipe.recipe import Recipe, check_draft, recipe_values
 from efftrain_cli.training.build import build_model, build_optimizer
 from efftrain_cli.training.state import TrainState, model_tensors
 
 VOCAB_SIZE = 64
 CPU = torch.device("cpu")
 FOUR_BLOCKS = [
-    *("model.n_layer=4", "model.n_head=2", "model.n_embd=16", "model.seq_len=16"),
-    *(
-        *[
-            "train.batch_size=4",
-            "train.micro_batch_tokens=32",
-            "train.tokens=640",
-            "optim.lr=1e-2",
-            "optim.warmup_steps=2",
-        ],
-        *["eval.every=5"],
-    ),
+    "model.n_layer=4",
+    "model.n_head=2",
+    "model.n_embd=16",
+    "model.seq_len=16",
+    "train.batch_size=4",
+    "train.micro_batch_tokens=32",
+    "train.tokens=640",
+    "optim.lr=1e-2",
+    "optim.warmup_steps=2",
+    "eval.every=5",
 ]
 """Overrides of the recipe `small`: ten steps of two micro-batches, blocks enough for four modules."""
+
+TINY: dict[str, Any] = {
+    "model": {"n_layer": 2, "n_head": 2, "n_embd": 16, "seq_len": 16},
+    "optim": {"lr": 1e-2},
+    "train": {"tokens": 640, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"},
+}
+"""The values of `tiny_recipe`; all others are the defaults."""
+METHODS = {
+    "none": [],
+    "muon": ["optim.name=muon", "optim.muon_lr=0.02"],
+    "bf16": ["train.dtype=bf16"],
+    "recompute": ["train.activation_checkpointing=true"],
+    "lanes": ["parallel={lanes = 2}"],
+    "lengths": ["seq_len_warmup={start = 8, steps = 4}"],
+    "batches": ["batch_size_warmup={start = 2, increment = 2, sequences = 14}"],
+    "layer dropping": ["progressive_layer_drop={theta = 0.5, steps = 4}"],
+    "simigrad": ["simigrad={target = 0.9, min_batch_size = 4, max_batch_size = 16, quantum = 4}"],
+    "accumulation": [
+        "chunked_accumulation.rounding=stochastic",
+        "chunked_accumulation.forward={bits = 9, chunk = 8}",
+    ],
+    "ouroboros": ["ouroboros={modules = 3}"],
+    "replay": ["ouroboros={modules = 3, variant = 'replay'}"],
+    "standardization": ["standardization_loss.weight=0.3"],
+}
+"""Overrides with which each method trains a recipe of 4 to 8 sequences of 16 tokens a step."""
+
+
+def tiny_recipe(*overrides: str) -> Recipe:
+    """Return a recipe of a few thousand weights, with overrides as `--set` takes them."""
+    return _overridden(deepcopy(TINY), overrides)
+
+
+def changed(recipe: Recipe, *overrides: str) -> Recipe:
+    """Return a recipe with overrides as `--set` takes them."""
+    return _overridden(recipe_values(recipe), overrides)
+
+
+def _overridden(values: dict[str, Any], overrides: tuple[str, ...]) -> Recipe:
+    draft = Draft("tiny", Path("tiny.toml"), values=values)
+    for override in overrides:
+        apply_override(draft, override)
+    return check_draft(draft)
 
 
 def fresh(recipe: Recipe, vocab_size: int = VOCAB_SIZE) -> TrainState:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from efftrain_cli.study.rehearse import toy_recipe
 from tests.cli.test_help import command_of, commands, help_of
 from tests.conftest import REPOSITORY, invoke
 from tests.launch import Zygote, made_text
+from tests.tiny import changed
 
 EXAMPLES = [
     line.strip()
@@ -68,7 +68,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
         (folder / f"{name}.txt").write_text(made_text())
     for name in (*RECIPES, "quickstart", "quickstart-slw"):
         recipe = toy_recipe(load_recipe(name), folder, devices=4)
-        recipe = replace(recipe, eval=replace(recipe.eval, every=2))
+        recipe = changed(recipe, "eval.every=2")
         (folder / "recipes" / f"{name}.toml").write_text(dump_recipe(recipe))
     shutil.copy(REPOSITORY / "docs" / "studies" / "length-warmup.toml", folder / "study.toml")
     for name in ("small", "small-slw", "small-shallow", "quickstart", "quickstart-slw"):

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ from benchmarks.gpu.correctness import LIMITS
 from benchmarks.gpu.measuring import relative, worst_gradient
 from efftrain_cli.bench import random_windows
 from efftrain_cli.foundation.step import Batch
-from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import half_dots
 from efftrain_cli.model.cross_entropy import summed_cross_entropy
 from efftrain_cli.model.kernels import attention_kernels
@@ -35,6 +32,7 @@ from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update
 from tests.conftest import Efftrain
+from tests.tiny import changed
 
 pytestmark = [
     pytest.mark.gpu,
@@ -232,7 +230,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later() -> None:
 
 
 def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path: Path) -> None:
-    recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=32))
+    recipe = changed(small("train.compile=on"), "seq_len_warmup={start = 8, steps = 32}")
     before = compiled_graphs()
     rows = rows_of(recipe, 36, tmp_path)
     assert len({row["seq_len"] for row in rows}) == 32
@@ -247,7 +245,7 @@ def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(
     from torch.profiler import ProfilerActivity, profile
 
     monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
-    recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=32))
+    recipe = changed(small("train.compile=on"), "seq_len_warmup={start = 8, steps = 32}")
     state = fresh(recipe)
     forward_backward = build_forward_backward(recipe, state.model, CUDA)
 
@@ -318,12 +316,11 @@ def test_every_method_resumes_exactly(recipe: str, fresh_efftrain: Efftrain) -> 
 def test_no_step_waits_for_the_device(method: str, tmp_path: Path) -> None:
     recipe = {
         "none": small("train.compile=off"),
-        "length warmup": replace(
-            small("train.compile=off"), seq_len_warmup=SeqLenWarmup(start=8, steps=32)
+        "length warmup": changed(
+            small("train.compile=off"), "seq_len_warmup={start = 8, steps = 32}"
         ),
-        "layer drop": replace(
-            small("train.compile=off"),
-            progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=8),
+        "layer drop": changed(
+            small("train.compile=off"), "progressive_layer_drop={theta = 0.5, steps = 8}"
         ),
     }[method]
     windows = random_windows(recipe, VOCAB, tmp_path)
@@ -344,7 +341,7 @@ def test_seconds_are_positive_and_true(name: str, tmp_path: Path) -> None:
         pytest.skip(f"there is no {name}")
     device = choose_device(name)
     try:
-        recipe = replace(small("train.compile=on"), seq_len_warmup=SeqLenWarmup(start=8, steps=16))
+        recipe = changed(small("train.compile=on"), "seq_len_warmup={start = 8, steps = 16}")
         windows = random_windows(recipe, VOCAB, tmp_path)
         state = fresh(recipe, device)
         records = train(state, recipe, windows, windows.validation(2))

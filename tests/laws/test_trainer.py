@@ -28,7 +28,7 @@ from efftrain_cli.training.state import (
     write_checkpoint,
 )
 from efftrain_cli.training.trainer import evaluate, read_records, train
-from tests.tiny import fresh, tensors_of, windows_of
+from tests.tiny import changed, fresh, tensors_of, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows)
     )
 
     def final(dtype: str, seed: int) -> float:
-        recipe = replace(longer, seed=seed, train=replace(longer.train, dtype=dtype))
+        recipe = changed(longer, f"seed={seed}", f"train.dtype={dtype}")
         return run(fresh(recipe, VOCAB), windows, recipe)[-1]["val_loss"]
 
     fp32, bf16 = ([final(dtype, seed) for seed in (1, 2, 3)] for dtype in ("fp32", "bf16"))
@@ -100,7 +100,7 @@ def test_loss_falls_and_rows_say_what_happened(windows: Windows) -> None:
 def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) -> None:
     gradients = []
     for micro_batch_tokens in (10_000, 100, 32):
-        recipe = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=micro_batch_tokens))
+        recipe = changed(RECIPE, f"train.micro_batch_tokens={micro_batch_tokens}")
         model = build_model(recipe, VOCAB, CPU).double()
         plan = plan_step(recipe, Progress())
         gradient = build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
@@ -222,7 +222,7 @@ def test_weight_decay_spares_vectors_and_positions() -> None:
 def test_activation_checkpointing_gives_the_same_gradient(windows: Windows) -> None:
     grads = []
     for on in (False, True):
-        recipe = replace(RECIPE, train=replace(RECIPE.train, activation_checkpointing=on))
+        recipe = changed(RECIPE, f"train.activation_checkpointing={str(on).lower()}")
         model = build_model(recipe, VOCAB, CPU)
         plan = plan_step(recipe, Progress())
         build_forward_backward(recipe, model, CPU)(windows.batch(plan), plan)
@@ -243,7 +243,7 @@ def test_initialization_is_gpt2s() -> None:
 
 
 def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> None:
-    recipe = replace(RECIPE, train=replace(RECIPE.train, deterministic=True))
+    recipe = changed(RECIPE, "train.deterministic=true")
     try:
         first = run(fresh(recipe, VOCAB), windows, recipe, until=3)
         assert torch.are_deterministic_algorithms_enabled()

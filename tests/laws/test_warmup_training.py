@@ -22,7 +22,7 @@ from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.trainer import read_records, train
 from tests.conftest import Efftrain
 from tests.resume_law import RandomTokens
-from tests.tiny import VOCAB_SIZE, fresh, tensors_of, windows_of
+from tests.tiny import VOCAB_SIZE, changed, fresh, tensors_of, windows_of
 
 CPU = torch.device("cpu")
 FULL, BATCH = 32, 6
@@ -177,10 +177,12 @@ def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
 
 
 def test_micro_batches_hold_about_the_same_tokens_at_any_length() -> None:
-    recipe = replace(
+    recipe = changed(
         RECIPE,
-        train=replace(RECIPE.train, batch_size=64, micro_batch_tokens=512, tokens=10**6),
-        seq_len_warmup=SeqLenWarmup(start=8, steps=50),
+        "train.batch_size=64",
+        "train.micro_batch_tokens=512",
+        f"train.tokens={10**6}",
+        "seq_len_warmup={start = 8, steps = 50}",
     )
     progress = Progress()
     for step in range(60):

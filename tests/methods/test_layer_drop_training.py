@@ -32,7 +32,7 @@ from tests.resume_law import (
     assert_resumes_exactly_at_every_step,
     assert_tokens_are_those_of_the_data,
 )
-from tests.tiny import fresh, random_batch
+from tests.tiny import changed, fresh, random_batch
 
 CPU = torch.device("cpu")
 
@@ -196,9 +196,7 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> No
 def test_recomputed_activations_use_the_same_gates() -> None:
     dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
     stored, _ = train(dropping, 3)
-    recomputed, _ = train(
-        replace(dropping, train=replace(dropping.train, activation_checkpointing=True)), 3
-    )
+    recomputed, _ = train(changed(dropping, "train.activation_checkpointing=true"), 3)
     for ours, theirs in zip(recomputed.parameters(), stored.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -239,9 +237,7 @@ def test_columns_of_a_step() -> None:
 
 
 def test_simigrads_halves_run_the_same_blocks() -> None:
-    dropping = replace(
-        recipe(ProgressiveLayerDrop(theta=0.3, steps=0)), simigrad=SimiGrad(target=0.5, min_batch_size=2, max_batch_size=64)
-    )  # fmt: skip
+    dropping = changed(recipe(ProgressiveLayerDrop(theta=0.3, steps=0)), "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 64}")  # fmt: skip
     plan = plan_step(dropping, Progress())
     model = build_model(dropping, 64, CPU)
     gradient = build_forward_backward(dropping, model, CPU)(random_batch(plan), plan)
@@ -322,9 +318,9 @@ def test_tokens_are_counted_from_targets_whatever_blocks_ran() -> None:
 
 
 def test_resume_is_exact_with_simigrad() -> None:
-    both = replace(
+    both = changed(
         recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 8),
-        simigrad=SimiGrad(target=0.9, min_batch_size=2, max_batch_size=64),
+        "simigrad={target = 0.9, min_batch_size = 2, max_batch_size = 64}",
     )
     rows = assert_resumes_exactly_at_every_step(both)[1:]
     assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]

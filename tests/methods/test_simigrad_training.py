@@ -12,9 +12,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress, StepResult
-from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.methods.simigrad import Dots, SimiGrad, mean_dots, noise_scale
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import after_growth, after_step, method_columns, plan_run, plan_step
@@ -29,7 +28,7 @@ from tests.resume_law import (
     assert_resumes_exactly_at_every_step,
     assert_tokens_are_those_of_the_data,
 )
-from tests.tiny import random_batch
+from tests.tiny import changed, random_batch
 
 CPU = torch.device("cpu")
 BATCH = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 64}
@@ -186,10 +185,10 @@ def test_the_recipes_batch_must_be_one_that_simigrad_can_hold(
 
 
 def test_batch_size_warmup_and_simigrad_exclude_each_other() -> None:
-    with pytest.raises(ValidationError, match="both decide the batch size"):
-        replace(
+    with pytest.raises(RecipeError, match="both decide the batch size"):
+        changed(
             recipe(SimiGrad(**BATCH)),
-            batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=40),
+            "batch_size_warmup={start = 2, increment = 2, sequences = 40}",
         )
 
 
@@ -203,7 +202,7 @@ def test_unwise_settings_are_named() -> None:
     assert "8.0 times" in warned(recipe(SimiGrad(**BATCH, lr_scaling="linear")))
     assert "makes the batch swing" in warned(recipe(SimiGrad(**BATCH, mode="reference", window=20)))
     assert "decay by tokens" in warned(replace(calm, optim=Optim(lr=1e-2, decay_steps=30)))
-    assert "run each alone" in warned(replace(calm, seq_len_warmup=SeqLenWarmup(steps=5, start=8)))
+    assert "run each alone" in warned(changed(calm, "seq_len_warmup={steps = 5, start = 8}"))
 
 
 def test_memory_is_planned_for_the_largest_micro_batch_that_may_come() -> None:

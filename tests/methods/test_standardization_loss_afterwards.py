@@ -31,13 +31,13 @@ from tests.fake_runs import rows_of as rows_of_run
 from tests.fake_runs import write_run
 from tests.methods.standardized import CPU, LENGTH, SITES, batch, same, with_loss
 from tests.resume_law import RandomTokens
-from tests.tiny import fresh
+from tests.tiny import changed, fresh
 
 
 def learned(sites: str, norm: str = "none") -> GPT:
     """A model whose scales and shifts are far from 1 and 0."""
     recipe = with_loss(sites=sites, affine=True)
-    model = build_model(replace(recipe, model=replace(recipe.model, norm=norm)), 64, CPU)
+    model = build_model(changed(recipe, f"model.norm={norm}"), 64, CPU)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -162,7 +162,7 @@ def test_compiled_as_a_whole_it_is_one_graph_without_breaks(
     settings: dict[str, object], recompute: bool
 ) -> None:
     recipe = with_loss(**settings)
-    recipe = replace(recipe, train=replace(recipe.train, activation_checkpointing=recompute))
+    recipe = changed(recipe, f"train.activation_checkpointing={str(recompute).lower()}")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     tokens, targets = batch(2)

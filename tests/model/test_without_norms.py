@@ -12,7 +12,7 @@ import torch
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.methods.growth_operators import grow_depth
-from efftrain_cli.methods.staged_growth import Stage, StagedGrowth, StageModel, Switch
+from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.model.flops import block_parameters, flops_per_token, parameter_count
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
@@ -23,7 +23,7 @@ from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import growth_state, load_grown, set_stage
 from tests.resume_law import assert_resumes_exactly_at_every_step
-from tests.tiny import fresh
+from tests.tiny import changed, fresh
 
 GPT2 = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
 BARE = replace(GPT2, norm="none", init="unit")
@@ -200,5 +200,5 @@ def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused() ->
         load_grown(state, grown)
         assert len(state.model.h) == 2
         assert torch.equal(state.model(ids), before)
-    with pytest.raises(ValueError, match='must not be "identity"'):
-        replace(recipe, staged_growth=StagedGrowth(depth="identity"))
+    with pytest.raises(RecipeError, match='must not be "identity"'):
+        changed(recipe, 'staged_growth={depth = "identity"}')

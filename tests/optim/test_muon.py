@@ -22,7 +22,7 @@ from efftrain_cli.training.stages import growth_state, load_grown
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
-from tests.tiny import fresh, tensors_of
+from tests.tiny import changed, fresh, tensors_of
 
 CPU = torch.device("cpu")
 RECIPE = Recipe(
@@ -108,9 +108,7 @@ def test_every_parameter_has_one_kind_of_state() -> None:
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> None:
     muon_lr = 0.02 if name == "muon" else None
-    recipe = dataclasses.replace(
-        RECIPE, optim=dataclasses.replace(RECIPE.optim, name=name, muon_lr=muon_lr)
-    )
+    recipe = changed(RECIPE, f"optim.name={name}", f"optim.muon_lr={muon_lr}")
     state = trained(recipe, 3)
     assert isinstance(state.optimizer, Muon if muon_lr else AdamW)
     before = {name: tensor.clone() for name, tensor in tensors_of(state).items()}

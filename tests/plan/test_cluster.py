@@ -12,12 +12,11 @@ import pytest
 from click.testing import Result
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.cluster import Cluster, ClusterPlan, plan_cluster, step_time
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Data, Model, Optim, Parallel, Train
 from tests.conftest import invoke
+from tests.tiny import changed
 
 EIGHT = Cluster(devices=8, flops_per_second=1e14, bandwidth=1e11, latency=0.0)
 RECIPE = Recipe(
@@ -72,7 +71,7 @@ def bound_steps(plan: ClusterPlan) -> int:
 
 
 def test_short_steps_of_a_warmup_are_bound_by_the_network_first() -> None:
-    warming = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=12))
+    warming = changed(RECIPE, "seq_len_warmup={start = 8, steps = 12}")
     cluster = replace(EIGHT, devices=2, flops_per_second=1e9)
     whole = plan_cluster(RECIPE, cluster)
     # Half as fast as would hold up a full step.
@@ -101,10 +100,11 @@ def test_shards_divide_the_state_and_not_the_activations() -> None:
 
 
 def test_steps_that_measure_similarity_add_up_twice() -> None:
-    measuring = replace(
+    measuring = changed(
         RECIPE,
-        train=replace(RECIPE.train, tokens=8 * 32 * 21, batch_size=8),
-        simigrad=SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64, interval=7),
+        f"train.tokens={8 * 32 * 21}",
+        "train.batch_size=8",
+        "simigrad={target = 0.5, min_batch_size = 8, max_batch_size = 64, interval = 7}",
     )
     free = replace(EIGHT, flops_per_second=math.inf)
     plan = plan_cluster(measuring, free)

@@ -19,6 +19,7 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from tests.conftest import python
+from tests.tiny import changed
 
 RECIPE = Recipe(
     model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=64),
@@ -29,7 +30,7 @@ RECIPE = Recipe(
 
 
 def test_budget_ends_with_the_first_step_that_reaches_it() -> None:
-    recipe = replace(RECIPE, train=replace(RECIPE.train, tokens=64 * 8 * 100 - 1))
+    recipe = changed(RECIPE, f"train.tokens={64 * 8 * 100 - 1}")
     steps = list(plan_run(recipe))
     assert len(steps) == 100
     assert steps[-1][1].tokens == 64 * 8 * 100
@@ -52,7 +53,7 @@ def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum() -> None:
 
 def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
     """100 steps of 512 tokens, 10 of warmup; the last fifth decays from 1e-3 to 1e-4."""
-    recipe = replace(RECIPE, optim=replace(RECIPE.optim, schedule="wsd", decay_share=0.2))
+    recipe = changed(RECIPE, "optim.schedule=wsd", "optim.decay_share=0.2")
     rates = [plan.lr for plan, _ in plan_run(recipe)]
     assert rates[4] == pytest.approx(5e-4)
     assert set(rates[9:80]) == {1e-3}  # step 80 ends where the decay begins
@@ -70,7 +71,7 @@ def test_the_inverse_square_root_depends_on_no_budget() -> None:
     assert [rates[step - 1] for step in (5, 10, 40, 90)] == pytest.approx(
         [5e-4, 1e-3, 5.5e-4, 4e-4]
     )
-    longer = replace(recipe, train=replace(recipe.train, tokens=2 * recipe.train.tokens))
+    longer = changed(recipe, f"train.tokens={2 * recipe.train.tokens}")
     assert [plan.lr for plan, _ in plan_run(longer)][:100] == rates
     assert any("inverse_sqrt" in line and "no effect" in line for line in warnings_of(recipe))
     # Growth may set the tokens back behind the end of the warmup.
@@ -99,7 +100,7 @@ def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
 def test_micro_batches_hold_their_tokens() -> None:
     plan = plan_step(RECIPE, Progress())
     assert plan.accumulation_steps == 3  # 512 tokens in pieces of at most 200
-    narrow = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=1))
+    narrow = changed(RECIPE, "train.micro_batch_tokens=1")
     assert plan_step(narrow, Progress()).accumulation_steps == 8  # never less than a sequence
 
 
@@ -198,7 +199,7 @@ def test_plan_step_is_pure() -> None:
 def test_no_micro_batch_exceeds_its_tokens_while_one_sequence_fits(
     batch_size: int, seq_len: int, micro_batch_tokens: int, expected: int
 ) -> None:
-    recipe = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=micro_batch_tokens))
+    recipe = changed(RECIPE, f"train.micro_batch_tokens={micro_batch_tokens}")
     steps = accumulation_steps(recipe, batch_size, seq_len)
     assert steps == expected
     largest = -(-batch_size // steps) * seq_len

@@ -13,15 +13,12 @@ import torch
 
 from efftrain_cli.bench import random_windows
 from efftrain_cli.foundation.step import StepPlan
-from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import trainer
 from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes
 from efftrain_cli.training.stages import GrowthRecord, train_stages
 from efftrain_cli.training.trainer import Stopwatch, read_records
-from tests.tiny import fresh
+from tests.tiny import changed, fresh
 
 TINY = [
     *[
@@ -55,38 +52,35 @@ GROWING = load_recipe(
         'stages=[{model={n_layer=1}, switch={rule="tokens", value=512}}, {operators=["depth"]}]',
     ],
 )  # fmt: skip
-LLAMA = replace(
+LLAMA = changed(
     BASELINE,
-    model=replace(
-        BASELINE.model,
-        norm="rmsnorm",
-        mlp="swiglu",
-        positions="rope",
-        bias=False,
-        n_kv_head=1,
-        qk_norm=True,
-        tied=False,
-        softcap=20.0,
-    ),
+    "model.norm=rmsnorm",
+    "model.mlp=swiglu",
+    "model.positions=rope",
+    "model.bias=false",
+    "model.n_kv_head=1",
+    "model.qk_norm=true",
+    "model.tied=false",
+    "model.softcap=20.0",
 )
 RUNS: dict[str, tuple[Recipe, int]] = {
     "baseline": (BASELINE, 1),
     "llama": (LLAMA, 1),
-    "llama, length warmup": (replace(LLAMA, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
+    "llama, length warmup": (changed(LLAMA, "seq_len_warmup={start = 8, steps = 6}"), 2),
     "llama, layer drop": (
-        replace(LLAMA, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)),
+        changed(LLAMA, "progressive_layer_drop={theta = 0.5, steps = 4}"),
         2,
     ),
     # The full shape, and one for every other length; both its dimensions stay above 1.
-    "length warmup": (replace(BASELINE, seq_len_warmup=SeqLenWarmup(start=8, steps=6)), 2),
+    "length warmup": (changed(BASELINE, "seq_len_warmup={start = 8, steps = 6}"), 2),
     # A block and the head.
     "layer drop": (
-        replace(BASELINE, progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=4)),
+        changed(BASELINE, "progressive_layer_drop={theta = 0.5, steps = 4}"),
         2,
     ),
     "SimiGrad": (
-        replace(
-            BASELINE, simigrad=SimiGrad(target=0.9, min_batch_size=4, max_batch_size=8, quantum=4)
+        changed(
+            BASELINE, "simigrad={target = 0.9, min_batch_size = 4, max_batch_size = 8, quantum = 4}"
         ),
         1,
     ),

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.plan.plan import plan_run, plan_step
@@ -36,6 +33,7 @@ from efftrain_cli.training.compiling import (
     middle_micro_batch,
 )
 from tests.conftest import Efftrain
+from tests.tiny import changed
 
 FULL = 1024
 RECIPE = Recipe(
@@ -83,9 +81,9 @@ def test_fixed_shapes_need_one_graph() -> None:
 
 def test_the_micro_batch_of_a_full_step() -> None:
     assert full_micro_batch(RECIPE) == (2, FULL)
-    uneven = replace(RECIPE, train=replace(RECIPE.train, batch_size=5))
+    uneven = changed(RECIPE, "train.batch_size=5")
     assert full_micro_batch(uneven) is None
-    single = replace(RECIPE, train=replace(RECIPE.train, micro_batch_tokens=100))
+    single = changed(RECIPE, "train.micro_batch_tokens=100")
     assert full_micro_batch(single) == (1, FULL)
 
 
@@ -99,10 +97,11 @@ def test_the_micro_batch_of_a_full_step() -> None:
 def test_simigrad_keeps_the_full_shape_where_its_quantum_is_two_micro_batches(
     quantum: int, micro_batch_tokens: int, want: tuple[int, int] | None
 ) -> None:
-    recipe = replace(
+    recipe = changed(
         RECIPE,
-        train=replace(RECIPE.train, batch_size=8, micro_batch_tokens=micro_batch_tokens),
-        simigrad=SimiGrad(target=0.5, min_batch_size=quantum, max_batch_size=64, quantum=quantum),
+        "train.batch_size=8",
+        f"train.micro_batch_tokens={micro_batch_tokens}",
+        f"simigrad={{target = 0.5, min_batch_size = {quantum}, max_batch_size = 64, quantum = {quantum}}}",
     )
     assert full_micro_batch(recipe) == want
     for batch_size in range(quantum, 65, quantum):
@@ -122,14 +121,14 @@ def test_the_shipped_recipes_keep_the_full_shape_and_the_logits_below_2_to_the_3
 
 def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
     assert middle_micro_batch(RECIPE) is None, "lengths stay"
-    warming = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130))
+    warming = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
     assert middle_micro_batch(warming) == (2, FULL // 2)
     larger = replace(
         warming,
         train=replace(RECIPE.train, tokens=10**9, batch_size=64, micro_batch_tokens=8 * FULL),
     )
     assert middle_micro_batch(larger) == (16, FULL // 2), "as many tokens as a full micro-batch"
-    filled = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130, batch="tokens"))
+    filled = changed(RECIPE, 'seq_len_warmup={start = 8, steps = 130, batch = "tokens"}')
     filled = replace(
         filled, train=replace(RECIPE.train, tokens=10**9, batch_size=2, micro_batch_tokens=8 * FULL)
     )
@@ -173,7 +172,7 @@ def broken_backward(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Ca
 
 @pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
 def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks: bool) -> None:
-    recipe = replace(RECIPE, train=replace(RECIPE.train, compile="on"))
+    recipe = changed(RECIPE, "train.compile=on")
     with pytest.raises(UsageError) as caught:
         loss_by(broken_backend, recipe, by_blocks)
     fault, *fix = str(caught.value).split("\n")
@@ -202,7 +201,7 @@ def test_auto_trains_uncompiled_if_the_compiler_fails(
     assert said.count("warning: torch.compile failed") == 1, "once, not once a block"
     assert "1.3 to 1.9 times as long" in said and "Failed to find C compiler" in said
     assert not compiles(RECIPE, cuda), "memory is then estimated for eager code"
-    assert compiles(replace(RECIPE, train=replace(RECIPE.train, compile="on")), cuda)
+    assert compiles(changed(RECIPE, "train.compile=on"), cuda)
 
 
 def gradient_by(backend: object, recipe: Recipe, by_blocks: bool) -> Tensor:
@@ -274,7 +273,7 @@ def test_without_a_compiler_pretrain_ends_with_two_lines_and_exit_2(
 
 @pytest.mark.slow
 def test_warmup_over_128_lengths_needs_two_graphs_at_most() -> None:
-    recipe = replace(RECIPE, seq_len_warmup=SeqLenWarmup(start=8, steps=130))
+    recipe = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
     shapes = [(plan.batch_size, plan.seq_len) for plan, _ in plan_run(recipe)][:140]
     assert len({length for _, length in shapes}) == 128
     assert graphs_of(recipe, [(2, FULL), *shapes[::4]]) == 2, (
@@ -311,11 +310,12 @@ def parts_match_eager(
     return compiled_graphs() - before
 
 
-DROPPING = replace(
+DROPPING = changed(
     RECIPE,
-    model=replace(RECIPE.model, n_layer=4, seq_len=16),
-    progressive_layer_drop=ProgressiveLayerDrop(theta=0.5, steps=10),
-    train=replace(RECIPE.train, micro_batch_tokens=32),
+    "model.n_layer=4",
+    "model.seq_len=16",
+    "progressive_layer_drop={theta = 0.5, steps = 10}",
+    "train.micro_batch_tokens=32",
 )
 
 
@@ -358,7 +358,7 @@ def test_compiled_blocks_take_what_attention_may_use_at_their_own_shape() -> Non
 @pytest.mark.slow
 def test_a_second_model_of_the_same_shape_needs_no_graph_of_its_own() -> None:
     """A probe before training, and the many short runs of tune-warmup, build the function anew."""
-    recipe = replace(RECIPE, model=replace(RECIPE.model, seq_len=32))
+    recipe = changed(RECIPE, "model.seq_len=32")
     assert graphs_of(recipe, [(64, 32)]) == 1
     before = compiled_graphs()
     for _ in range(3):

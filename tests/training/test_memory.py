@@ -3,7 +3,6 @@ memory"."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +20,7 @@ from efftrain_cli.training.memory import (
     checkpoints_activations,
     memory_errors,
 )
+from tests.tiny import changed
 
 GPT_2 = GPTConfig(
     n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
@@ -112,7 +112,7 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
         wide = checkpoints_activations(recipe, GPT_2, CUDA, dtype=dtype, compiled=True)
         assert wide is (0.9 * memory < 112.1e9), dtype
     for wanted in (True, False):
-        said = replace(recipe, train=replace(recipe.train, activation_checkpointing=wanted))
+        said = changed(recipe, f"train.activation_checkpointing={str(wanted).lower()}")
         assert checkpoints_activations(said, GPT_2, CUDA, dtype="bf16", compiled=True) is wanted
     assert checkpoints_activations(recipe, GPT_2, CPU, dtype="bf16", compiled=False) is False
 

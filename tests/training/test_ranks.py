@@ -31,6 +31,7 @@ from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks, _hung
 from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.worker import fix_sums
+from tests.tiny import changed
 
 RECIPE = Recipe(
     model=Model(n_layer=1, n_head=2, n_embd=16, seq_len=16),
@@ -77,7 +78,7 @@ def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(
     fix_sums(RECIPE)
     assert not any(name in os.environ for name in names)
     set_all(monkeypatch, NCCL_PROTO="LL")
-    fix_sums(replace(RECIPE, train=replace(RECIPE.train, deterministic=True)))
+    fix_sums(changed(RECIPE, "train.deterministic=true"))
     assert [os.environ[name] for name in names] == ["Ring", "LL", "0"], (
         "the user's own choice stands"
     )
@@ -340,7 +341,7 @@ def test_copies_of_the_gradient_are_counted() -> None:
 def test_the_full_shape_is_that_of_the_ranks_cut(
     ranks: int, lanes: int | None, want: tuple[int, int]
 ) -> None:
-    recipe = replace(RECIPE, parallel=Parallel(lanes=lanes))
+    recipe = changed(RECIPE, f"parallel={{lanes = {lanes}}}")
     assert full_micro_batch(recipe, ranks) == want
     assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}
 

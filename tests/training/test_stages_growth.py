@@ -36,7 +36,7 @@ from efftrain_cli.training.state import (
     write_checkpoint,
 )
 from efftrain_cli.training.trainer import read_records
-from tests.tiny import fresh, tensors_of, windows_of
+from tests.tiny import changed, fresh, tensors_of, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -138,7 +138,7 @@ def test_resuming_at_every_step_moves_no_bit(
     windows: Windows, tmp_path: Path, moments: str
 ) -> None:
     """Before, at and after each growth: a checkpoint of every step is trained on to the same final bits."""
-    recipe = replace(RECIPE, staged_growth=StagedGrowth(moments=moments))
+    recipe = changed(RECIPE, f"staged_growth.moments={moments}")
     whole = fresh(recipe, VOCAB)
     rows = []
     for record in train_stages(whole, recipe, windows, windows.validation(recipe.eval.windows)):
@@ -202,7 +202,7 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
     grown = replace(ungrown, model=wide, staged_growth=growth, stages=stages)
     expected, _ = run(fresh(ungrown, VOCAB), windows, ungrown)
     losses, _ = run(fresh(grown, VOCAB), windows, grown)
-    target = replace(grown, staged_growth=StagedGrowth(symmetry="none", dynamics="target"))
+    target = changed(grown, 'staged_growth={symmetry = "none", dynamics = "target"}')
     others, _ = run(fresh(target, VOCAB), windows, target)
 
     def distance(rows: list[dict]) -> float:

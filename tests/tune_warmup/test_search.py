@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from zlib import crc32
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.run.stability import fluctuation
 from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
+from tests.tiny import changed
 from tests.tune_warmup.answers import (
     BUDGET,
     KINDS,
@@ -60,7 +60,7 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
 def test_a_probe_ends_with_the_run() -> None:
     """Steps of 640 tokens: the budget of 200,000 is reached by step 313, of 199,680 by step 312."""
     for budget, last in ((200_000, 313), (199_680, 312), (199_681, 313)):
-        made = replace(LR.recipe, train=replace(LR.recipe.train, tokens=budget))
+        made = changed(LR.recipe, f"train.tokens={budget}")
         grid = Search(recipe=made, tune="lr", multiples=30).grid
         assert grid.horizon(1, 20) == last
 

@@ -20,6 +20,7 @@ from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.search import Search
 from tests.conftest import Efftrain
 from tests.launch import start_efftrain, wait_until
+from tests.tiny import changed
 from tests.tune_warmup.conftest import lines
 
 
@@ -159,7 +160,7 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(
 ) -> None:
     search = Search(recipe=recipe)
     # A learning rate at which any training makes the perplexity rise.
-    search = replace(search, recipe=replace(recipe, optim=replace(recipe.optim, lr=1.0)))
+    search = replace(search, recipe=changed(recipe, "optim.lr=1.0"))
     advice = r"a lower optim.lr, .* \(--tune lr searches it\), a longer seq_len_warmup.start"
     with pytest.raises(DivergedError, match=f"no stable setting(.|\n)*{advice}"):
         tune_warmup.tune(search, recipe_name="hopeless")
@@ -170,13 +171,13 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(
     # The setting to begin with is there for who wants it, marked.
     assert "NOT STABLE" in (folder / "tuned.toml").read_text()
     assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
-    assert load_recipe(str(folder / "search.toml"), ["optim.lr=0.5"]) == replace(
-        search.recipe, optim=replace(search.recipe.optim, lr=0.5)
+    assert load_recipe(str(folder / "search.toml"), ["optim.lr=0.5"]) == changed(
+        search.recipe, "optim.lr=0.5"
     )
 
 
 def test_probes_that_fail_in_their_first_step_are_receipts(recipe: Recipe) -> None:
-    search = Search(recipe=replace(recipe, optim=replace(recipe.optim, lr=1e30)), eval_every=2)
+    search = Search(recipe=changed(recipe, "optim.lr=1e30"), eval_every=2)
     with pytest.raises(DivergedError, match="no stable setting"):
         tune_warmup.tune(search, recipe_name="hopeless")
     receipts = lines(Path(os.environ["EFFTRAIN_RUNS"]) / "hopeless-tune")
