@@ -53,6 +53,12 @@ batch_size = 8
 {more}"""
 
 
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what two equal runs have in common of a row."""
+    timed = {"seconds", "tokens_per_second", "mfu", "segment", "check"}
+    return {key: row[key] for key in row if key not in timed and not key.endswith("_seconds")}
+
+
 def val_loss(step: int, seed: int, speed: float, floor: float = 3.0) -> float:
     """A made-up validation loss, nats per token, that falls faster at a higher `speed`."""
     noise = random.Random(f"{seed}").uniform(-0.02, 0.02) + random.Random(

@@ -19,9 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
-
-TIMES = {"seconds", "train_seconds", "tokens_per_second", "mfu", "segment", "check"}
-"""Columns that may differ between two equal runs, besides all whose names end in _seconds."""
+from tests.fake_runs import without_times
 
 BASELINE = """
 [model]
@@ -288,14 +286,7 @@ class Laboratory:
             row = json.loads(line)
             if row["step"] not in rows or row["segment"] >= rows[row["step"]]["segment"]:
                 rows[row["step"]] = row
-        return [
-            {
-                key: value
-                for key, value in rows[step].items()
-                if key not in TIMES and not key.endswith("_seconds")
-            }
-            for step in sorted(rows)
-        ]
+        return [without_times(rows[step]) for step in sorted(rows)]
 
     def last_step(self, name: str) -> int:
         """Of the rows so far, -1 where there is none."""

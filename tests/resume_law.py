@@ -11,22 +11,15 @@ import torch
 
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.training.state import load_tensors, progress_from_json, progress_to_json
+from efftrain_cli.training.state import (
+    TrainState,
+    load_tensors,
+    progress_from_json,
+    progress_to_json,
+)
 from efftrain_cli.training.trainer import read_records, train
-from tests.tiny import VOCAB_SIZE, fresh, tensors_of
-
-TIMES = {
-    *[
-        "seconds",
-        "train_seconds",
-        "tokens_per_second",
-        "eval_seconds",
-        "compile_seconds",
-        "cpu_seconds",
-        "comm_seconds",
-    ],
-    *["wait_seconds"],
-}
+from tests.fake_runs import without_times
+from tests.tiny import VOCAB_SIZE, assert_equal, fresh, tensors_of
 
 
 class RandomTokens:
@@ -43,12 +36,24 @@ class RandomTokens:
             ids.append((5 * ids[-1] + 1) % VOCAB_SIZE if value % 4 else value)
         return torch.tensor(ids)
 
+    def validation(self, windows: int = 2) -> torch.Tensor:
+        return torch.stack([self.window(10**6 + number) for number in range(windows)])
+
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
         positions = range(plan.window_start, plan.window_start + plan.windows)
         starts = [plan.seq_len * number for number in range(plan.sequences_per_window)]
         places = list(product(positions, starts))[: plan.batch_size]
         ids = torch.stack([self.window(p)[start : start + plan.seq_len + 1] for p, start in places])
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+
+
+def run(state: TrainState, recipe: Recipe, until: int | None = None) -> list[dict]:
+    """Train a state on made tokens and return the rows."""
+    data = RandomTokens(recipe.model.seq_len)
+    rows = []
+    for record in train(state, recipe, data, data.validation(), until):  # type: ignore[arg-type]
+        rows += read_records(state, recipe, [record])
+    return rows
 
 
 def timeless(progress: Progress) -> Progress:
@@ -64,7 +69,7 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
     JSON; the tensors stay in memory, as their way to the disk and back is the same for every method.
     """
     data = RandomTokens(recipe.model.seq_len)
-    val = torch.stack([data.window(10**6 + i) for i in range(2)])
+    val = data.validation()
     state = fresh(recipe)
     rows, tensors, progresses, saved, method_tensors = [], [], [], [], []
     for record in train(state, recipe, data, val):  # type: ignore[arg-type]
@@ -91,20 +96,13 @@ def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
         }
         resumed.progress = progress_from_json(json.loads(saved[step]))
         until = min(step + 2, last)
-        again = []
-        for record in train(resumed, recipe, data, val, until):  # type: ignore[arg-type]
-            again += read_records(resumed, recipe, [record])
+        again = run(resumed, recipe, until)
         assert timeless(resumed.progress) == progresses[until], f"resumed after step {step}"
-        for name, tensor in tensors_of(resumed).items():
-            assert torch.equal(tensor, tensors[until][name]), f"{name}, resumed after step {step}"
-        assert resumed.method_tensors.keys() == method_tensors[until].keys()
-        for name, tensor in resumed.method_tensors.items():
-            assert torch.equal(tensor, method_tensors[until][name]), (
-                f"{name}, resumed after step {step}"
-            )
+        assert_equal(tensors_of(resumed), tensors[until], step)
+        assert_equal(resumed.method_tensors, method_tensors[until], step)
         expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
         for want, have in zip(expected, again, strict=True):
-            keys = want.keys() - TIMES - {"val_loss"}  # a run cut at a step evaluates it
+            keys = without_times(want).keys() - {"val_loss"}  # a run cut at a step evaluates it
             assert {key: want[key] for key in keys} == {key: have[key] for key in keys}
     return rows
 
@@ -113,17 +111,8 @@ def assert_tokens_are_those_of_the_data(rows: list[dict], recipe: Recipe) -> Non
     """The tokens of a run, counted from the targets that the data handed out, not from what the trainer says."""
     data, counted = RandomTokens(recipe.model.seq_len), 0
     for before, row in pairwise(rows):
-        plan = StepPlan(
-            row["step"],
-            0.0,
-            row["batch_size"],
-            row["seq_len"],
-            1,
-            before["windows"],
-            1,
-            (1.0,),
-            False,
-        )
+        size, length = row["batch_size"], row["seq_len"]
+        plan = StepPlan(row["step"], 0.0, size, length, 1, before["windows"], 1, (1.0,), False)
         counted += data.batch(plan).targets.numel()
         assert row["tokens"] == counted
         assert row["total_flops"] - before["total_flops"] == row["flops"]

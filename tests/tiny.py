@@ -3,6 +3,7 @@ weights."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from efftrain_cli.data.corpus import ShardWriter
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.step import Batch, StepPlan
+from efftrain_cli.foundation.step import Batch, Progress, StepPlan, StepResult
+from efftrain_cli.model.gpt import GPT
+from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.draft import Draft, apply_override
 from efftrain_cli.recipe.recipe import Recipe, check_draft, recipe_values
 from efftrain_cli.training.build import build_model, build_optimizer
+from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.state import TrainState, model_tensors
 
 VOCAB_SIZE = 64
@@ -98,6 +102,24 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
         name: tensor.clone()
         for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()
     }
+
+
+def assert_equal(
+    have: Mapping[str, Tensor], want: Mapping[str, Tensor], when: object = None
+) -> None:
+    """Check that tensors of the same names are equal to the last bit."""
+    assert have.keys() == want.keys()
+    for name, tensor in want.items():
+        assert torch.equal(have[name], tensor), (name, when)
+
+
+def gradient_of(
+    recipe: Recipe, progress: Progress = Progress(), batch: Batch | None = None
+) -> tuple[GPT, StepResult]:
+    """Return a fresh model with a step's gradient in it, and what the step returned."""
+    plan = plan_step(recipe, progress)
+    model = build_model(recipe, VOCAB_SIZE, CPU)
+    return model, build_forward_backward(recipe, model, CPU)(batch or random_batch(plan), plan)
 
 
 def windows_of(

@@ -27,7 +27,9 @@ from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import model_tensors, read_checkpoint, write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, evaluate, read_records
 from efftrain_cli.verify_resume import compare_runs, cut_recipe
-from tests.launch import BASELINE, TIMES, Laboratory, made_text
+from tests.fake_runs import without_times
+from tests.launch import BASELINE, Laboratory, made_text
+from tests.tiny import assert_equal
 
 SLW = """
 [seq_len_warmup]
@@ -148,17 +150,11 @@ def test_resume_at_every_step(method: str, tmp_path: Path) -> None:
             r for r in records if isinstance(r, StepRecord) and r.progress.step == step + 1
         )
         row = read_records(state, recipe, [record])[0]
-        assert timeless(row) == timeless(rows[step + 1]), step
+        assert without_times(row) == without_times(rows[step + 1]), step
         wanted, model, optimizer, _ = read_checkpoint(checkpoints / f"step-{step + 1:08d}")
         assert state.progress._replace(train_seconds=0) == wanted._replace(train_seconds=0), step
         for have, want in ((model_tensors(state), model), (state.optimizer.tensors(), optimizer)):
-            assert have.keys() == want.keys()
-            for name, tensor in have.items():
-                assert torch.equal(tensor, want[name]), (step, name)
-
-
-def timeless(row: dict[str, object]) -> dict[str, object]:
-    return {key: row[key] for key in row if key not in TIMES and not key.endswith("_seconds")}
+            assert_equal(have, want, step)
 
 
 def test_other_activity_between_steps_draws_no_random_number(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import math
 import pytest
 
 from efftrain_cli.plan.plan import model_parameters, token_flops
-from tests.resume_law import assert_resumes_exactly_at_every_step
+from tests.resume_law import (
+    assert_resumes_exactly_at_every_step,
+    assert_tokens_are_those_of_the_data,
+)
 from tests.tiny import METHODS, VOCAB_SIZE, fresh, tiny_recipe
 
 LLAMA = [
@@ -50,6 +53,7 @@ def test_each_method_trains_and_resumes(base: str, method: str) -> None:
     losses = [row["loss"] for row in rows[1:]]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0] or not base.startswith("llama")
+    assert_tokens_are_those_of_the_data(rows, recipe)
     if recipe.standardization_loss is not None:
         assert all(math.isfinite(row["standardization_loss"]) for row in rows[1:])
 

@@ -16,8 +16,7 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training.build import build_model
-from efftrain_cli.training.trainer import read_records, train
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
+from tests.resume_law import assert_resumes_exactly_at_every_step, run
 from tests.tiny import changed, fresh
 
 
@@ -47,11 +46,7 @@ FP8 = ChunkedAccumulation(
 
 
 def losses(recipe: Recipe) -> list[float]:
-    data = RandomTokens(recipe.model.seq_len)
-    val = torch.stack([data.window(10**6 + i) for i in range(2)])
-    state = fresh(recipe)
-    records = list(train(state, recipe, data, val))  # type: ignore[arg-type]
-    return [row.get("loss") or row["val_loss"] for row in read_records(state, recipe, records)]
+    return [row.get("loss") or row["val_loss"] for row in run(fresh(recipe), recipe)]
 
 
 @pytest.mark.parametrize("head", [False, True])
@@ -90,12 +85,8 @@ def test_rows_say_what_saturated_and_the_scales() -> None:
             low, high = row[f"chunked_log2_scale_min_{kind}"], row[f"chunked_log2_scale_max_{kind}"]
             assert low == int(low) <= high == int(high)
     plain = small(chunked_accumulation=replace(FP8, operands="bf16", gradient_operands="bf16"))
-    data = RandomTokens(plain.model.seq_len)
-    state = fresh(plain)
-    (record, *_) = train(state, plain, data, torch.stack([data.window(10**6)]))  # type: ignore[arg-type]
-    assert not [
-        name for name in read_records(state, plain, [record])[0] if name.startswith("chunked_")
-    ]
+    last = run(fresh(plain), plain)[-1]
+    assert not [name for name in last if name.startswith("chunked_")]
 
 
 def test_checkpointed_activations_change_nothing() -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop
-from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.flops import block_parameters, flops_per_token
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
@@ -25,33 +23,22 @@ from efftrain_cli.plan.plan import (
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward
-from tests.resume_law import (
-    assert_resumes_exactly_at_every_step,
-    assert_tokens_are_those_of_the_data,
-)
-from tests.tiny import changed, fresh, random_batch
+from tests.resume_law import assert_resumes_exactly_at_every_step
+from tests.tiny import changed, fresh, gradient_of, random_batch, tiny_recipe
 
 CPU = torch.device("cpu")
 
 
-def recipe(
-    layer_drop: ProgressiveLayerDrop | None, n_layer: int = 4, **train: int | str | bool
-) -> Recipe:
-    return Recipe(
-        model=Model(n_layer=n_layer, n_head=2, n_embd=32, seq_len=16),
-        optim=Optim(lr=1e-2),
-        train=Train(
-            **(
-                {"tokens": 8 * 16 * 40, "batch_size": 8, "micro_batch_tokens": 32, "dtype": "fp32"}
-                | train
-            )
-        ),
-        seed=11,
-        progressive_layer_drop=layer_drop,
-    )
+BASE = ["model.n_layer=4", "model.n_embd=32", "train.tokens=5120", "seed=11"]
+BASELINE = tiny_recipe(*BASE)
+SIMIGRAD = "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 64}"
+
+
+def recipe(section: str, *overrides: str) -> Recipe:
+    """Return the baseline with keys of [progressive_layer_drop], and overrides."""
+    return tiny_recipe(*BASE, f"progressive_layer_drop={{{section}}}", *overrides)
 
 
 def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
@@ -66,23 +53,28 @@ def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
 
 
 @pytest.mark.parametrize("keep", ["equation", "code"])
-@pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_theta_1_equals_the_baseline_bit_for_bit(keep: str, activation_checkpointing: bool) -> None:
-    neutral = ProgressiveLayerDrop(theta=1.0, steps=10, keep=keep)
-    baseline, _ = train(recipe(None), 4)
-    dropped, _ = train(recipe(neutral, activation_checkpointing=activation_checkpointing), 4)
+@pytest.mark.parametrize("activation_checkpointing", ["false", "true"])
+def test_theta_1_equals_the_baseline_bit_for_bit(keep: str, activation_checkpointing: str) -> None:
+    baseline, _ = train(BASELINE, 4)
+    dropped, _ = train(
+        recipe(
+            f"theta = 1.0, steps = 10, keep = '{keep}'",
+            f"train.activation_checkpointing={activation_checkpointing}",
+        ),
+        4,
+    )
     for ours, theirs in zip(dropped.parameters(), baseline.parameters(), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_plan_holds_the_steps_keep_probabilities() -> None:
     layer_drop = ProgressiveLayerDrop(theta=0.5, steps=40)
-    plans = [plan for plan, _ in plan_run(recipe(layer_drop))]
+    plans = [plan for plan, _ in plan_run(recipe("theta = 0.5, steps = 40"))]
     assert plans[0].keep == (1.0,) * 4
     assert [plan.keep for plan in plans] == [
         layer_drop.keep_probabilities(step, 4) for step in range(1, 41)
     ]
-    assert plan_step(recipe(None), Progress(step=30)).keep == (1.0,) * 4
+    assert plan_step(BASELINE, Progress(step=30)).keep == (1.0,) * 4
 
 
 def expected_gates(recipe: Recipe, plan: StepPlan, paired: bool = False) -> list[tuple[bool, ...]]:
@@ -100,9 +92,8 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
     """PyTorch's own counter sees the skipped blocks missing, and the step's figure counts the same blocks."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    dropping = recipe(
-        ProgressiveLayerDrop(theta=0.5, steps=0), activation_checkpointing=activation_checkpointing
-    )
+    recompute = f"train.activation_checkpointing={str(activation_checkpointing).lower()}"
+    dropping = recipe("theta = 0.5, steps = 0", recompute)
     model = build_model(dropping, 64, CPU)
     forward_backward = build_forward_backward(dropping, model, CPU)
 
@@ -139,7 +130,7 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
 
 def test_executed_flops_average_to_the_plans_expectation() -> None:
     """Within 2 %, over the gates of a run: what `--plan` promises is what training will execute."""
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=300), n_layer=6, tokens=8 * 16 * 300)
+    dropping = recipe("theta = 0.5, steps = 300", "model.n_layer=6", "train.tokens=38400")
     expected = executed = 0.0
     config = model_config(dropping, 64)
     for plan, _ in plan_run(dropping):
@@ -157,10 +148,9 @@ def test_executed_flops_average_to_the_plans_expectation() -> None:
 
 
 def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0), batch_size=7)
+    dropping = recipe("theta = 0.5, steps = 0", "train.batch_size=7")
     plan = plan_step(dropping, Progress())
-    model = build_model(dropping, 64, CPU)
-    gradient = build_forward_backward(dropping, model, CPU)(random_batch(plan), plan)
+    _, gradient = gradient_of(dropping)
     active = [sum(gates) for gates in expected_gates(dropping, plan)]
     assert gradient.blocks_executed == pytest.approx(
         (2 * active[0] + 2 * active[1] + 2 * active[2] + active[3]) / 7
@@ -169,7 +159,7 @@ def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
 
 
 def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> None:
-    dropping = recipe(ProgressiveLayerDrop(theta=0.05, steps=0, granularity="step"))
+    dropping = recipe("theta = 0.05, steps = 0, granularity = 'step'")
     begun = fresh(dropping)
     model, optimizer = begun.model, begun.optimizer
     forward_backward = build_forward_backward(dropping, model, CPU)
@@ -194,7 +184,7 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> No
 
 
 def test_recomputed_activations_use_the_same_gates() -> None:
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
+    dropping = recipe("theta = 0.5, steps = 0")
     stored, _ = train(dropping, 3)
     recomputed, _ = train(changed(dropping, "train.activation_checkpointing=true"), 3)
     for ours, theirs in zip(recomputed.parameters(), stored.parameters(), strict=True):
@@ -204,11 +194,10 @@ def test_recomputed_activations_use_the_same_gates() -> None:
 def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks() -> None:
     """The accumulated gradient of a step is the sum over its micro-batches, each through its own sub-network at scale
     1/p, over the tokens of the whole step: micro-batches are never counted by how many blocks they ran."""
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=0))
+    dropping = recipe("theta = 0.5, steps = 0")
     plan = plan_step(dropping, Progress(step=2))
     batch = random_batch(plan)
-    model = build_model(dropping, 64, CPU)
-    gradient = build_forward_backward(dropping, model, CPU)(batch, plan)
+    model, gradient = gradient_of(dropping, Progress(step=2))
     ours = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     scales = torch.tensor([1 / p for p in plan.keep])
@@ -226,21 +215,20 @@ def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks() -> No
 
 
 def test_columns_of_a_step() -> None:
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=1000))
+    dropping = recipe("theta = 0.5, steps = 1000")
     plan = plan_step(dropping, Progress(step=10))
     columns = method_columns(dropping, plan, assumed_result(dropping, plan, 64))
     assert columns == {
         "pld_theta": pytest.approx(0.68393972),
         "pld_blocks": pytest.approx(sum(plan.keep)),
     }
-    assert method_columns(recipe(None), plan, assumed_result(dropping, plan, 64)) == {}
+    assert method_columns(BASELINE, plan, assumed_result(dropping, plan, 64)) == {}
 
 
 def test_simigrads_halves_run_the_same_blocks() -> None:
-    dropping = changed(recipe(ProgressiveLayerDrop(theta=0.3, steps=0)), "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 64}")  # fmt: skip
+    dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
     plan = plan_step(dropping, Progress())
-    model = build_model(dropping, 64, CPU)
-    gradient = build_forward_backward(dropping, model, CPU)(random_batch(plan), plan)
+    _, gradient = gradient_of(dropping)
     gates = expected_gates(dropping, plan, paired=True)
     assert gates[0] == gates[1] != gates[2] == gates[3]
     assert gradient.blocks_executed == sum(map(sum, gates)) / 4
@@ -248,17 +236,13 @@ def test_simigrads_halves_run_the_same_blocks() -> None:
 
 def test_paired_gates_keep_drop_noise_out_of_the_similarity() -> None:
     """Both halves hold the same sequences, so without layer dropping their cosine is 1; paired gates leave it at 1."""
-    halves = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=64)
-    dropping = replace(recipe(ProgressiveLayerDrop(theta=0.3, steps=0)), simigrad=halves)
+    dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
     plan = plan_step(dropping, Progress())
     ids = random_batch(plan).tokens
     for i in (0, 2):  # micro-batches of two sequences; 0 and 1 are a pair, and 2 and 3
         ids[2 * i + 2 : 2 * i + 4] = ids[2 * i : 2 * i + 2]
     batch = Batch(ids, ids.roll(-1, dims=1))
-    model = build_model(dropping, 64, CPU)
-    a_dot_b, a_square, b_square = build_forward_backward(dropping, model, CPU)(
-        batch, plan
-    ).simigrad_dots
+    a_dot_b, a_square, b_square = gradient_of(dropping, batch=batch)[1].simigrad_dots
     assert a_dot_b / math.sqrt(a_square * b_square) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -269,7 +253,7 @@ def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
 
     torch.compiler.reset()
     counter = CompileCounterWithBackend("aot_eager")
-    dropping = recipe(ProgressiveLayerDrop(theta=0.5, steps=20), n_layer=6)
+    dropping = recipe("theta = 0.5, steps = 20", "model.n_layer=6")
     model = build_model(dropping, 64, CPU)
     for block in model.h:
         block.compile(backend=counter)
@@ -287,23 +271,23 @@ def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
 
 
 def test_verify_resume_sees_blocks_dropped_before_and_after_the_stop() -> None:
-    slow = recipe(ProgressiveLayerDrop(theta=0.5, steps=100_000))
+    slow = recipe("theta = 0.5, steps = 100_000")
     (cut,) = slow.methods["progressive_layer_drop"].shortened(slow, 4, 4).values()
     assert cut == ProgressiveLayerDrop(theta=0.5, steps=8)
 
 
 def test_unwise_settings_are_named() -> None:
-    assert warnings_of(recipe(ProgressiveLayerDrop(steps=40))) == []
-    assert warnings_of(recipe(ProgressiveLayerDrop(theta=0.7, steps=0))) == []
-    (pace,) = warnings_of(recipe(ProgressiveLayerDrop(steps=100_000)))
+    assert warnings_of(recipe("steps = 40")) == []
+    assert warnings_of(recipe("theta = 0.7, steps = 0")) == []
+    (pace,) = warnings_of(recipe("steps = 100_000"))
     assert "theta only comes down to 0.98" in pace
     assert "set it to the steps of the run" in pace
-    (biased,) = warnings_of(recipe(ProgressiveLayerDrop(steps=40, keep="code")))
+    (biased,) = warnings_of(recipe("steps = 40, keep = 'code'"))
     assert "for comparison only" in biased
 
 
 def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
-    dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 12)
+    dropping = recipe("theta = 0.4, steps = 400", "train.tokens=1536")
     rows = assert_resumes_exactly_at_every_step(dropping)[1:]
     assert [row["pld_theta"] for row in rows] == [
         dropping.progressive_layer_drop.theta_at(step) for step in range(1, 13)
@@ -312,16 +296,9 @@ def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
     assert len({row["pld_blocks"] for row in rows}) > 3
 
 
-def test_tokens_are_counted_from_targets_whatever_blocks_ran() -> None:
-    dropping = recipe(ProgressiveLayerDrop(theta=0.4, steps=0), tokens=8 * 16 * 4)
-    assert_tokens_are_those_of_the_data(assert_resumes_exactly_at_every_step(dropping), dropping)
-
-
 def test_resume_is_exact_with_simigrad() -> None:
-    both = changed(
-        recipe(ProgressiveLayerDrop(theta=0.4, steps=400), tokens=8 * 16 * 8),
-        "simigrad={target = 0.9, min_batch_size = 2, max_batch_size = 64}",
-    )
+    overrides = ["train.tokens=1024", SIMIGRAD, "simigrad.target=0.9"]
+    both = recipe("theta = 0.4, steps = 400", *overrides)
     rows = assert_resumes_exactly_at_every_step(both)[1:]
     assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]
 

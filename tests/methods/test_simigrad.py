@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,6 +53,14 @@ SHRINK = [128, 115, 103, 92, 82, 73, 65, 58, 52, 46, 41, 36, 32]
 ALTERNATE = [128, 140, 126, 138, 124, 136, 122, 134, 120, 132, 118, 129, 116]
 
 
+def adapting(**keys: Any) -> SimiGrad:
+    return SimiGrad(**{"target": 0.5, "min_batch_size": 2, "max_batch_size": 1000, **keys})
+
+
+def released(**keys: Any) -> SimiGrad:
+    return adapting(**{"max_batch_size": 4096, "mode": "reference", **keys})
+
+
 def test_reference_trajectories_with_a_quantum_of_one() -> None:
     assert reference([LOW] * 12, 128)[0] == GROW
     assert reference([HIGH] * 12, 128)[0] == SHRINK
@@ -89,7 +98,7 @@ def test_reference_trajectories_with_a_growing_micro_batch() -> None:
 )
 def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, after: int) -> None:
     """The released code leaves 320 at 320 where phi is the target or not finite, although the upper bound is 300."""
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=300, mode="reference")
+    section = adapting(max_batch_size=300, mode="reference")
     if phi is not None and math.isnan(phi):
         assert section.decide(1, 320, (), (phi, 1.0, 1.0))[0] == after
     else:
@@ -125,11 +134,10 @@ def run(section: SimiGrad, batch_size: int, cosines: list[float]) -> list[int]:
 
 
 def test_reference_mode_of_the_section_follows_both_releases() -> None:
-    wide = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 4096, "mode": "reference"}
-    assert run(SimiGrad(**wide), 128, [LOW] * 12) == GROW
-    assert run(SimiGrad(**wide), 128, [HIGH] * 12) == SHRINK
-    assert run(SimiGrad(**wide, quantum=32), 128, [LOW] * 4) == [128, 160, 192, 224, 256]
-    assert run(SimiGrad(**(wide | {"max_batch_size": 300}), quantum=32), 256, [LOW] * 4) == [
+    assert run(released(), 128, [LOW] * 12) == GROW
+    assert run(released(), 128, [HIGH] * 12) == SHRINK
+    assert run(released(quantum=32), 128, [LOW] * 4) == [128, 160, 192, 224, 256]
+    assert run(released(max_batch_size=300, quantum=32), 256, [LOW] * 4) == [
         256,
         288,
         320,
@@ -137,22 +145,20 @@ def test_reference_mode_of_the_section_follows_both_releases() -> None:
         320,
     ]
     cosines = [0.1, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, math.nan, 0.1, 0.9]
-    assert run(SimiGrad(**wide), 128, cosines) == [128, 140, 126, 113, 124, 111, 99, 89, 89, 97, 87]
-    smoothed = run(SimiGrad(**wide, window=20), 128, cosines)
+    assert run(released(), 128, cosines) == [128, 140, 126, 113, 124, 111, 99, 89, 89, 97, 87]
+    smoothed = run(released(window=20), 128, cosines)
     assert smoothed == [128, 140, 154, 138, 151, 135, 121, 108, 108, 97, 87]
 
 
 def test_reference_interval_acts_on_the_value_read_at_its_beginning() -> None:
-    section = SimiGrad(
-        target=0.5, min_batch_size=2, max_batch_size=4096, mode="reference", interval=3
-    )
+    section = released(interval=3)
     assert [step for step in range(1, 10) if section.measures_at(step)] == [1, 4, 7]
     batches = run(section, 100, [LOW, HIGH, HIGH, HIGH, LOW, LOW, LOW, HIGH, HIGH])
     assert batches == [100, 100, 100, 110, 110, 110, 99, 99, 99, 108]
 
 
 def test_default_bounds_are_rounded_to_the_quantum_and_never_exceeded() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=50, max_batch_size=300, quantum=32)
+    section = adapting(min_batch_size=50, max_batch_size=300, quantum=32)
     assert (section.lowest, section.highest) == (64, 288)
     up = run(section, 256, [LOW] * 6)
     down = run(section, 128, [HIGH] * 6)
@@ -161,7 +167,7 @@ def test_default_bounds_are_rounded_to_the_quantum_and_never_exceeded() -> None:
 
 
 def test_default_shrinks_to_two_sequences_and_grows_again() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=1000)
+    section = adapting()
     down = run(section, 40, [HIGH] * 30)
     assert down[-1] == 2
     assert sorted(down, reverse=True) == down
@@ -170,12 +176,9 @@ def test_default_shrinks_to_two_sequences_and_grows_again() -> None:
 
 @pytest.mark.parametrize("quantum", [1, 2, 7, 32])
 def test_default_moves_by_a_tenth_or_by_one_quantum(quantum: int) -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=100_000, quantum=quantum)
+    section = adapting(max_batch_size=100_000, quantum=quantum)
     for batch_size in range(section.lowest + quantum, 3000, quantum):
-        grown, shrunk = (
-            section.next_batch_size(batch_size, LOW),
-            section.next_batch_size(batch_size, HIGH),
-        )
+        grown, shrunk = (section.next_batch_size(batch_size, phi) for phi in (LOW, HIGH))
         assert grown % quantum == shrunk % quantum == 0
         assert batch_size < grown <= max(1.1 * batch_size + 1e-9, batch_size + quantum)
         assert batch_size > shrunk >= min(0.9 * batch_size - 1e-9, batch_size - quantum)
@@ -187,7 +190,7 @@ def test_default_moves_by_a_tenth_or_by_one_quantum(quantum: int) -> None:
 
 
 def test_default_leaves_out_measurements_that_are_not_finite_or_zero() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=1000, window=2)
+    section = adapting(window=2)
     batch_size, window = section.decide(1, 100, (), (math.nan, 1.0, 1.0))
     assert (batch_size, window) == (100, ())
     batch_size, window = section.decide(2, 100, window, (0.0, 0.0, 1.0))
@@ -198,7 +201,7 @@ def test_default_leaves_out_measurements_that_are_not_finite_or_zero() -> None:
 
 
 def test_default_window_decides_on_the_mean_of_the_products_and_clears() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=1000, interval=2, window=2)
+    section = adapting(interval=2, window=2)
     assert [step for step in range(1, 9) if section.measures_at(step)] == [2, 4, 6, 8]
     # Mean of the cosines 0.55, of the products 0.2: one large noisy gradient counts as large.
     batch_size, window = section.decide(2, 100, (), (1.0, 1.0, 1.0))
@@ -226,7 +229,7 @@ def closed_loop(
 
 @pytest.mark.parametrize(("target", "window"), [(0.5, 1), (0.5, 5), (0.8, 1), (0.8, 5), (1 / 3, 5)])
 def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -> None:
-    section = SimiGrad(target=target, min_batch_size=2, max_batch_size=10**6, window=window)
+    section = adapting(target=target, max_batch_size=10**6, window=window)
     rest = 2 * target / (1 - target) * 1000
     batches = closed_loop(section, noise=1000.0, steps=1500, batch_size=64)[700:]
     assert np.mean(batches) == pytest.approx(rest, rel=0.12)
@@ -236,46 +239,31 @@ def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -
 
 def test_smoothing_as_released_drives_the_loop_into_a_cycle() -> None:
     """Why the default clears its window: a sliding mean acted on at every step swings the batch several-fold."""
-    wide = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 10**6}
     released = closed_loop(
-        SimiGrad(**wide, window=20, mode="reference"), noise=1000.0, steps=1500, batch_size=2000
+        adapting(window=20, max_batch_size=10**6, mode="reference"),
+        noise=1000.0,
+        steps=1500,
+        batch_size=2000,
     )[700:]
-    mended = closed_loop(SimiGrad(**wide, window=20), noise=1000.0, steps=1500, batch_size=2000)[
-        700:
-    ]
+    mended = closed_loop(
+        adapting(window=20, max_batch_size=10**6), noise=1000.0, steps=1500, batch_size=2000
+    )[700:]
     assert max(released) / min(released) > 4
     assert max(mended) / min(mended) < 1.6
 
 
 def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=2, max_batch_size=1000)
+    section = adapting()
     assert [section.lr_factor(batch, 128) for batch in GROW[:4]] == pytest.approx(
         [1, 1.045825, 1.096871, 1.149049], abs=1e-6
     )
     assert section.lr_factor(GROW[-1], 128) == pytest.approx(1.747766, abs=1e-6)
     assert section.lr_factor(32, 128) == 0.5
-    assert (
-        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear").lr_factor(
-            384, 128
-        )
-        == 3
-    )
-    assert (
-        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="none").lr_factor(
-            384, 128
-        )
-        == 1
-    )
+    assert adapting(lr_scaling="linear").lr_factor(384, 128) == 3
+    assert adapting(lr_scaling="none").lr_factor(384, 128) == 1
     # 1 + 0.5 (sqrt 4 - 1) and 1 + 0.25 (3 - 1)
-    assert (
-        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9, lr_adjust_factor=0.5).lr_factor(
-            512, 128
-        )
-        == 1.5
-    )
-    linear = SimiGrad(
-        target=0.5, min_batch_size=2, max_batch_size=9, lr_scaling="linear", lr_adjust_factor=0.25
-    )
+    assert adapting(lr_adjust_factor=0.5).lr_factor(512, 128) == 1.5
+    linear = adapting(lr_scaling="linear", lr_adjust_factor=0.25)
     assert linear.lr_factor(384, 128) == 1.5
     assert [
         round(6e-4 * section.lr_factor(batch, 128), 4) for batch in (65_536, 79_872, 262_144)
@@ -287,9 +275,7 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
 
 
 def test_accumulation_is_even() -> None:
-    one_by_one = recipe(
-        SimiGrad(target=0.5, min_batch_size=2, max_batch_size=9), micro_batch_tokens=16
-    )
+    one_by_one = recipe(adapting(), micro_batch_tokens=16)
     assert [accumulation_steps(one_by_one, sequences, 16) for sequences in (1, 2, 3, 4, 5)] == [
         2,
         2,
@@ -303,23 +289,23 @@ def test_accumulation_is_even() -> None:
 @pytest.mark.parametrize(
     ("section", "names"),
     [
-        ({"target": 1.0, "min_batch_size": 2, "max_batch_size": 8}, "target"),
-        ({"target": 0.5, "min_batch_size": 1, "max_batch_size": 8}, "min_batch_size"),
-        ({"target": 0.5, "min_batch_size": 9, "max_batch_size": 8}, "above max_batch_size 8"),
+        ({"target": 1.0}, "target"),
+        ({"min_batch_size": 1, "max_batch_size": 8}, "min_batch_size"),
+        ({"min_batch_size": 9, "max_batch_size": 8}, "above max_batch_size 8"),
         (
-            {"target": 0.5, "min_batch_size": 9, "max_batch_size": 15, "quantum": 8},
+            {"min_batch_size": 9, "max_batch_size": 15, "quantum": 8},
             "no multiple of quantum 8",
         ),
-        ({"target": 0.5, "min_batch_size": 2, "max_batch_size": 8, "interval": 0}, "interval"),
+        ({"interval": 0}, "interval"),
         (
-            {"target": 0.5, "min_batch_size": 2, "max_batch_size": 8, "smooth_factor": 0.5},
+            {"smooth_factor": 0.5},
             "smooth_factor",
         ),
     ],
 )
 def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float], names: str) -> None:
     with pytest.raises(ValidationError, match=names):
-        SimiGrad(**section)
+        adapting(**section)
 
 
 def test_similarity_is_undefined_without_two_finite_gradients() -> None:
@@ -384,7 +370,7 @@ def test_half_dots_are_those_of_the_mean_gradients(n_a: int, n_b: int) -> None:
 
 
 def test_batch_sizes_of_all_short_measurement_histories_stay_legal() -> None:
-    section = SimiGrad(target=0.5, min_batch_size=6, max_batch_size=21, quantum=4)
+    section = adapting(min_batch_size=6, max_batch_size=21, quantum=4)
     for cosines in itertools.product((LOW, 0.5, HIGH, math.nan), repeat=5):
         batches = run(section, 12, list(cosines))
         assert all(8 <= batch <= 20 and batch % 4 == 0 for batch in batches)

@@ -101,8 +101,7 @@ def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
     recipe = replace(with_loss(affine=True, sites="all_linear"), stages=stages)
     state, data = fresh(recipe), RandomTokens(LENGTH)
     set_stage(state, recipe, 0)
-    val = torch.stack([data.window(10**6 + i) for i in range(2)])
-    records = list(train_stages(state, recipe, data, val))  # type: ignore[arg-type]
+    records = list(train_stages(state, recipe, data, data.validation()))  # type: ignore[arg-type]
     (growth,) = [record for record in records if isinstance(record, GrowthRecord)]
     assert growth.val_loss_after == growth.val_loss_before and growth.preserves_loss
     rows = read_records(

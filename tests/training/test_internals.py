@@ -16,9 +16,18 @@ from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import largest_logit, norms_by_layer
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import plan_step, read_records, train
-from tests.fake_runs import rows_of, write_run
-from tests.resume_law import TIMES, RandomTokens, assert_resumes_exactly_at_every_step
-from tests.tiny import CPU, FOUR_BLOCKS, METHODS, VOCAB_SIZE, changed, fresh, tensors_of
+from tests.fake_runs import rows_of, without_times, write_run
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run
+from tests.tiny import (
+    CPU,
+    FOUR_BLOCKS,
+    METHODS,
+    VOCAB_SIZE,
+    assert_equal,
+    changed,
+    fresh,
+    tensors_of,
+)
 
 LLAMA = ["model.arch=llama", "model.n_head=4", "model.n_kv_head=2", "model.qk_norm=true"]
 TWO_BLOCKS = [*FOUR_BLOCKS, "model.n_layer=2"]
@@ -100,7 +109,7 @@ def norm(tensors: dict[str, np.ndarray], block: str) -> float:
 def test_columns_are_those_of_independent_arithmetic(model: list[str]) -> None:
     recipe = load_recipe("small", [*TWO_BLOCKS, *model, "eval.internals=2", "optim.grad_clip=0.1"])
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
-    val = torch.stack([data.window(10**6), data.window(10**6 + 1)])
+    val = data.validation()
     rows = []
     records = train(state, recipe, data, val, until=2)  # type: ignore[arg-type]
     for _ in range(2):  # step 0 and step 1
@@ -163,7 +172,7 @@ def test_the_entropy_is_that_of_the_last_micro_batch(method: str) -> None:
     overrides = [*FOUR_BLOCKS, *CASES[method], "eval.internals=3", "train.micro_batch_tokens=32"]
     recipe = load_recipe("small", overrides)
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
-    records = train(state, recipe, data, torch.stack([data.window(10**6)]), until=3)  # type: ignore[arg-type]
+    records = train(state, recipe, data, data.validation(), until=3)  # type: ignore[arg-type]
     rows = []
     for _ in range(3):  # steps 0 to 2
         rows += read_records(state, recipe, [next(records)])
@@ -181,18 +190,9 @@ def test_the_entropy_is_that_of_the_last_micro_batch(method: str) -> None:
 @pytest.mark.parametrize("method", CASES)
 def test_measuring_moves_no_bit(method: str) -> None:
     recipe = load_recipe("small", [*FOUR_BLOCKS, *CASES[method], "train.tokens=320"])
-    data = RandomTokens(recipe.model.seq_len)
-    val = torch.stack([data.window(10**6)])
-    found = []
-    for every in (0, 2):
-        state = fresh(recipe)
-        watched = changed(recipe, f"eval.internals={every}")
-        rows = []
-        for record in train(state, watched, data, val):  # type: ignore[arg-type]
-            rows += read_records(state, watched, [record])
-        found.append((rows, tensors_of(state)))
-    (plain, without), (rows, measured) = found
-    assert [name for name in without if not torch.equal(without[name], measured[name])] == []
+    one, other = fresh(recipe), fresh(recipe)
+    plain, rows = run(one, recipe), run(other, changed(recipe, "eval.internals=2"))
+    assert_equal(tensors_of(one), tensors_of(other))
     for one, other in zip(plain, rows, strict=True):
         there = {name for name in other if name.startswith(COLUMNS)}
         assert len(there) == (16 if other["step"] and other["step"] % 2 == 0 else 0)
@@ -201,7 +201,7 @@ def test_measuring_moves_no_bit(method: str) -> None:
         assert len(due) == len(there - LOGITS) - waiting and min(due, default=0.0) >= 0
         assert not [name for name in map(series_of, other) if name.startswith("other/")]
         assert ("entropy" in other) == bool(there)
-        same = other.keys() - there - TIMES - {"entropy"}
+        same = without_times(other).keys() - there - {"entropy"}
         assert {name: other[name] for name in same} == {name: one.get(name) for name in same}
 
 
