@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -729,6 +729,49 @@ def tuned(repetitions: int, random: Random) -> list[Row]:
     return rows
 
 
+def blocks(repetitions: int, random: Random) -> list[Row]:
+    """Methods that are tuned anew for every judged seed, beside one tuning for all at the same number of runs.
+
+    The model is that of `tuned`, with the optimum anywhere within the grid; where a best rate is at the edge, the grids
+    of both methods get one rate more there, twice at most, in each block by its own runs.
+    """
+    plans = {}
+    for number in (4, 6, 10):
+        for seeds in (1, 5):
+            plans[f"{number} blocks, each tuned on {seeds}"] = ([seeds] * number, 1)
+    for number in (6, 10):
+        # Five rates a tuning seed, whether or not a grid grows.
+        judged = number * (5 + 1) - 5 * 5
+        plans[f"as many runs as {number} blocks of 1: tuned on 5, {judged} judged"] = ([5], judged)
+    rows = []
+    for plan, (tunings, judged) in plans.items():
+        for apart in (0.0, 1.5):
+            shift = apart * math.sqrt(2) * RUN_SD
+            claimed = 0
+            for _ in range(repetitions):
+                claimed += significant(_tuned_differences(random, tunings, judged) + shift)
+            true = f"methods {apart:g} sd of a pair apart" if apart else "identical methods"
+            rows.append((plan, true, _percent(claimed / repetitions)))
+    return rows
+
+
+def _tuned_differences(random: Random, tunings: Sequence[int], judged: int) -> np.ndarray:
+    """B less A by judged seed: so many after each tuning, which has so many seeds."""
+    worth = 0.008 * (np.arange(9) - 4 - random.uniform(-2.5, 2.5)) ** 2
+    differences = []
+    for seeds in tunings:
+        tries = worth + random.normal(0, RUN_SD / math.sqrt(seeds), (2, 9))
+        low, high = 2, 7
+        for _ in range(2):
+            best = low + tries[:, low:high].argmin(1)
+            # Both ends are decided before either grows.
+            low, high = low - (best == low).any(), high + (best == high - 1).any()
+        chosen = worth[low + tries[:, low:high].argmin(1)]
+        losses = chosen[:, None] + random.normal(0, RUN_SD, (2, judged))
+        differences.append(losses[1] - losses[0])
+    return np.concatenate(differences)
+
+
 def learning_rates(repetitions: int, random: Random) -> list[Row]:
     """Recipes of equal curves over the learning rate, whose optima lie at other rates or whose noise differs.
 
@@ -806,6 +849,7 @@ PARTS = {
     "targets": targets,
     "seconds": seconds,
     "plans": plans,
+    "blocks": blocks,
 }
 
 

@@ -4,7 +4,7 @@ used."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState, ended_groups, judge
 from efftrain_cli.study.phases import (
+    StudyTrial,
     Tuned,
     all_trials,
     choices,
     judged_trials,
-    settings_of,
+    seeds_of,
     tuning,
     widened,
 )
@@ -47,43 +48,57 @@ def conduct(
     Raises:
         EfftrainError: as `TrialRunner.train` and `judge_runs`.
     """
-    file = tune(file, runner)
     judgement = judge_runs(file, allow)
-    if not judgement.tuned:
-        return judgement
-    chosen = settings_of(judgement.tuned)
     while not judgement.complete:
         seeds = file.seeds[: file.looks[judgement.look]]
-        title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
-        trials = [each.trial for each in judged_trials(file, chosen, seeds)]
-        states = runner.train(trials, title)
-        judgement = judge_runs(file, allow, judgement.tuned)
-        write_receipts(file, chosen)
-        if not set(states) <= set(ENDED):
+        file, ended = tune(file, runner, seeds)
+        if ended:
+            tuned = choices(file)
+            title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
+            ended = _train(file, runner, judged_trials(file, tuned, seeds), title)
+            judgement = judge_runs(file, allow, tuned)
+        if not ended:
             return judgement
         write_looks(file, judgement)
         tell(judgement)
     return judgement
 
 
-def tune(file: StudyFile, runner: TrialRunner | ArrayWriter) -> StudyFile:
-    """Train the tuning runs until no grid has to grow; return the study with the grids as they are then."""
+def tune(
+    file: StudyFile, runner: TrialRunner | ArrayWriter, seeds: Sequence[int]
+) -> tuple[StudyFile, bool]:
+    """Train the tuning runs that these judged seeds need until no grid has to grow.
+
+    Return the study with the grids as they are then, and whether all these runs have ended.
+    """
     while True:
-        trials = [each.trial for each in tuning(file)]
-        if trials:
-            runner.train(trials, "tuning")
-            write_receipts(file)
+        blocks = [block for block in file.blocks if {*block.seeds} & {*seeds}]
+        trials = tuning(file, blocks)
+        if trials and not _train(file, runner, trials, "tuning"):
+            return file, False
         wider = widened(file)
-        if wider.grown == file.grown:
-            return file
+        if wider.blocks == file.blocks:
+            return file, True
         file = wider
+
+
+def _train(
+    file: StudyFile,
+    runner: TrialRunner | ArrayWriter,
+    trials: Sequence[StudyTrial],
+    title: str,
+) -> bool:
+    """Train runs, or write their job array; return whether all of them have ended."""
+    states = runner.train([each.trial for each in trials], title)
+    write_receipts(file)
+    return set(states) <= set(ENDED)
 
 
 def read_runs(
     file: StudyFile, tuned: Sequence[Tuned]
 ) -> dict[float | None, dict[str, dict[int, RunNumbers]]]:
     """Return the runs that exist and the study is judged by: by learning rate, None of those with
-    the arms' own, then by arm and seed; none before tuning has ended.
+    the arms' own, then by arm and seed; none of a seed before its tuning has ended.
 
     Raises:
         UsageError: a run has another recipe or seed than the study asks for.
@@ -91,9 +106,7 @@ def read_runs(
     kinds: dict[float | None, dict[str, dict[int, RunNumbers]]] = {}
     for rate in (None, *file.rates):
         kinds[rate] = {arm.name: {} for arm in file.study.arms}
-    if not tuned:
-        return kinds
-    for each in judged_trials(file, settings_of(tuned)):
+    for each in judged_trials(file, tuned, sorted(seeds_of(tuned))):
         # A name alone says nothing of what was trained under it.
         state_of(each.trial)
         run = read_trial(each.trial)
@@ -105,7 +118,7 @@ def read_runs(
 def judge_runs(
     file: StudyFile,
     allow: bool,
-    tuned: tuple[Tuned, ...] | None = None,
+    tuned: Sequence[Tuned] | None = None,
 ) -> StudyState:
     """Judge the confirmation runs that exist, where `compare` would compare them.
 
@@ -136,7 +149,7 @@ def judge_runs(
         of_judged = check(ended_groups(file, kinds, seeds), allow=True)
         labels = [*allowed, *(label for label in of_judged if label.kind != "allowed")]
     caveats = [*_without_registration(file, groups), *_tuning_caveat(file)]
-    return replace(state, labels=(*labels, *caveats, *state.labels), tuned=tuned)
+    return replace(state, labels=(*labels, *caveats, *state.labels), tuned=tuple(tuned))
 
 
 TUNING_ERRORS = {
@@ -151,7 +164,8 @@ TUNING_ERRORS = {
 def _tuning_caveat(file: StudyFile) -> list[Why]:
     """State the error of the verdicts that tuning adds: its own noise is in no interval."""
     seeds = len(file.tuning_seeds)
-    if not seeds or seeds > max(TUNING_ERRORS):
+    # In blocks it is: each difference holds a tuning of its own.
+    if not seeds or seeds > max(TUNING_ERRORS) or file.study.blocks:
         return []
     simulated = max(count for count in TUNING_ERRORS if count <= seeds)
     text = (
@@ -180,6 +194,7 @@ def _without_registration(file: StudyFile, groups: Sequence[Group]) -> list[Why]
 
 RECEIPTS = [
     "phase",
+    "block",
     "arm",
     "settings",
     "seed",
@@ -193,16 +208,17 @@ RECEIPTS = [
 """Columns of receipts.csv."""
 
 
-def write_receipts(file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None) -> None:
+def write_receipts(file: StudyFile) -> None:
     """Write receipts.csv: one row per run that has begun, whatever came of it."""
     rows = []
-    for phase, arm, trial, *_ in all_trials(file, chosen):
+    for phase, arm, trial, *_ in all_trials(file, choices(file)):
         run = read_trial(trial)
         if run is None:
             continue
         rows.append(
             (
                 phase,
+                file.block_of[trial.seed],
                 arm,
                 " ".join(trial.settings),
                 trial.seed,

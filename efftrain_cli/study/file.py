@@ -7,10 +7,10 @@ its first run starts; comments and the order of keys are free to change, everyth
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -42,6 +42,8 @@ MEASURES = {
     "seconds_to_target": cost_question("seconds", None),
 }
 """The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin is a share."""
+BLOCKS = 4
+"""Fewest blocks that are judged."""
 DRAWN = 5
 """Seeds that are drawn where the file gives neither seeds nor their number."""
 HIGHEST_RATE = 1e9
@@ -110,7 +112,7 @@ class Tuning:
     seeds: Seeds | None = None
     """Seeds for choosing: "0..1", "3" or "1,2". None of them may be one of the study's seeds."""
     n_seeds: int | None = Field(default=None, ge=1, le=RUNS)
-    """Number of seeds that are drawn instead, 5 unless set."""
+    """Number of seeds that are drawn instead, 5 unless set; with blocks those of each block, 1 unless set."""
     grow: int | None = Field(default=None, ge=0, le=2)
     """How often the grids of learning rates may grow at the side where an arm's best is at the edge: 2 unless set, but
     0 where `seeds` are given."""
@@ -142,6 +144,8 @@ class Study:
     """Seeds that every arm is trained with, in the order of their look: "10..14" (both included)."""
     n_seeds: int | None = Field(default=None, ge=2, le=RUNS)
     """Number of seeds that are drawn instead, 5 unless set."""
+    blocks: int | None = Field(default=None, ge=1, le=RUNS)
+    """Number of blocks instead of seeds: each tunes every arm on seeds of its own and is judged by one more."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of one or more false claims where nothing differs, over all primaries, arms and looks."""
     looks: int = Field(default=1, ge=1, le=20)
@@ -165,6 +169,17 @@ Edge = tuple[str, Literal["low", "high"]]
 """A recipe key, and a side of its grid."""
 
 
+class Block(NamedTuple):
+    """A part of a study with a tuning of its own: one of `blocks`, or the whole study."""
+
+    tuning: tuple[int, ...]
+    """Seeds that choose every arm's settings."""
+    seeds: tuple[int, ...]
+    """Seeds that are judged with these settings."""
+    grown: tuple[Edge, ...] = ()
+    """Sides at which every grid of the key has got a point more, in their order."""
+
+
 class StudyFile:
     """A study with its place: what the file says, the recipes that it means, and its hash."""
 
@@ -173,35 +188,37 @@ class StudyFile:
         path: Path,
         study: Study,
         drawn: dict[str, str] | None = None,
-        grown: tuple[Edge, ...] = (),
+        grown: Sequence[tuple[Edge, ...]] = (),
     ) -> None:
         self.path = path
         self.name = path.stem
         self.study = study
         self.drawn = drawn or {}
         """Key -> the seeds that were drawn for it."""
-        self.grown = grown
-        """Sides at which every grid of the key has got a point more, in their order."""
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
+        self.seeds = _parse(study.seeds or self.drawn.get("seeds"))
         """The study's seeds, in the order in which they are trained; empty before they are drawn."""
-        return _parse(self.study.seeds or self.drawn.get("seeds"))
-
-    @property
-    def tuning_seeds(self) -> tuple[int, ...]:
+        given = study.tuning and study.tuning.seeds
+        self.tuning_seeds = _parse(given or self.drawn.get("tuning.seeds"))
         """Seeds of the tuning phase; empty without one, and before they are drawn."""
-        tuning = self.study.tuning
-        return _parse((tuning and tuning.seeds) or self.drawn.get("tuning.seeds"))
+        self.blocks: list[Block] = []
+        """Its blocks; the whole study as one if it has none."""
+        self.block_of: dict[int, int] = {}
+        """Seed -> number of its block, from 1."""
+        number = study.blocks or 1
+        for i in range(number):
+            seeds = (_part(self.tuning_seeds, i, number), _part(self.seeds, i, number))
+            self.blocks.append(Block(*seeds, *grown[i : i + 1]))
+            self.block_of |= dict.fromkeys((*seeds[0], *seeds[1]), i + 1)
 
     @property
     def seeds_to_draw(self) -> dict[str, int]:
         """Key -> how many seeds are drawn for it; empty if the file gives all seeds."""
-        numbers, tuning = {}, self.study.tuning
-        if self.study.seeds is None:
-            numbers["seeds"] = self.study.n_seeds or DRAWN
-        if tuning and tuning.seeds is None:
-            numbers["tuning.seeds"] = tuning.n_seeds or DRAWN
+        numbers, study = {}, self.study
+        if study.seeds is None:
+            numbers["seeds"] = study.blocks or study.n_seeds or DRAWN
+        if study.tuning and study.tuning.seeds is None:
+            each = 1 if study.blocks else DRAWN
+            numbers["tuning.seeds"] = (study.blocks or 1) * (study.tuning.n_seeds or each)
         return numbers
 
     @property
@@ -244,13 +261,13 @@ class StudyFile:
         members = {primary.question.member(place) for place, primary in primaries}
         return len(members) * (len(self.study.arms) - 1)
 
-    def grid_of(self, arm: Arm) -> dict[str, tuple[Any, ...]]:
-        """Return recipe key -> values that the arm is tuned over, as far as its grid has grown; empty if it is not
-        tuned."""
+    def grid_of(self, arm: Arm, grown: Sequence[Edge] = ()) -> dict[str, tuple[Any, ...]]:
+        """Return recipe key -> values that the arm is tuned over, with a point more at each side `grown`; empty if it
+        is not tuned."""
         if self.study.tuning is None:
             return {}
         grid = dict(self.study.tuning.grid if arm.grid is None else arm.grid)
-        for key, side in self.grown:
+        for key, side in grown:
             values = grid.get(key, ())
             # What is no learning rate is refused as one, at its own place of the grid.
             if len(values) > 1 and all(_is_rate(value) for value in values):
@@ -302,6 +319,12 @@ def _is_rate(value: Any) -> bool:
 
 def _parse(seeds: str | None) -> tuple[int, ...]:
     return parse_seeds(seeds) if seeds else ()
+
+
+def _part(seeds: tuple[int, ...], i: int, parts: int) -> tuple[int, ...]:
+    """Return the i-th of equal parts, from 0."""
+    each = len(seeds) // parts
+    return seeds[i * each : (i + 1) * each]
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

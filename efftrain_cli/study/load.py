@@ -21,6 +21,7 @@ from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.study.file import (
+    BLOCKS,
     DRAWN,
     LONGEST_NAME,
     MEASURES,
@@ -61,13 +62,17 @@ def read_study(path: Path) -> StudyFile:
 
 def _check_seeds(check: Check, valid: Mapping[str, Any]) -> None:
     seeds = parse_seeds(valid["seeds"]) if "seeds" in valid else ()
+    number = valid.get("blocks") or len(seeds) or valid.get("n_seeds") or DRAWN
+    first = number
     if len(seeds) == 1:
         check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
     elif "looks" in valid:
         try:
-            schedule(len(seeds) or valid.get("n_seeds") or DRAWN, valid["looks"])
+            first = schedule(number, valid["looks"])[0]
         except ValueError as error:
             check.add("looks", str(error), valid["looks"])
+    if "blocks" in valid:
+        _check_blocks(check, valid, first)
 
     rule = "has no meaning beside seeds: give the seeds or their number"
     if seeds and valid.get("n_seeds"):
@@ -81,6 +86,25 @@ def _check_seeds(check: Check, valid: Mapping[str, Any]) -> None:
     if both:
         rule = "has seeds of the study itself: a setting chosen on the judged runs flatters them"
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
+
+
+def _check_blocks(check: Check, valid: Mapping[str, Any], first: int) -> None:
+    """Check blocks, so many of which are judged first, and that all their seeds are drawn."""
+    if valid["blocks"] < BLOCKS:
+        rule = f"needs {BLOCKS} or more: each gives one difference"
+        check.add("blocks", rule, valid["blocks"])
+    elif first < BLOCKS:
+        rule = f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer looks"
+        check.add("looks", rule, valid["looks"])
+    for key in ("seeds", "n_seeds"):
+        if key in valid:
+            rule = "has no meaning beside blocks: each is judged by a seed that is drawn"
+            check.add(key, rule, valid[key])
+    if "tuning" not in check.draft.values:
+        check.add("blocks", "needs a [tuning] section: each is tuned by itself", valid["blocks"])
+    elif valid.get("tuning") and valid["tuning"].seeds:
+        rule = "has no meaning beside blocks: give n_seeds, how many are drawn for each"
+        check.add("tuning.seeds", rule, valid["tuning"].seeds)
 
 
 def _check_primaries(check: Check, valid: Mapping[str, Any]) -> None:
@@ -190,7 +214,7 @@ def _wrong_recipe(
 def _check_runs(check: Check, file: StudyFile) -> None:
     """Check that every point of every arm's grid, grown as far as it may, is a recipe, and that all
     are validated on the same text."""
-    runs = [*judged_trials(file, {}), *tuning(widest(file))]
+    runs = [*judged_trials(file), *tuning(widest(file))]
     trials = []
     for i, arm in enumerate(file.study.arms):
         of_arm = [each.trial for each in runs if each.arm == arm.name]

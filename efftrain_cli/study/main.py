@@ -26,7 +26,7 @@ from efftrain_cli.study.phases import (
     choices,
     judged_trials,
     phases_of,
-    settings_of,
+    seeds_of,
     sum_phases,
     tuning,
     widened,
@@ -62,6 +62,7 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     for phase, arm, trial, *_ in all_trials(file):
         run = {
             "phase": phase,
+            "block": file.block_of[trial.seed],
             "arm": arm,
             "name": trial.name,
             "seed": trial.seed,
@@ -85,9 +86,12 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
 def print_status(file: StudyFile, as_json: bool) -> None:
     """Print one line per run, and the verdict so far."""
     rows, tuned = [], choices(file)
-    for phase, arm, trial, *_ in all_trials(file, settings_of(tuned)):
+    chosen = seeds_of(tuned)
+    for phase, arm, trial, *_ in all_trials(file, tuned):
         # Before tuning has ended, the recipe of a confirmation run is not chosen.
-        state = state_of(trial) if tuned or phase == "tuning" else "new"
+        state = "new"
+        if phase == "tuning" or trial.seed in chosen:
+            state = state_of(trial)
         # The last step may take a run beyond its budget.
         share = min(1.0, tokens_so_far(trial.name) / recipe_of(trial).train.tokens)
         loss = last_loss(trial.name)
@@ -266,11 +270,13 @@ def learning_rates(file: StudyFile, judgement: StudyState) -> list[Curve]:
     there are neither."""
     named = []
     if file.rates:
-        for each in judged_trials(file, settings_of(judgement.tuned)):
+        for each in judged_trials(file, judgement.tuned):
             if each.rate is not None:
                 named.append((each.arm, each.trial))
     else:
-        for each in tuning(file):
+        chosen = seeds_of(judgement.tuned)
+        blocks = [block for block in file.blocks if chosen >= {*block.seeds}]
+        for each in tuning(file, blocks or None):
             others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
             named.append((" ".join((each.arm, *others)), each.trial))
     return sensitivity_curves(named, read_trial)

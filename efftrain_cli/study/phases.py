@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.rates import seconds_left
-from efftrain_cli.study.file import Arm, Edge, StudyFile
+from efftrain_cli.study.file import Arm, Block, Edge, StudyFile
 from efftrain_cli.trials.runner import tokens_so_far
 from efftrain_cli.trials.trial import (
     ENDED,
@@ -47,9 +48,11 @@ class StudyTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuned:
-    """What the tuning phase showed for one arm."""
+    """What the tuning phase showed for one arm, in one block."""
 
     arm: str
+    seeds: tuple[int, ...]
+    """Seeds that are judged with its settings."""
     settings: tuple[str, ...] = ()
     """`key=value` overrides that its confirmation runs get; empty if the arm is not tuned."""
     tried: tuple[Choice, ...] = ()
@@ -59,66 +62,56 @@ class Tuned:
     """Sides of its grid at which the best value is: the true optimum may lie beyond."""
 
 
-def all_trials(
-    file: StudyFile, chosen: Mapping[str, Sequence[str]] | None = None
-) -> list[StudyTrial]:
-    """Return every run of the study, with the settings chosen for each arm by its name."""
-    return [*tuning(file), *judged_trials(file, chosen or {})]
+def all_trials(file: StudyFile, tuned: Sequence[Tuned] = ()) -> list[StudyTrial]:
+    """Return every run of the study, with the settings that tuning chose."""
+    return [*tuning(file), *judged_trials(file, tuned)]
 
 
-def tuning(file: StudyFile) -> list[StudyTrial]:
-    """Return the runs that choose each arm's settings; seeds outermost."""
+def tuning(file: StudyFile, blocks: Sequence[Block] | None = None) -> list[StudyTrial]:
+    """Return the runs that choose each arm's settings; blocks outermost, then seeds.
+
+    Args:
+        blocks: some of the study's blocks; default: all.
+    """
     trials = []
-    for seed in file.tuning_seeds:
-        for arm in file.study.arms:
+    for block in file.blocks if blocks is None else blocks:
+        for seed, arm in itertools.product(block.tuning, file.study.arms):
             grid = []
-            for key, values in file.grid_of(arm).items():
+            for key, values in file.grid_of(arm, block.grown).items():
                 grid.append([(key, toml_value(value)) for value in values])
             # An arm without a grid has no point; the product of no grids would be one.
             for point in itertools.product(*grid) if grid else ():
                 tried = tuple(f"{key}={value}" for key, value in point)
                 words = [setting_word(key, value) for key, value in point]
-                trial = _trial(
-                    file,
-                    arm,
-                    seed,
-                    tried,
-                    *words,
-                    "tune",
-                )
-                trials.append(
-                    StudyTrial(
-                        "tuning",
-                        arm.name,
-                        trial,
-                        None,
-                        tried,
-                    )
-                )
+                trial = _trial(file, arm, seed, tried, *words, "tune")
+                trials.append(StudyTrial("tuning", arm.name, trial, None, tried))
     return trials
 
 
 def judged_trials(
     file: StudyFile,
-    chosen: Mapping[str, Sequence[str]],
+    tuned: Sequence[Tuned] = (),
     seeds: Sequence[int] | None = None,
 ) -> list[StudyTrial]:
-    """Return the runs that the study is judged by, with the settings chosen for each arm: those with
-    its own learning rate, unless every primary is over learning rates, then those over them; seeds
-    outermost.
+    """Return the runs that the study is judged by, with the settings that tuning chose: those with
+    their arm's own learning rate, unless every primary is over learning rates, then those over them;
+    seeds outermost.
 
     Args:
         seeds: those of one look; default: all.
     """
     if seeds is None:
         seeds = file.seeds
+    chosen: dict[tuple[str, int], tuple[str, ...]] = {}
+    for each in tuned:
+        chosen |= {(each.arm, seed): each.settings for seed in each.seeds}
     phases: list[tuple[str, tuple[float | None, ...]]] = [("learning rates", file.rates)]
     if not all(primary.question.over_rates for primary in file.study.primary):
         phases.insert(0, ("confirmation", (None,)))
     trials = []
     for phase, rates in phases:
         for seed, arm, rate in itertools.product(seeds, file.study.arms, rates):
-            settings, words = [*chosen.get(arm.name, ())], []
+            settings, words = [*chosen.get((arm.name, seed), ())], []
             if rate is not None:
                 value = toml_value(rate)
                 settings.append(f"optim.lr={value}")
@@ -152,46 +145,59 @@ LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 """Recipe keys whose grids may grow."""
 
 
-def choices(file: StudyFile) -> tuple[Tuned, ...]:
-    """Return each arm's setting, chosen by `BEST_RULE` from its tuning runs, with what to doubt.
+def choices(file: StudyFile) -> list[Tuned]:
+    """Return each arm's setting in each block whose tuning runs have all ended.
+
+    Raises:
+        DataError: a tuning run cannot be read.
+    """
+    chosen = []
+    for block in file.blocks:
+        chosen += choices_of(file, block)
+    return chosen
+
+
+def choices_of(file: StudyFile, block: Block) -> list[Tuned]:
+    """Return each arm's setting in a block, chosen by `BEST_RULE` from its tuning runs, with what to doubt.
 
     Empty until every tuning run has ended.
 
     Raises:
         DataError: a tuning run cannot be read.
     """
-    every = tuning(file)
+    every = tuning(file, [block])
     for each in every:
         run = read_trial(each.trial)
         if run is None or run.status not in ENDED:
-            return ()
+            return []
     chosen = []
     for arm in file.study.arms:
         trials = [each.trial for each in every if each.arm == arm.name]
         if not trials:
             warning = f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
-            chosen.append(Tuned(arm.name, warnings=(warning,) * bool(every)))
+            chosen.append(Tuned(arm.name, block.seeds, warnings=(warning,) * bool(every)))
             continue
         tried = choose(trials)
         best = next(choice for choice in tried if choice.best)
         settings = best.settings[len(file.settings_of(arm)) :]
-        edges, warnings = _edges(file.grid_of(arm), settings)
+        edges, warnings = _edges(file.grid_of(arm, block.grown), settings)
         named = [f"arm {arm.name!r}: the best {warning}" for warning in warnings]
         chosen.append(
             Tuned(
                 arm.name,
+                block.seeds,
                 settings,
                 tuple(tried),
                 tuple(named),
                 tuple(edges),
             )
         )
-    return tuple(chosen)
+    return chosen
 
 
-def settings_of(tuned: Sequence[Tuned]) -> dict[str, tuple[str, ...]]:
-    """Return arm -> the overrides that its confirmation runs get."""
-    return {each.arm: each.settings for each in tuned}
+def seeds_of(tuned: Sequence[Tuned]) -> set[int]:
+    """Return the seeds whose settings are chosen."""
+    return set().union(*(each.seeds for each in tuned))
 
 
 def _edges(
@@ -219,17 +225,21 @@ def _edges(
 def widened(file: StudyFile) -> StudyFile:
     """Return the study with its grids of learning rates as far as the tuning runs made them grow.
 
-    When all tuning runs have ended and the best rate of any arm is the lowest or highest tried, the
-    grids of all arms get one more at that side, `grow` times at most, unless a recipe refuses it. This
-    follows from the runs, so a stopped study grows as one that was not stopped.
+    When all tuning runs of a block have ended and the best rate of any arm is the lowest or highest tried,
+    the block's grids of all arms get one more at that side, `grow` times at most, unless a recipe refuses
+    it. This follows from the runs, so a stopped study grows as one that was not stopped. No block grows by
+    the runs of another: their differences would not be independent.
     """
-    wider = _with_grown(file, ())
-    for _ in range(file.grow):
-        edges: set[Edge] = set()
-        for each in choices(wider):
-            edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
-        wider = _grow(wider, sorted(edges))
-    return wider
+    grown = []
+    for block in file.blocks:
+        wider = block._replace(grown=())
+        for _ in range(file.grow):
+            edges: set[Edge] = set()
+            for each in choices_of(file, wider):
+                edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
+            wider = _grow(file, wider, sorted(edges))
+        grown.append(wider.grown)
+    return _with_grown(file, grown)
 
 
 def widest(file: StudyFile) -> StudyFile:
@@ -237,23 +247,25 @@ def widest(file: StudyFile) -> StudyFile:
     sides: list[Edge] = []
     for key in LEARNING_RATES:
         sides += [(key, "low"), (key, "high")]
-    return _grow(_with_grown(file, ()), sides * file.grow)
+    wider = _grow(file, Block(file.tuning_seeds, ()), sides * file.grow)
+    return _with_grown(file, [wider.grown] * len(file.blocks))
 
 
-def _grow(file: StudyFile, edges: Sequence[Edge]) -> StudyFile:
-    """Return the study with one more point at each edge, but for points that a recipe refuses: a rate below min_lr."""
+def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
+    """Return the block with one more point at each edge, but for points that a recipe refuses: a rate below min_lr."""
     for edge in edges:
-        wider = _with_grown(file, (*file.grown, edge))
+        wider = block._replace(grown=(*block.grown, edge))
         try:
-            for each in tuning(wider):
+            # What one seed's recipe refuses, every seed's does.
+            for each in tuning(file, [wider._replace(tuning=wider.tuning[:1])]):
                 recipe_of(each.trial)
         except RecipeError:
             continue
-        file = wider
-    return file
+        block = wider
+    return block
 
 
-def _with_grown(file: StudyFile, grown: tuple[Edge, ...]) -> StudyFile:
+def _with_grown(file: StudyFile, grown: Sequence[tuple[Edge, ...]]) -> StudyFile:
     return StudyFile(file.path, file.study, file.drawn, grown)
 
 
@@ -276,6 +288,19 @@ def expected_best(tuned: Tuned) -> list[float]:
             each.append(loss)
         losses.append(sum(each) / len(each))
     return expected_lowest(losses)
+
+
+def best_of_k(tuned: Sequence[Tuned]) -> dict[str, list[float]]:
+    """Return arm -> `expected_best`, the mean over its blocks; empty without tuning."""
+    curves: dict[str, list[list[float]]] = {}
+    for arm in tuned:
+        if arm.tried:
+            curves.setdefault(arm.arm, []).append(expected_best(arm))
+    means = {}
+    for name, blocks in curves.items():
+        # As far as the shortest: a block's grid may have grown.
+        means[name] = [fmean(values) for values in zip(*blocks, strict=False)]
+    return means
 
 
 def expected_lowest(values: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 runs/<study>-study/
   plan.json       the study's values and their hash, its drawn seeds, the file's text, and what was changed since
-  receipts.csv    one row per run: phase, arm, settings, seed, how it ended, final loss, tokens, seconds
+  receipts.csv    one row per run: phase, block, arm, settings, seed, how it ended, final loss, tokens, seconds
   looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict
   logs/           what each run printed
 """

@@ -61,14 +61,17 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
             Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None)
         )
     looks, seeds = (1, 2) if study.looks == 1 else (2, 4)
+    blocks = file.blocks[:seeds]
+    tuned = ",".join(str(block.tuning[0]) for block in blocks if block.tuning)
     tuning = None
     if study.tuning:
-        tuning = Tuning(seeds=str(file.tuning_seeds[0]), grid={})
+        tuning = Tuning(seeds=tuned, grid={})
     small = replace(
         study,
         seeds=",".join(map(str, file.seeds[:seeds])),
         looks=looks,
         n_seeds=None,
+        blocks=study.blocks and seeds,
         tuning=tuning,
         arms=tuple(arms),
         primary=tuple(

@@ -15,6 +15,7 @@ from efftrain_cli.compare.measures import AXIS_WORDS, Question
 from efftrain_cli.compare.sensitivity import BESIDE, Curve
 from efftrain_cli.foundation.console import (
     Row,
+    counted,
     human_bytes,
     human_count,
     human_seconds,
@@ -26,6 +27,7 @@ from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import (
     Phase,
     Tuned,
+    best_of_k,
     choices,
     expected_best,
     sum_phases,
@@ -35,6 +37,7 @@ from efftrain_cli.study.phases import (
 from efftrain_cli.study.records import Plan, read_plan
 from efftrain_cli.study.registration import why_not_registered
 from efftrain_cli.trials.screen import settings_table
+from efftrain_cli.trials.trial import Choice
 
 MARGINS = ("noninferior", "equivalent")
 """Directions that are judged against a margin."""
@@ -62,6 +65,9 @@ def plan_lines(
         f"arms       {', '.join(names)}",
         f"seeds      {_seeds_text(file, 'seeds', study.seeds)}, judged after {_numbers(file.looks)} seeds",
     ]
+    if study.blocks:
+        each = counted(file.seeds_to_draw["tuning.seeds"] // study.blocks, "seed")
+        lines.append(f"blocks     each tunes every arm on {each} of its own, and is judged by one")
     if study.tuning:
         seeds = _seeds_text(file, "tuning.seeds", study.tuning.seeds)
         lines.append(f"tuning     seeds {seeds}")
@@ -197,10 +203,23 @@ def _numbers(values: Sequence[int]) -> str:
 
 def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
     """Return every setting tried with its losses, what was chosen, and what tuning was worth."""
-    named = []
-    for arm in tuned:
+    tries: dict[tuple[str, str], list[Choice]] = {}
+    names = [arm.arm for arm in tuned]
+    for arm in sorted(tuned, key=lambda arm: names.index(arm.arm)):
         changed = max(1, len(arm.settings))
-        named += [(arm.arm, " ".join(each.settings[-changed:]), each) for each in arm.tried]
+        for choice in arm.tried:
+            setting = " ".join(choice.settings[-changed:])
+            tries.setdefault((arm.arm, setting), []).append(choice)
+    tried = []
+    for (name, setting), of_blocks in tries.items():
+        losses: list[float | None] = []
+        for choice in of_blocks:
+            losses += choice.losses
+        best = sum(choice.best for choice in of_blocks)
+        mark = "chosen" if best else ""
+        if best and len(of_blocks) > 1:
+            mark = f"chosen in {best} of {len(of_blocks)} blocks"
+        tried.append((name, setting, losses, mark))
     head = (
         "arm",
         "setting",
@@ -209,14 +228,14 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
         "",
     )
 
-    columns = {arm.arm: expected_best(arm) for arm in tuned if arm.tried}
+    columns = best_of_k(tuned)
     rows: list[Row] = []
     for k in range(max(map(len, columns.values()))):
         cells = (f"{losses[k]:.4f}" if k < len(losses) else "-" for losses in columns.values())
         rows.append((str(k + 1), *cells))
     return [
         "Tuning",
-        *settings_table(head, named, "diverged", "chosen"),
+        *settings_table(head, tried, "diverged"),
         "",
         "Lowest mean loss to expect of so many settings drawn at random (Dodge et al. 2019)",
         *table_lines(("settings", *columns), rows),
@@ -254,8 +273,10 @@ def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> lis
         lines.append(f"{taken}: the study has ended")
     lines.append(f"looks: {looks_line(file)}")
     lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
+    warnings: dict[str, None] = {}
     for arm in state.tuned:
-        lines += [f"warning: {warning}" for warning in arm.warnings]
+        warnings |= dict.fromkeys(arm.warnings)
+    lines += [f"warning: {warning}" for warning in warnings]
     for kind in ("warning", "note"):
         lines += [f"{kind}: {label.text}" for label in state.labels if label.kind == kind]
     return lines
@@ -394,6 +415,7 @@ def as_json(
         tried = [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried]
         values = {
             "arm": arm.arm,
+            "seeds": list(arm.seeds),
             "chosen": list(arm.settings),
             "tried": tried,
         }

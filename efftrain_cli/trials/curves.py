@@ -35,9 +35,10 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
         by_label.setdefault(label, {}).setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = trial
     curves = []
     for label, by_rate in by_label.items():
-        rates = sorted(by_rate)
-        seeds = sorted(set.intersection(*(set(by_rate[rate]) for rate in rates)))
-        if len(rates) < 2 or not seeds:
+        # Where each block of a study has a grid of its own, those rates that all blocks tried.
+        seeds = sorted(set[int]().union(*by_rate.values()))
+        rates = sorted(rate for rate, of_rate in by_rate.items() if len(of_rate) == len(seeds))
+        if len(rates) < 2:
             continue
         runs = [[read(by_rate[rate][seed]) for seed in seeds] for rate in rates]
         starts = []

@@ -54,28 +54,32 @@ def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
 
 def choice_lines(choices: Sequence[Choice]) -> list[str]:
     """List every setting that was tried, and which one each recipe is compared with."""
-    named = [(choice.recipe, " ".join(choice.settings), choice) for choice in choices]
+    tried = []
+    for choice in choices:
+        mark = "compared" if choice.best else ""
+        tried.append((choice.recipe, " ".join(choice.settings), choice.losses, mark))
     return [
         "Settings tried",
-        *settings_table(("recipe", "setting", "mean loss", "by seed", ""), named, "-", "compared"),
+        *settings_table(("recipe", "setting", "mean loss", "by seed", ""), tried, "-"),
         "They were chosen on these same runs, so both sides look a little better than on new seeds.",
     ]
 
 
 def settings_table(
-    head: Row, named: Sequence[tuple[str, str, Choice]], without: str, best: str
+    head: Row,
+    tried: Sequence[tuple[str, str, Sequence[float | None], str]],
+    without: str,
 ) -> list[str]:
-    """Format (owner, setting, choice) as a table with the rule; `without` stands for a seed without
-    a loss, `best` beside the best setting."""
+    """Format (owner, setting, losses, mark) as a table with the rule; `without` stands for a seed without a loss."""
     rows: list[Row] = []
-    for owner, setting, choice in named:
-        finished = [loss for loss in choice.losses if loss is not None]
-        missing = len(choice.losses) - len(finished)
-        mean = f"{missing} of {len(choice.losses)} not finished"
+    for owner, setting, losses, mark in tried:
+        finished = [loss for loss in losses if loss is not None]
+        missing = len(losses) - len(finished)
+        mean = f"{missing} of {len(losses)} not finished"
         if finished and not missing:
             mean = f"{sum(finished) / len(finished):.4f}"
-        each = " ".join(without if loss is None else f"{loss:.4f}" for loss in choice.losses)
-        rows.append((owner, setting, mean, each, best if choice.best else ""))
+        each = " ".join(without if loss is None else f"{loss:.4f}" for loss in losses)
+        rows.append((owner, setting, mean, each, mark))
     return [*table_lines(head, rows), f"rule: {BEST_RULE}"]
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.phases import Tuned
 from tests.trials.conftest import folder as two_recipes  # noqa: F401  a fixture
 
 STUDY = """\
@@ -31,6 +33,11 @@ name = "warm"
 recipe = "warm.toml"
 set = ["seq_len_warmup.start=16"]
 """
+
+
+def choose(file: StudyFile, **rates: str) -> list[Tuned]:
+    """What tuning chose, if it chose these learning rates for the arms in every block."""
+    return [Tuned(arm, file.seeds, (f"optim.lr={rate}",)) for arm, rate in rates.items()]
 
 
 @pytest.fixture

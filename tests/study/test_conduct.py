@@ -30,7 +30,7 @@ from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
 from tests.conftest import invoke
 from tests.fake_runs import write_run
-from tests.study.conftest import STUDY
+from tests.study.conftest import STUDY, choose
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
 
@@ -41,7 +41,7 @@ def judged(file: StudyFile, allow: bool) -> tuple[StudyState, Plan]:
 
 
 def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
-    chosen = {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+    chosen = choose(file, plain="0.001", warm="0.001")
     return Pretrain([each.trial for each in all_trials(file, chosen)], codes)
 
 
@@ -178,9 +178,7 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
         TrialRunner(
             study_folder(file.name),
             say=quiet,
-            launch=Pretrain(
-                [each.trial for each in all_trials(file, {"warm": ("optim.lr=0.001",)})]
-            ),
+            launch=Pretrain([each.trial for each in all_trials(file, choose(file, warm="0.001"))]),
         ),
     )
     plain, warm = choices(file)
@@ -432,13 +430,7 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
 ) -> None:
     with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
         register(small, allow=False)
-        trials = [
-            each.trial
-            for each in all_trials(
-                small, {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
-            )
-        ]
-        launch = Pretrain(trials)
+        launch = launcher(small)
         found = conduct(small, make_runner(small, launch))
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
     assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]

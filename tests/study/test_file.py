@@ -9,7 +9,7 @@ import pytest
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import judged_trials, tuning
-from tests.study.conftest import STUDY
+from tests.study.conftest import STUDY, choose
 
 
 def changed(folder: Path, *replacements: tuple[str, str]) -> Path:
@@ -28,7 +28,7 @@ def test_the_runs_of_a_study(folder: Path) -> None:
     assert len(tuned) == 2 * 2 * 3 and [trial.seed for trial in tuned] == [0] * 6 + [1] * 6
     assert tuned[0].name == "study-plain-lr0.001-tune-seed0"
     assert tuned[4].settings == ("seq_len_warmup.start=16", "optim.lr=0.002")
-    judged = [each.trial for each in judged_trials(file, {"warm": ("optim.lr=0.004",)})]
+    judged = [each.trial for each in judged_trials(file, choose(file, warm="0.004"))]
     assert [trial.name for trial in judged[:3]] == [
         "study-plain-seed10",
         "study-warm-seed10",

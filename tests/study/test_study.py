@@ -89,3 +89,44 @@ def test_a_study_survives_ctrl_c_and_kill_9(folder: Path) -> None:
     out, errors = again.communicate(timeout=120)
     assert again.returncode == 0 and "\nwarm: equivalent to plain in final loss" in f"\n{out}"
     assert errors == "", "nothing is left to train"
+
+
+BLOCKS = """\
+blocks = 4
+baseline = "plain"
+set = ["train.tokens=2560"]
+[[primary]]
+measure = "final_loss"
+direction = "equivalent"
+margin = 4.0
+[tuning]
+grow = 0
+grid = { "optim.lr" = [1e-3, 2e-3] }
+[[arms]]
+name = "plain"
+recipe = "plain.toml"
+[[arms]]
+name = "warm"
+recipe = "warm.toml"
+"""
+
+
+@pytest.mark.slow
+def test_a_study_of_four_blocks_is_tuned_and_judged(folder: Path) -> None:
+    (folder / "small.toml").write_text(BLOCKS)
+    done = start(folder, "--jobs", "2", "--format", "json")
+    out, errors = done.communicate(timeout=900)
+    assert done.returncode == 0, errors
+    found = json.loads(out)
+    (verdict,) = found["verdicts"]
+    assert verdict["outcome"] == "equivalent" and len(verdict["seeds"]) == 4
+    # Each of four blocks chose for both arms; one arm's two settings have other losses.
+    assert len(found["tuning"]["arms"]) == 8
+    for arm in found["tuning"]["arms"]:
+        losses = {tuple(tried["losses"]) for tried in arm["tried"]}
+        assert len(losses) == 2 and len(arm["seeds"]) == 1
+        (seed,) = arm["seeds"]
+        recipe = (folder / "runs" / f"small-{arm['arm']}-seed{seed}" / "recipe.toml").read_text()
+        assert f"lr = {arm['chosen'][0].removeprefix('optim.lr=')}" in recipe
+    assert len(list((folder / "runs").glob("small-*-seed*"))) == 4 * 2 * 3
+    assert not any("tuned on" in label["text"] for label in found["labels"])

@@ -28,7 +28,7 @@ from efftrain_cli.study.registration import register
 from efftrain_cli.study.text import as_json
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Trial, recipe_of
-from tests.study.conftest import STUDY
+from tests.study.conftest import STUDY, choose
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
 
@@ -68,7 +68,7 @@ def test_all_grids_grow_where_one_arm_is_at_the_edge(
         write_tuning(file, {"plain": plain, "warm": warm})
         file = widened(file)
     for arm in file.study.arms:
-        grid = sorted(file.grid_of(arm)["optim.lr"])
+        grid = sorted(file.grid_of(arm, file.blocks[0].grown)["optim.lr"])
         assert grid == pytest.approx([1e-3 * rate for rate in rates])
     assert len(tuning(file)) == 2 * 2 * len(rates)
     if grow == 2:
@@ -81,12 +81,20 @@ def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder: Path) -> None:
     text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
     path.write_text('set = ["optim.min_lr=4e-4"]\n' + text)
     file = read_study(path)
-    widest_grid = widest(file).grid_of(file.study.arms[0])["optim.lr"]
-    assert sorted(widest_grid) == [5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2]
+    arm = file.study.arms[0]
+    assert sorted(file.grid_of(arm, widest(file).blocks[0].grown)["optim.lr"]) == [
+        5e-4,
+        1e-3,
+        2e-3,
+        4e-3,
+        8e-3,
+        1.6e-2,
+    ]
     for _ in range(3):
         write_tuning(file, {"plain": 1e-4, "warm": 2e-3})
         file = widened(file)
-    assert sorted(file.grid_of(file.study.arms[0])["optim.lr"]) == [5e-4, 1e-3, 2e-3, 4e-3]
+    grid = file.grid_of(arm, file.blocks[0].grown)
+    assert sorted(grid["optim.lr"]) == [5e-4, 1e-3, 2e-3, 4e-3]
 
 
 def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None:
@@ -109,7 +117,7 @@ def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
     """The stubs' losses do not depend on the rate: the lowest, which comes first, is taken, and one below it tried."""
     file = growing(folder, 2)
     register(file, allow=False)
-    chosen = {"plain": ("optim.lr=0.001",), "warm": ("optim.lr=0.001",)}
+    chosen = choose(file, plain="0.001", warm="0.001")
     launch = Pretrain([each.trial for each in all_trials(widest(file), chosen)])
     runner = TrialRunner(study_folder("study"), say=quiet, launch=launch)
     state = conduct(file, runner)
@@ -119,7 +127,7 @@ def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
     assert len(launch.calls) == 16 + 6 and state.look == 1
     assert [len(tuned.tried) for tuned in state.tuned] == [4, 4]
     again = read_study(file.path)
-    assert again.grown == (("optim.lr", "low"),)
+    assert [block.grown for block in again.blocks] == [(("optim.lr", "low"),)]
     (plain, _) = as_json(again, state, None, [])["tuning"]["arms"]
     assert len(plain["expected_best"]) == 4
 
