@@ -202,7 +202,7 @@ def _begin_segment(run: Run, state: TrainState, session: Session, checkpoint: Pa
 def _lacks_evaluation(run: Run, progress: Progress) -> bool:
     """Return whether the last step of a run is still to be evaluated. Its checkpoint, written by a
     stop, keeps saying so; a resumed run has written the loss into the step's row."""
-    return progress.evaluation_due and (run.last_row(progress.step) or {}).get("val_loss") is None
+    return progress.evaluation_due and run.row_of(progress.step).get("val_loss") is None
 
 
 def _trained_longer(
@@ -255,7 +255,7 @@ def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | Non
 
 def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) -> None:
     """Print what a changed recipe does to the learning rate, before it does it."""
-    last = (run.last_row(progress.step) or {}).get("lr")
+    last = run.row_of(progress.step).get("lr")
     unchanged = (written.optim, written.train) == (recipe.optim, recipe.train)
     if last is None or unchanged or progress.tokens >= recipe.train.tokens:
         return

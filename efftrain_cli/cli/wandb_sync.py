@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -51,11 +50,9 @@ def wandb_sync(
         folder, rows = board.write(path, follow)
         print(f"{rows:,} rows for TensorBoard; see them with: tensorboard --logdir {folder}")
         return
-    synced = (
-        wandb_sync.follow(path, mode, project) if follow else wandb_sync.sync(path, mode, project)
-    )
-    print(f"{synced.rows} rows as wandb run {synced.id} ({synced.mode}), files in {synced.folder}")
+    send = wandb_sync.follow if follow else wandb_sync.sync
+    synced = send(path, mode, project)
+    folder = path / "wandb"
+    print(f"{synced.rows} rows as wandb run {synced.id} ({synced.mode}), files in {folder}")
     if synced.mode == "offline" and not follow:
-        print(f"send them with: wandb sync {synced.folder}/offline-run-*-{synced.id}")
-    if synced.warning:
-        print(f"warning: {synced.warning}", file=sys.stderr)
+        print(f"send them with: wandb sync {folder}/offline-run-*-{synced.id}")

@@ -185,12 +185,17 @@ def with_seal(values: Mapping[str, Any], seal: str = "sha256") -> dict[str, Any]
 
 def digest_of(value: Any) -> str:
     """Return the hex sha256 of a value's JSON, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+    return text_digest(json.dumps(value, sort_keys=True))
+
+
+def text_digest(text: str) -> str:
+    """Return the hex sha256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sealed_toml(text: str) -> str:
     """Return TOML text with its seal, a comment, as the last line."""
-    return f"{text}\n{_SEAL_LINE}{hashlib.sha256(text.encode()).hexdigest()}\n"
+    return f"{text}\n{_SEAL_LINE}{text_digest(text)}\n"
 
 
 def read_toml_text(path: Path) -> str:

@@ -21,12 +21,12 @@ class Column:
     """Name in a row; of a family, what its columns begin with."""
     group: str
     """Group in wandb and TensorBoard."""
-    compared: bool = False
-    """Whether `compare` reads it beyond a figure."""
     title: str = ""
     """Title of its figure in `compare`; "" if it has none."""
     unit: str = ""
     """What the figure's y is, with its unit."""
+    compared: bool = False
+    """Whether `compare` reads it though it has no figure."""
     is_extreme: bool = False
     """Whether a figure with fewer points than steps shows the largest value of each stretch."""
     drawn_as: str = ""
@@ -53,17 +53,16 @@ COLUMNS = (
     Column("windows", "train"),
     Column("sequences", "train"),
     Column("accumulation_steps", "train"),
-    Column("seq_len", "train", True, "Sequence length", "sequence length (tokens)"),
-    Column("batch_size", "train", True, "Batch size", "batch size (sequences)"),
-    Column("lr", "optim", True, "Learning rate", "learning rate"),
-    Column("loss", "train", True, "Training loss", "training loss (nats/token)", summary="min"),
+    Column("seq_len", "train", "Sequence length", "sequence length (tokens)"),
+    Column("batch_size", "train", "Batch size", "batch size (sequences)"),
+    Column("lr", "optim", "Learning rate", "learning rate"),
+    Column("loss", "train", "Training loss", "training loss (nats/token)", summary="min"),
     Column("z_loss", "train"),
     Column("val_loss", "val", compared=True, drawn_as="loss", summary="min"),
     Column("val_loss_from_", "val", drawn_as="loss_from_", by="position"),
     Column(
         "grad_norm",
         "optim",
-        compared=True,
         title="Gradient norm before clipping",
         unit="gradient norm",
         is_extreme=True,
@@ -71,7 +70,6 @@ COLUMNS = (
     Column(
         "loss_ratio",
         "stability",
-        compared=True,
         title="Loss ratio",
         unit="loss / lowest loss so far",
         is_extreme=True,
@@ -81,7 +79,6 @@ COLUMNS = (
     Column(
         "adam_sqrt_v_max",
         "stability",
-        compared=True,
         title="Largest Adam sqrt(v)",
         unit="max sqrt(v)",
         is_extreme=True,
@@ -145,7 +142,6 @@ COLUMNS = (
         by="block",
     ),
 )
-DECLARED = {column.name: column for column in COLUMNS}
 AXES = {column.name: column.series for column in COLUMNS if column.group == "axis"}
 """What a curve can be drawn over, and its name in wandb."""
 METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).items()}
@@ -153,11 +149,11 @@ METHODS = {method.prefix or name: name for name, method in methods_in(Recipe).it
 
 
 def find_column(name: str) -> Column | None:
-    """Return the declaration of a column, its family's if it has none of its own; None if it has neither."""
-    if name in DECLARED:
-        return DECLARED[name]
-    families = [column for column in COLUMNS if column.by]
-    return next((column for column in families if name.startswith(column.name)), None)
+    """Return the declaration of a column, or of its family; None if it has neither."""
+    for column in COLUMNS:
+        if name == column.name or (column.by and name.startswith(column.name)):
+            return column
+    return None
 
 
 def series_of(name: str) -> str:

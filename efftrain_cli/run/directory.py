@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import count, groupby
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ _CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
 def runs_root() -> Path:
-    """The folder of all runs: EFFTRAIN_RUNS, or ./runs."""
+    """Return the folder of all runs: EFFTRAIN_RUNS, or ./runs."""
     return environment_folder("EFFTRAIN_RUNS", "runs")
 
 
@@ -69,8 +69,8 @@ def runs_in(folder: Path) -> Iterator[None]:
             os.environ["EFFTRAIN_RUNS"] = before
 
 
-def run_path(name: str, root: Path | None = None) -> Path:
-    """The directory of run `name` in `root` (default: the folder of all runs), whether or not it exists.
+def run_path(name: str) -> Path:
+    """Return the directory of run `name` in the folder of all runs, whether or not it exists.
 
     Raises:
         UsageError: the name could leave the folder of runs, or is not a portable file name.
@@ -81,19 +81,19 @@ def run_path(name: str, root: Path | None = None) -> Path:
         )
     if name.split(".")[0].lower() in _WINDOWS_DEVICES:
         raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
-    path = (root or runs_root()) / name
+    path = runs_root() / name
     if path.is_symlink():
         raise UsageError(f"{path} is a symbolic link; a run must be a real directory")
     return path
 
 
 def run_names() -> list[str]:
-    """Names of the runs that exist, sorted."""
+    """Return the names of the runs that exist, sorted."""
     root = runs_root()
     try:
-        return (
-            sorted(path.name for path in root.iterdir() if _is_run(path)) if root.is_dir() else []
-        )
+        return sorted(path.name for path in root.iterdir() if _is_run(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
     except OSError as error:
         raise DataError(
             f"{root} cannot be read: {error.strerror}. Make it readable, or set EFFTRAIN_RUNS"
@@ -117,7 +117,7 @@ def _is_run(path: Path) -> bool:
 
 
 def existing_run(name: str) -> Path:
-    """The directory of a run that exists and that this version can read.
+    """Return the directory of a run that exists and that this version can read.
 
     Raises:
         UsageError: there is none; the message names the nearest ones.
@@ -132,7 +132,7 @@ def existing_run(name: str) -> Path:
 
 
 def unused_name(name: str) -> str:
-    """`name`-2, `name`-3, ...: the first that is free."""
+    """Return the first of `name`-2, `name`-3, ... that no run has."""
     return next(new for number in count(2) if not run_path(new := f"{name}-{number}").exists())
 
 
@@ -170,24 +170,22 @@ class Run:
         recipe_toml: str,
         origin: Mapping[str, object],
         tokenizer: Path | None = None,
-        root: Path | None = None,
     ) -> Run:
         """Make a new run directory and own it; otherwise as `new_run`."""
-        with new_run(name, recipe_toml, origin, tokenizer, root):
+        with new_run(name, recipe_toml, origin, tokenizer):
             pass
-        return cls(run_path(name, root))
+        return cls(run_path(name))
 
     @classmethod
-    def open(cls, name: str, root: Path | None = None) -> Run:
-        """Takes ownership of an existing run in `root` (default: the folder of all runs), and removes what an
-        interrupted save left behind.
+    def open(cls, name: str) -> Run:
+        """Take ownership of an existing run, and remove what an interrupted save left behind.
 
         Raises:
             UsageError: there is no such run.
             RunLockedError: another process owns it.
             DiskError: it cannot be written to.
         """
-        path = existing_run(name) if root is None else run_path(name, root)
+        path = existing_run(name)
         try:
             run = cls(path)
         except OSError as error:
@@ -201,47 +199,44 @@ class Run:
         return run
 
     def log(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Appends rows to metrics.jsonl. Where the disk is full they are kept in memory until there is room."""
+        """Append rows to metrics.jsonl. If the disk is full they are kept in memory until there is room."""
         if rows:
             self._metrics.write(rows)
             if time.monotonic() - self._last_fsync > 10:
                 self.sync()
 
     def event(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Appends to events.jsonl what is not a step, with the time of day."""
+        """Append to events.jsonl what is not a step, with the time of day."""
         self._events.write(
             [{"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}]
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """What events.jsonl holds, oldest first; lines that are not JSON are passed over."""
+        """Read events.jsonl, oldest first; lines that are not JSON are passed over."""
         # Not `read_events`: a difference that was accepted must match to the letter.
         return read_lines(self.path / "events.jsonl")
 
-    def rows(self, until: int | None = None) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl that count, in order of steps, up to step `until`."""
-        return latest_rows(self.path, until)
-
-    def last_row(self, step: int) -> dict[str, Any] | None:
-        """The row of `step` that counts."""
-        return next((row for row in reversed(self.rows(step)) if row["step"] == step), None)
+    def row_of(self, step: int) -> dict[str, Any]:
+        """Return the row of `step` that counts, {} if it is missing."""
+        rows = latest_rows(self.path, step)
+        return next((row for row in rows if row["step"] == step), {})
 
     def report_gaps(self, step: int) -> None:
-        """Records and warns of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
-        written = {row["step"] for row in all_rows(self.path)}
-        missing = [number for number in range(1, step + 1) if number not in written]
-        for _, stretch in groupby(enumerate(missing), lambda place: place[1] - place[0]):
-            steps = [number for _, number in stretch]
-            self.event("gap", {"first": steps[0], "last": steps[-1]})
-            gap = f"rows of steps {steps[0]} to {steps[-1]} are missing"
-            print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
+        """Record and warn of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
+        written = {row["step"] for row in all_rows(self.path) if 0 < row["step"] <= step}
+        for before, after in pairwise(sorted({0, *written, step + 1})):
+            first, last = before + 1, after - 1
+            if first <= last:
+                self.event("gap", {"first": first, "last": last})
+                gap = f"rows of steps {first} to {last} are missing"
+                print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
-        """The segment that this process will write: one more than that of any row, and than `after`; from 0."""
+        """Return the segment that this process will write: one more than that of any row, and than `after`; from 0."""
         return 1 + max((after, *(row["segment"] for row in all_rows(self.path))))
 
     def sync(self) -> None:
-        """Makes the rows so far survive a power failure."""
+        """Make the rows so far survive a power failure."""
         delayed = self._metrics.delayed
         self._metrics.sync()
         self._events.sync()
@@ -253,7 +248,7 @@ class Run:
         self._last_fsync = time.monotonic()
 
     def close(self) -> None:
-        """Flushes and releases the run.
+        """Flush and release the run.
 
         Raises:
             DiskError: rows or events could not be written until now; the message says how many, and where they are.
@@ -308,7 +303,7 @@ class Run:
                 )
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Renames a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
+        """Rename a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
         one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.corrupt else "left"
         number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
@@ -322,7 +317,7 @@ class Run:
 
 
 def taken(name: str) -> UsageError:
-    """The error of a name that a run has already."""
+    """Return the error of a name that a run has already."""
     return UsageError(
         f"run {name!r} exists already in {runs_root()}; continue it with `efftrain pretrain --resume {name}`, "
         f"or give another --name, for example {unused_name(name)}"
@@ -335,16 +330,15 @@ def new_run(
     recipe_toml: str,
     origin: Mapping[str, object],
     tokenizer: Path | None = None,
-    root: Path | None = None,
 ) -> Iterator[Run]:
-    """Yield a new run, to put into it what it shall begin with; it appears in `root` (default: the folder of all runs)
-    after the block, with all of that, or not at all.
+    """Yield a new run, to put into it what it shall begin with; it appears after the block, with all of that, or not
+    at all.
 
     Raises:
         UsageError: the name is taken or not allowed. Nothing is ever overwritten.
         DiskError: the disk refused.
     """
-    path = run_path(name, root)
+    path = run_path(name)
     if os.path.lexists(path):
         raise taken(name)
     try:
@@ -367,12 +361,12 @@ def new_run(
 
 
 def checkpoint_path(run: Path, step: int) -> Path:
-    """Where the checkpoint after `step` finished steps lies."""
+    """Return where the checkpoint after `step` finished steps lies."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
 def checkpoint_step(path: Path) -> int:
-    """The step in a checkpoint's name."""
+    """Return the step in a checkpoint's name."""
     match = _CHECKPOINT.fullmatch(path.name)
     if match is None:
         raise CheckpointError(f"{path} is not named step-00000000")
@@ -380,18 +374,17 @@ def checkpoint_step(path: Path) -> int:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The run's checkpoints by step, oldest first, whether or not they are valid. A file or a link is none.
+    """List the run's checkpoints by step, oldest first, whether or not they are valid. A file or a link is none.
 
     Raises:
         DataError: the folder cannot be read.
     """
     folder = run / "checkpoints"
     try:
-        folders = [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+        paths = [path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)]
+        folders = [path for path in paths if path.is_dir() and not path.is_symlink()]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise unreadable(folder, error) from None
-    return sorted(
-        (path for path in folders if _CHECKPOINT.fullmatch(path.name)), key=checkpoint_step
-    )
+    return sorted(folders, key=checkpoint_step)

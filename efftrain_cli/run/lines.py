@@ -31,10 +31,7 @@ _TAIL = len(_SEAL % 0)
 
 def sealed(value: Mapping[str, object]) -> str:
     """Return the line for `value`, with its check, without a newline; NaN and infinity become null."""
-    try:
-        text = json.dumps(value, allow_nan=False)
-    except ValueError:
-        text = json.dumps(finite(value))
+    text = json.dumps(finite(value))
     return f'{text[:-1]}{_MARK.decode()}{zlib.crc32(text.encode()):08x}"}}'
 
 

@@ -74,19 +74,19 @@ def owner_of(run: Path) -> Owner | None:
         return None
 
 
+@dataclass(frozen=True)
 class RunLock:
     """The ownership of a run directory, until it is closed."""
 
-    def __init__(self, file: IO[str], run: Path) -> None:
-        self._file = file
-        self._run = run
+    file: IO[str]
+    run: Path
 
     def close(self) -> None:
         """Remove owner.json if it is this process's, and release the lock."""
-        if owner_of(self._run) == this_process():
+        if owner_of(self.run) == this_process():
             with contextlib.suppress(OSError):
-                (self._run / OWNER).unlink(missing_ok=True)
-        self._file.close()
+                (self.run / OWNER).unlink(missing_ok=True)
+        self.file.close()
 
 
 def take_lock(path: Path) -> RunLock:

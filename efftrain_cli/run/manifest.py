@@ -41,8 +41,8 @@ def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
     """Write manifest.json: size and sha256 of the files in `hashes`, by name, and the sha256 of
     these entries."""
     files = {
-        name: {"bytes": (directory / name).stat().st_size, "sha256": hashes[name]}
-        for name in sorted(hashes)
+        name: {"bytes": (directory / name).stat().st_size, "sha256": digest}
+        for name, digest in sorted(hashes.items())
     }
     values = {"schema_version": SCHEMA_VERSION, "files": files}
     (directory / MANIFEST).write_text(sealed_text(values), encoding="utf-8")
@@ -71,32 +71,31 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
     Raises:
         CheckpointError: naming the first bad file.
     """
-    manifest = directory / MANIFEST
-    listed = {
-        name: (entry.bytes, entry.sha256) for name, entry in read_manifest(directory).files.items()
-    }
-    expected = {name: entry for name, entry in listed.items() if needed is None or name in needed}
-    for name in sorted((needed or REQUIRED) - expected.keys()):
-        raise CheckpointError(f"{manifest} is damaged: it does not list {name}")
-    for name, (size, _) in expected.items():
-        path = directory / name
+    listed = read_manifest(directory).files
+    names = [name for name in listed if needed is None or name in needed]
+    for name in sorted((needed or REQUIRED).difference(names)):
+        raise CheckpointError(f"{directory / MANIFEST} is damaged: it does not list {name}")
+    for name in names:
+        path, size = directory / name, listed[name].bytes
         if "/" in name or not path.is_file():
             raise CheckpointError(f"{path} is missing")
         if path.stat().st_size != size:
             raise CheckpointError(
                 f"{path} is damaged: {path.stat().st_size} bytes, {size} were written"
             )
+
     with ThreadPoolExecutor() as pool:
-        hashes = pool.map(sha256_of, [directory / name for name in expected])
+        hashes = pool.map(sha256_of, [directory / name for name in names])
         try:
-            for (name, (_, digest)), found in zip(expected.items(), hashes, strict=True):
-                if found != digest:
+            for name, digest in zip(names, hashes, strict=True):
+                if digest != listed[name].sha256:
                     raise CheckpointError(
                         f"{directory / name} is damaged: its sha256 is not the one that was written"
                     )
         except OSError as error:
             raise CheckpointError(f"{error.filename} cannot be read: {error.strerror}") from None
+
     # What else may be wrong with the progress is found where it is read.
     with contextlib.suppress(DamagedError):
         read_record(directory / "progress.json", Record)
-    return frozenset(expected)
+    return frozenset(names)

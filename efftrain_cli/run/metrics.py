@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.run.lines import CHECK, Lines, parse, read_file
@@ -31,6 +31,8 @@ CorruptLines = tuple[tuple[int, str], ...]
 """(number, what is wrong) of lines that are not rows, or not the row that was written."""
 _COUNTERS = ("step", "segment", "nonfinite")
 """Columns that decide which rows count; always read."""
+POLL_SECONDS = 1.0
+"""Seconds between two looks at a run that is followed."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,11 @@ class Metrics:
         return pd.DataFrame(self.columns).astype(dict.fromkeys(whole, "int64"))
 
 
-def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
-    """Read the rows that count, fast, through Arrow; a run that has not logged a step has none.
+def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
+    """Read the rows of a run that count, fast, through Arrow; a run that has not logged a step has none.
 
     Args:
-        path: the file or its run directory.
+        run: its directory.
         columns: those wanted; empty: all that hold numbers.
 
     Raises:
@@ -67,19 +69,18 @@ def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
     """
     import numpy as np
 
-    path = _file_of(path)
-    lines = _read(path)
-    read = _read_by_arrow(lines, columns)
-    if read is None:
-        rows, corrupt = valid_rows(lines, columns)
-        _refuse_ruins(lines, rows, corrupt, path)
+    lines = _read(run)
+    corrupt = lines.corrupt
+    arrays = _read_by_arrow(lines, columns)
+    if arrays is None:
+        rows, corrupt = _valid_rows(lines, columns)
+        _refuse_ruins(lines, rows, corrupt, run)
         names = columns or dict.fromkeys(chain.from_iterable(rows))
-        read = columns_of(rows, [*names, *_COUNTERS]), corrupt
-    arrays, corrupt = read
-    step = arrays["step"]
-    segment = np.nan_to_num(arrays["segment"])
-    nonfinite = np.nan_to_num(arrays["nonfinite"])
-    latest = _latest(step)
+        arrays = columns_of(rows, [*names, *_COUNTERS])
+
+    segment = arrays["segment"]
+    starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
+    latest = _latest(arrays["step"])
     kept = {name: values[latest] for name, values in arrays.items()}
     if (np.diff(kept["step"]) == 0).any():
         import pandas as pd
@@ -87,52 +88,54 @@ def read_metrics(path: Path, columns: Sequence[str] = ()) -> Metrics:
         # Of a step that counts twice, the later number of a column counts.
         merged = pd.DataFrame(kept).groupby("step", as_index=False).last()
         kept = {name: merged[name].to_numpy() for name in kept}
-    starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
     return Metrics(
         {name: kept[name] for name in columns or kept},
         segments=len(np.unique(starts)),
-        nonfinite_segments=len(np.unique(starts[nonfinite > 0])),
+        nonfinite_segments=len(np.unique(starts[arrays["nonfinite"] > 0])),
         corrupt=corrupt,
     )
 
 
-def latest_rows(path: Path, until: int | None = None) -> list[dict[str, Any]]:
+def latest_rows(run: Path, until: float = math.inf) -> list[dict[str, Any]]:
     """Return the rows that count, as they were written, one per step in increasing order, up to step `until`.
 
     Import nothing that training has not imported, and refuse nothing: damaged lines are left out, and a missing file
-    has no rows. `path` is the file or its run directory.
+    has no rows.
     """
     import numpy as np
 
-    rows = all_rows(path)
+    rows = all_rows(run)
     latest: list[dict[str, Any]] = []
     for index in _latest(np.array([row["step"] for row in rows], float)):
         row = rows[index]
-        if until is not None and row["step"] > until:
+        if row["step"] > until:
             break
         if latest and latest[-1]["step"] == row["step"]:
             before = latest[-1]
             before |= {k: v for k, v in row.items() if v is not None or k not in before}
         else:
-            latest.append(dict(row))
+            latest.append(row)
     return latest
 
 
-def all_rows(path: Path) -> list[dict[str, Any]]:
+def all_rows(run: Path) -> list[dict[str, Any]]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
-    return valid_rows(_read(_file_of(path)))[0]
+    return _valid_rows(_read(run))[0]
 
 
-def last_row(path: Path) -> dict[str, Any]:
+def last_row(run: Path) -> dict[str, Any]:
     """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the file only."""
     try:
-        with _file_of(path).open("rb") as file:
+        with (run / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
             lines = file.read().splitlines()
     except OSError:
         return {}
-    rows = (row for line in reversed(lines) if (row := parse(line)) is not None and "step" in row)
-    return next(rows, {})
+    for line in reversed(lines):
+        row = parse(line)
+        if row and "step" in row:
+            return row
+    return {}
 
 
 def check_rows(run: Path) -> Lines:
@@ -142,37 +145,31 @@ def check_rows(run: Path) -> Lines:
         OSError: the file is there and cannot be read.
     """
     lines = read_file(run / "metrics.jsonl")
-    return replace(lines, corrupt=valid_rows(lines)[1])
+    return replace(lines, corrupt=_valid_rows(lines)[1])
 
 
-def follow_run(
-    run: Path, poll_seconds: float
-) -> Iterator[tuple[Literal["row", "event"], dict[str, Any]]]:
+def follow_run(run: Path) -> Iterator[dict[str, Any]]:
     """Yield each row and each event that another process writes to a run, until standard input closes.
 
-    Rows come in their order, events in theirs; none is left out.
+    Rows come in their order, events in theirs; none is left out. An event has an `event`, a row none.
     """
-    files: dict[Literal["row", "event"], Path] = {
-        "row": run / "metrics.jsonl",
-        "event": run / "events.jsonl",
-    }
-    position = dict.fromkeys(files, 0)
+    position = dict.fromkeys(("metrics.jsonl", "events.jsonl"), 0)
     closed = False
     while True:
-        for kind, path in files.items():
+        for name in position:
             lines: list[bytes] = []
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            with contextlib.suppress(FileNotFoundError), (run / name).open("rb") as file:
                 # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
-                file.seek(position[kind])
+                file.seek(position[name])
                 *lines, _ = file.read().split(b"\n")
             for line in lines:
-                position[kind] += len(line) + 1
+                position[name] += len(line) + 1
                 value = parse(line)
-                if value is not None and (kind == "event" or isinstance(value.get("step"), int)):
-                    yield kind, value
+                if value and ("event" in value or isinstance(value.get("step"), int)):
+                    yield value
         if closed:
             return
-        closed = _is_input_closed(poll_seconds)
+        closed = _is_input_closed(POLL_SECONDS)
 
 
 def _is_input_closed(seconds: float) -> bool:
@@ -189,10 +186,10 @@ def columns_of(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> di
     """Return float64 columns of rows; NaN where a row has no number, or one that a float cannot hold."""
     import numpy as np
 
-    return {name: np.array([_float(row.get(name)) for row in rows], float) for name in names}
+    return {name: np.array([to_float(row.get(name)) for row in rows], float) for name in names}
 
 
-def _float(value: object) -> float:
+def to_float(value: object) -> float:
     """Return a number as a finite float; NaN for anything else."""
     try:
         number = float(value) if isinstance(value, int | float) else math.nan
@@ -201,7 +198,7 @@ def _float(value: object) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def valid_rows(
+def _valid_rows(
     lines: Lines, numbers: Sequence[str] = ()
 ) -> tuple[list[dict[str, Any]], CorruptLines]:
     """Return the rows of a file, in file order, and its damaged lines.
@@ -215,11 +212,15 @@ def valid_rows(
     rows, at = [], []
     for index, text in enumerate(lines.texts):
         row = parse(text)
-        wrong = "it is not a JSON object" if row is None else _fault_of(row, numbers)
-        if row is None or wrong:
+        if row is None:
+            corrupt[lines.numbers[index]] = "it is not a JSON object"
+            continue
+        row.setdefault("segment", 0)
+        wrong = _fault_of(row, numbers)
+        if wrong:
             corrupt[lines.numbers[index]] = wrong
         else:
-            rows.append({"segment": 0, **row})
+            rows.append(row)
             at.append(index)
     place = columns_of(rows, ("step", "segment"))
     odd = _misplaced(place["step"], place["segment"], np.array(lines.checked, bool)[at])
@@ -228,11 +229,8 @@ def valid_rows(
     return valid, tuple(sorted(corrupt.items()))
 
 
-def _file_of(path: Path) -> Path:
-    return path / "metrics.jsonl" if path.is_dir() else path
-
-
-def _read(path: Path) -> Lines:
+def _read(run: Path) -> Lines:
+    path = run / "metrics.jsonl"
     try:
         return read_file(path)
     except OSError as error:
@@ -240,7 +238,7 @@ def _read(path: Path) -> Lines:
 
 
 def _latest(steps: np.ndarray) -> np.ndarray:
-    """Indices of the rows that count, in order of steps: those after which the file names no smaller step.
+    """Return the indices of the rows that count, in order of steps: those after which the file names no smaller step.
 
     A step may count twice: its evaluation was made up for after a stop.
     """
@@ -251,13 +249,14 @@ def _latest(steps: np.ndarray) -> np.ndarray:
 
 
 def _refuse_ruins(
-    lines: Lines, rows: Sequence[dict[str, Any]], corrupt: CorruptLines, path: Path
+    lines: Lines, rows: Sequence[dict[str, Any]], corrupt: CorruptLines, run: Path
 ) -> None:
     """Refuse a file that lost too much to judge by the rest.
 
     Raises:
         DataError: it holds lines but no rows, or more damage than kills explain.
     """
+    path = run / "metrics.jsonl"
     if lines.texts and not rows:
         raise DataError(f"{path} is not a file of steps: none of its lines is a row with a `step`")
     # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
@@ -266,26 +265,28 @@ def _refuse_ruins(
         number, wrong = corrupt[0]
         raise DataError(
             f"{path} is damaged: {len(corrupt)} lines are not rows (line {number} is the first: {wrong}), but the run was started "
-            f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {path.parent.name}` "
+            f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {run.name}` "
             "lists them"
         )
 
 
 def _fault_of(row: dict[str, Any], numbers: Sequence[str]) -> str:
     for name in ("step", "segment"):
-        value = row.get(name, 0 if name == "segment" else None)
+        value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
             return f"its `{name}` is {value!r:.20}, not a whole number"
     for name in numbers:
-        if row.get(name) is not None and math.isnan(_float(row[name])):
+        if row.get(name) is not None and math.isnan(to_float(row[name])):
             return f"its `{name}` is {row[name]!r:.20}, not a finite number"
     return ""
 
 
 def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int, str]:
-    """What is wrong with rows that cannot be what was written, by index: rows without a check among checked ones of
-    their segment, and rows without one whose step or segment does not fit where the rows before and after fit each
-    other."""
+    """Find rows that cannot be what was written; return what is wrong with each, by index.
+
+    They are rows without a check among checked ones of their segment, and rows without one whose step or segment does
+    not fit where the rows before and after fit each other.
+    """
     import numpy as np
 
     if checked.all():
@@ -302,10 +303,8 @@ def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> di
     return odd | dict.fromkeys(among_checked, text)
 
 
-def _read_by_arrow(
-    lines: Lines, columns: Sequence[str]
-) -> tuple[dict[str, np.ndarray], CorruptLines] | None:
-    """The columns, or all of numbers, as float64, and the damaged lines; None where a line needs a closer look."""
+def _read_by_arrow(lines: Lines, columns: Sequence[str]) -> dict[str, np.ndarray] | None:
+    """Return the columns, or all of numbers, as float64; None if a line needs a closer look."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.json as pj
@@ -320,7 +319,8 @@ def _read_by_arrow(
         and text.count(b"{") == n
         and not any(mark in text for mark in (b"[", b"N", b"I"))
     )
-    if not n or not plain:
+    # More damage than one line is more than a kill explains, perhaps.
+    if not n or not plain or len(lines.corrupt) > 1:
         return None
     types = dict.fromkeys([*columns, *_COUNTERS], pa.float64()) | {"nonfinite": pa.bool_()}
     unexpected = "ignore" if columns else "infer"
@@ -340,12 +340,9 @@ def _read_by_arrow(
         return None
     if any(np.isinf(values).any() for values in arrays.values()):
         return None
-    step, segment = arrays["step"], np.nan_to_num(arrays["segment"])
-    if not (np.isfinite(step) & (step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
+    step = arrays["step"]
+    if not ((step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
         return None
-    odd = _misplaced(step, segment, np.array(lines.checked, bool))
-    corrupt = dict(lines.corrupt) | {lines.numbers[index]: wrong for index, wrong in odd.items()}
-    if len(corrupt) > 1:
-        return None  # more than a kill explains, perhaps
-    kept = {name: np.delete(values, list(odd)) for name, values in arrays.items()}
-    return kept, tuple(sorted(corrupt.items()))
+    if _misplaced(step, arrays["segment"], np.array(lines.checked, bool)):
+        return None
+    return arrays

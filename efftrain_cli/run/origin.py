@@ -92,17 +92,17 @@ def origin_data(path: Path) -> dict[str, Any]:
     Raises:
         DataError: as `read_origin`, or it says nothing of them.
     """
-    data = read_origin(path).get("data")
+    data = read_origin(path).get("data") or {}
     needed = ("tokenizer_hash", "vocab_size", "train_hash", "valid_hash")
-    if data is None or any(name not in data for name in needed):
+    if any(name not in data for name in needed):
         raise damaged(path / ORIGIN, f"its `data` does not say {', '.join(needed)}", RESTORE)
     return data
 
 
 def imported_without_text(path: Path) -> bool:
     """Return whether the run was imported without naming a text, and has not been trained here since."""
-    imported = read_origin(path).get("imported")
-    unnamed = isinstance(imported, dict) and not imported.get("names_text", True)
+    imported = _read(path).imported
+    unnamed = imported is not None and imported.names_text is False
     return unnamed and origin_data(path)["train_hash"] is None
 
 

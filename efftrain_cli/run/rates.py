@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
@@ -50,7 +51,7 @@ class Rate:
 
 
 def remember_bench(rate: Rate) -> None:
-    """Keeps a benchmark's rate for later estimates on this machine, where the cache can be written."""
+    """Keep a benchmark's rate for later estimates on this machine, if the cache can be written."""
     with contextlib.suppress(OSError, CheckpointError):
         cache_root().mkdir(parents=True, exist_ok=True)
         bench = open_to_write(cache_root() / "bench.jsonl", os.O_WRONLY | os.O_APPEND)
@@ -82,42 +83,38 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
     return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
 
 
-def estimated_speed(recipe: Recipe) -> float | None:
-    """Return the tokens per second that `measured_rate` lets expect on any device, None if nothing was measured."""
-    rate = measured_rate("auto", recipe)
-    return None if rate is None else rate.flops_per_second / _flops_per_token(recipe)
-
-
 def seconds_left(
     recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]
 ) -> float | None:
-    """Return the wall time of `tokens` more of a recipe, None if nothing was measured here. It goes by `speed_of`, or
-    without a finished run by the nearest measurement, as `pretrain --plan`. `speeds` keeps what was looked up."""
+    """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was measured here.
+
+    `speeds` keeps what was looked up.
+    """
     key = (recipe.model, recipe.train.batch_size)
     if key not in speeds:
-        speeds[key] = speed_of(recipe) or estimated_speed(recipe)
+        speeds[key] = estimate_speed(recipe)
     speed = speeds[key]
     return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
 
 
-def speed_of(recipe: Recipe) -> float | None:
-    """Tokens per second of wall time of the finished runs of the same model and batch in the folder of runs, their
-    median; None where there is none. Evaluation, checkpoints and preparing are part of the time."""
-    wanted = {"model": recipe_values(recipe.model), "batch_size": recipe.train.batch_size}
+def estimate_speed(recipe: Recipe) -> float | None:
+    """Return the tokens per second of wall time to expect of a recipe, None if nothing was measured here.
+
+    It is the median of the runs of the same model and batch, whose time includes evaluation, checkpoints and
+    preparing; without such a run it goes by `measured_rate` on any device, as `pretrain --plan`.
+    """
+    wanted = recipe_values(recipe.model), recipe.train.batch_size
     speeds = []
-    for name in run_names():
-        path = runs_root() / name
-        try:
-            found = read_recipe_values(path)
-            if {"model": found["model"], "batch_size": found["train"]["batch_size"]} != wanted:
-                continue
-            row = last_row(path)
+    for _, row, values in _newest_runs():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             seconds = float(row["wall_seconds"])
-            if seconds > 0 and row["segment"] == 0:
+            same = (values["model"], values["train"]["batch_size"]) == wanted
+            if same and seconds > 0 and row["segment"] == 0:
                 speeds.append(float(row["tokens"]) / seconds)
-        except (EfftrainError, OSError, ValueError, KeyError, TypeError):
-            continue  # a run that cannot be read is not a measurement
-    return median(speeds) if speeds else None
+    if speeds:
+        return median(speeds)
+    rate = measured_rate("auto", recipe)
+    return None if rate is None else rate.flops_per_second / _flops_per_token(recipe)
 
 
 def _flops_per_token(recipe: Recipe) -> float:
@@ -138,20 +135,25 @@ def _benches() -> Iterator[Rate]:
                     yield Rate(**values)
 
 
-def _runs() -> Iterator[Rate]:
+def _newest_runs() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+    """Yield rows file, last row and recipe of the newest runs that can be read, the newest last."""
     paths = [runs_root() / name / "metrics.jsonl" for name in run_names()]
-    for path in sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)[
-        -_NEWEST:
-    ]:
+    paths = sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)
+    for path in paths[-_NEWEST:]:
+        with contextlib.suppress(EfftrainError, OSError):
+            yield path, last_row(path.parent), read_recipe_values(path.parent)
+
+
+def _runs() -> Iterator[Rate]:
+    for path, row, values in _newest_runs():
         with contextlib.suppress(
             EfftrainError, OSError, ValueError, TypeError, KeyError, ZeroDivisionError
         ):
-            row = last_row(path.parent)
-            if row["step"] < _FEWEST_STEPS:
+            origin, model = read_origin(path.parent), values["model"]
+            # The rate of several devices is not that of one.
+            if row["step"] < _FEWEST_STEPS or origin.get("world_size", 1) != 1:
                 continue
-            origin, model = read_origin(path.parent), read_recipe_values(path.parent)["model"]
-            if origin.get("world_size", 1) != 1:
-                continue  # a rate of several devices
+            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
             yield Rate(
                 flops_per_second=float(row["total_flops"]) / float(row["train_seconds"]),
                 flops_per_token=float(row["total_flops"]) / float(row["tokens"]),
@@ -159,7 +161,5 @@ def _runs() -> Iterator[Rate]:
                 n_embd=int(model["n_embd"]),
                 device=str(origin["device"]),
                 source=f"run {path.parent.name}",
-                time=datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(
-                    timespec="seconds"
-                ),
+                time=written.isoformat(timespec="seconds"),
             )

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from efftrain_cli.run.metrics import columns_of, latest_rows
+from efftrain_cli.run.metrics import columns_of, latest_rows, to_float
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,8 +183,8 @@ class JumpDetector:
 
     def read(self, row: Mapping[str, object]) -> Jump | None:
         """Return the jump that begins with this row, if one does."""
-        value = number(row.get(self.column))
-        if value is None:
+        value = to_float(row.get(self.column))
+        if math.isnan(value):
             return None
         jump = None
         if len(self._values) >= self.least:
@@ -216,13 +216,6 @@ def gradient_warnings() -> JumpDetector:
     return JumpDetector("grad_norm", ratio=6.0, least=4, rearm=3.0)
 
 
-def number(value: object) -> float | None:
-    """Return `value` as a finite float; None for anything else (null in a row, a column that is not there)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
 def validation_curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
     """Return (step, validation loss in nats per token) of the rows that have one."""
     return [(row["step"], row["val_loss"]) for row in rows if row.get("val_loss") is not None]
@@ -237,11 +230,11 @@ def fluctuation(curve: Sequence[tuple[int, float]]) -> tuple[float, int]:
         curve: (step, validation loss in nats per token), in order of steps.
     """
     best, worst, at = math.inf, 0.0, curve[0][0]
-    for index, (step, loss) in enumerate(curve):
+    for step, loss in curve:
         if not math.isfinite(loss):
             return math.inf, step
         # exp(a) / exp(b) = exp(a - b), which does not overflow before the ratio does.
-        ratio = math.exp(min(loss - best, 700.0)) if index else 0.0
+        ratio = math.exp(min(loss - best, 700.0))
         if ratio > worst:
             worst, at = ratio, step
         best = min(best, loss)

@@ -7,10 +7,8 @@ are made anew whenever a reading begins, from the rows that count, so a resume o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
@@ -18,7 +16,7 @@ from efftrain_cli.run.columns import grouped
 from efftrain_cli.run.metrics import follow_run, latest_rows
 
 
-def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[Path, int]:
+def write(run: Path, follow: bool = False) -> tuple[Path, int]:
     """Write a run's rows to RUN/tensorboard, which is emptied first; return the folder and the number of rows.
 
     Args:
@@ -41,8 +39,8 @@ def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[P
     writer = EventFileWriter(str(folder))
 
     count, last = 0, -1
-    for row in chain(latest_rows(run), _later_rows(run, poll_seconds) if follow else ()):
-        if row["step"] <= last:
+    for row in chain(latest_rows(run), follow_run(run) if follow else ()):
+        if "event" in row or row["step"] <= last:
             continue
         count, last = count + 1, row["step"]
         values = []
@@ -53,9 +51,3 @@ def write(run: Path, follow: bool = False, poll_seconds: float = 1.0) -> tuple[P
         writer.add_event(Event(step=last, wall_time=time, summary=Summary(value=values)))
     writer.close()
     return folder, count
-
-
-def _later_rows(run: Path, poll_seconds: float) -> Iterator[dict[str, Any]]:
-    for kind, value in follow_run(run, poll_seconds):
-        if kind == "row":
-            yield value

@@ -11,7 +11,6 @@ resume writes anew are therefore not sent again; after a rewind the history at w
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import subprocess
@@ -19,11 +18,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
-from efftrain_cli.foundation.records import read_json
+from efftrain_cli.foundation.records import digest_of, read_json, text_digest
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import AXES, COLUMNS, grouped
 from efftrain_cli.run.metrics import follow_run, latest_rows
@@ -62,9 +61,6 @@ class Synced:
     id: str
     mode: str
     """"online" or "offline"."""
-    folder: Path
-    """Where wandb keeps its files."""
-    warning: str = ""
 
 
 def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced:
@@ -85,22 +81,19 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
     rows = []
     for row in latest_rows(run):
         rows.append({key: value for key, value in row.items() if value is not None})
-    digest = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:8]
-    run_id = f"{directory.name}-{digest}"
-    resume: Literal["allow", "never"] = "allow" if mode == "offline" else "never"
-    session = _init(directory, mode, project, run_id, resume)
+    run_id = f"{directory.name}-{digest_of(rows)[:8]}"
+    session = _init(directory, mode, project, run_id, is_new=mode == "online")
     for row in rows:
         session.log(grouped(row), step=int(row["step"]))
-    for name, value in _final_numbers(directory).items():
-        session.summary[name] = value
+    session.summary.update(_final_numbers(directory))
     _finish(session)
-    return Synced(len(rows), run_id, mode, run / "wandb")
+    return Synced(len(rows), run_id, mode)
 
 
-def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float = 1.0) -> Synced:
+def follow(run: Path, mode: str, project: str | None = None) -> Synced:
     """Send rows to wandb as they are written until standard input closes, then the rest.
 
-    One wandb run per run directory: a resumed run continues it. Where "online" cannot be reached within INIT_SECONDS,
+    One wandb run per run directory: a resumed run continues it. If "online" cannot be reached within INIT_SECONDS,
     the metrics are kept offline, with one warning.
 
     Raises:
@@ -109,23 +102,24 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
     """
     directory = read_run(run)
     created = f"{directory.name} {directory.origin.get('started')}"
-    run_id = f"{directory.name}-{hashlib.sha256(created.encode()).hexdigest()[:8]}"
+    run_id = f"{directory.name}-{text_digest(created)[:8]}"
     warning = ""
     try:
-        session = _init(directory, mode, project, run_id, resume="allow")
+        session = _init(directory, mode, project, run_id)
     except UsageError as error:
         if mode == "offline":
             raise
         warning = f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later"
         mode = "offline"
-        session = _init(directory, mode, project, run_id, resume="allow")
+        session = _init(directory, mode, project, run_id)
+
     state, sent = run / "wandb" / STATE, -1
     with contextlib.suppress(DataError, OSError, ValueError, KeyError, TypeError):
         sent = int(read_json(state)["last_step"])
     count = replaced = 0
     old_events = len(directory.events)
-    for kind, record in follow_run(run, poll_seconds):
-        if kind == "event":
+    for record in follow_run(run):
+        if "event" in record:
             old_events -= 1
             if old_events < 0:  # those of an earlier start have been sent
                 _alert(session, record)
@@ -135,15 +129,15 @@ def follow(run: Path, mode: str, project: str | None = None, poll_seconds: float
             replaced += record.get("segment", 0) > 0
             continue
         session.log(grouped(record), step=step)
-        sent, count = step, count + 1
+        sent = step
+        count += 1
     _finish(session)
-    try:
-        write_whole(state, json.dumps({"last_step": sent}))
-    except OSError as error:
-        raise DataError(f"{state}: {error}") from None
+    write_whole(state, json.dumps({"last_step": sent}))
     if replaced:
         warning += f"{replaced} rows were written again after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
-    return Synced(count, run_id, mode, run / "wandb", warning)
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
+    return Synced(count, run_id, mode)
 
 
 @contextlib.contextmanager
@@ -185,9 +179,8 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
             with contextlib.suppress(OSError):
                 follower.stdin.close()  # there will be no more rows
         # One that is still busy is not killed: it goes on sending, and what it cannot send stays offline.
-        done = False
         with contextlib.suppress(subprocess.TimeoutExpired):
-            done = follower.wait(STOP_SECONDS) is not None
+            follower.wait(STOP_SECONDS)
         said = _said(run, log)
         again = f"efftrain wandb-sync {run.name}{' --tensorboard' * (what != 'wandb')}"
         if said:
@@ -195,7 +188,7 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
             if "wandb-sync" in said:
                 fix = ""
             print(f"warning: {what}: {said}{fix}", file=sys.stderr)
-        elif not done:
+        elif follower.returncode is None:
             print(
                 f"warning: {what} is still busy in process {follower.pid}\n"
                 f"  if it does not finish: {again} sends the metrics again",
@@ -221,21 +214,18 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
 
 def _said(run: Path, log: str) -> str:
     """Return the last line that the child itself wrote, its warning or error; wandb's own are greetings mostly."""
-    try:
-        lines = (run / "wandb" / log).read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    lines = [line for line in lines if not line.startswith("wandb: ")]
-    return lines[-1].removeprefix("warning: ").removeprefix("error: ") if lines else ""
+    last = ""
+    with contextlib.suppress(OSError):
+        for line in (run / "wandb" / log).read_text(errors="replace").strip().splitlines():
+            if not line.startswith("wandb: "):
+                last = line
+    return last.removeprefix("warning: ").removeprefix("error: ")
 
 
 def _init(
-    directory: SmallFiles,
-    mode: str,
-    project: str | None,
-    run_id: str,
-    resume: Literal["allow", "never"],
+    directory: SmallFiles, mode: str, project: str | None, run_id: str, is_new: bool = False
 ) -> wandb.Run:
+    """Begin a wandb run, or continue it unless it `is_new`."""
     if mode not in ("offline", "online"):
         raise UsageError(f"--mode {mode!r}: use offline or online")
     # wandb writes its crash reports and statistics about the machine without being asked.
@@ -256,7 +246,7 @@ def _init(
             or recipe.get("wandb", {}).get("project", "efftrain"),
             name=os.environ.get("WANDB_NAME") or directory.name,
             id=run_id,
-            resume=resume,
+            resume="never" if is_new else "allow",
             group=os.environ.get("WANDB_RUN_GROUP")
             or str(directory.origin.get("recipe") or directory.name),
             dir=str(directory.path),

@@ -11,7 +11,8 @@ from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
-from efftrain_cli.run.stability import SLIGHT, number
+from efftrain_cli.run.metrics import latest_rows, to_float
+from efftrain_cli.run.stability import SLIGHT
 from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save, some_tensors
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
@@ -228,11 +229,11 @@ def _newest_stable(run: Run, session: Session, before: int) -> TrainState:
 
     A checkpoint is stable if its step's loss ratio is at most 1.2.
     """
-    ratios = {row["step"]: number(row.get("loss_ratio")) for row in run.rows()}
+    ratios = {row["step"]: to_float(row.get("loss_ratio")) for row in latest_rows(run.path)}
     state = fresh_state(session)
     for path in reversed(checkpoints_of(run.path)):
         step = checkpoint_step(path)
-        if step >= before or (ratios.get(step) or 0.0) > SLIGHT or path in run.corrupt:
+        if step >= before or ratios.get(step, 0.0) > SLIGHT or path in run.corrupt:
             continue
         try:
             load_checkpoint(path, state, session.recipe)

@@ -17,6 +17,7 @@ from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.run.directory import Run
+from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.stability import (
     PROBE,
     fluctuation,
@@ -82,7 +83,7 @@ class Logbook:
         self._threshold = float(os.environ.get(PROBE) or math.inf)
         self._curve: list[tuple[int, float]] = []
         if self._threshold < math.inf and state.progress.step:
-            self._curve = validation_curve(run.rows(state.progress.step))
+            self._curve = validation_curve(latest_rows(run.path, state.progress.step))
         self._tokenizer: Tokenizer | None = None
         self.val_loss: float | None = None
         """Newest validation loss, nats per token."""
@@ -182,7 +183,7 @@ class Logbook:
         """Add the seconds that were not training to a row, and the written columns if a stop abandoned its
         evaluation."""
         if not record.plan and record.progress.step > 0:
-            written = self._run.last_row(record.progress.step) or {}
+            written = self._run.row_of(record.progress.step)
             for key, value in written.items():
                 if row.get(key) is None:
                     row[key] = value

@@ -150,8 +150,8 @@ def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run: Run) -> None:
         ]
     )
     run.log([{"step": 5, "segment": 1, "loss": 5.5}])
-    assert run.last_row(5) == {"step": 5, "segment": 1, "loss": 5.5}
-    assert run.last_row(6) is None
+    assert run.row_of(5) == {"step": 5, "segment": 1, "loss": 5.5}
+    assert run.row_of(6) == {}
 
 
 def test_segments_follow_the_rows_where_the_events_are_lost(run: Run) -> None:

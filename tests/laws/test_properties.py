@@ -205,8 +205,8 @@ def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each
     with TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
         path.write_text("".join(f"{sealed(row)}\n" for row in rows))
-        assert latest_rows(path) == list(kept.values())
-        fast = read_metrics(path, ("step", "segment", "loss", "tokens"))
+        assert latest_rows(path.parent) == list(kept.values())
+        fast = read_metrics(path.parent, ("step", "segment", "loss", "tokens"))
     assert [
         dict(zip(fast.columns, values, strict=True))
         for values in zip(*fast.columns.values(), strict=True)

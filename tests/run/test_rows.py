@@ -117,19 +117,19 @@ def test_reader_equals_json_where_rows_are_not_uniform(
 def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> None:
     """F59: whatever bit of whatever line; and every row but the damaged one is read as it was."""
     path = seal(write_run(tmp_path, "r", 0) / "metrics.jsonl")
-    valid, expected = path.read_bytes(), latest_rows(path)
+    valid, expected = path.read_bytes(), latest_rows(path.parent)
     draw = random.Random(59)
     for _ in range(200):
         content = bytearray(valid)
         content[draw.randrange(len(content) - 1)] ^= 1 << draw.randrange(8)
         path.write_bytes(content)
-        assert [row for row in latest_rows(path) if row not in expected] == [], (
+        assert [row for row in latest_rows(path.parent) if row not in expected] == [], (
             "a number changed unnoticed"
         )
-        assert len(expected) - len(latest_rows(path)) in (0, 1, 2), (
+        assert len(expected) - len(latest_rows(path.parent)) in (0, 1, 2), (
             "a newline may be hit: two rows then"
         )
-        read = read_metrics(path, ("step", "loss"))
+        read = read_metrics(path.parent, ("step", "loss"))
         assert read.corrupt, content
         problems = damage_of(path.parent)
         assert any("metrics.jsonl" in problem and "line" in problem for problem in problems)
@@ -145,11 +145,11 @@ def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_wit
     """F59, of a run of an older version: one digit of step 50 must not make 40 rows vanish."""
     path = with_lines(tmp_path, {50: row(50, **changed)})
     for found in (
-        read_metrics(path, ("step",)).columns["step"],
-        [row["step"] for row in latest_rows(path)],
+        read_metrics(path.parent, ("step",)).columns["step"],
+        [row["step"] for row in latest_rows(path.parent)],
     ):
         assert list(found) == [step for step in range(101) if step != 50]
-    ((number, wrong),) = read_metrics(path, ("step",)).corrupt
+    ((number, wrong),) = read_metrics(path.parent, ("step",)).corrupt
     assert number == 51
     assert "between steps 49 and 51" in wrong
 
@@ -159,7 +159,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0)) / "metrics.jsonl"
     with path.open("a") as file:
         file.writelines(sealed(row) + "\n" for row in rows_of(100, 0, segment=1, first=41))
-    read = read_metrics(path, ("step",))
+    read = read_metrics(path.parent, ("step",))
     assert (len(read.columns["step"]), read.corrupt) == (101, ())
     assert split_lines(path.read_bytes()).checked.count(False) == 61
     assert damage_of(path.parent) == []
@@ -188,10 +188,10 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
 def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
     """F62."""
     path = with_lines(tmp_path, {30: f"{line}\n{row(30)}"})
-    read = read_metrics(path, ("step", "loss"))
+    read = read_metrics(path.parent, ("step", "loss"))
     assert list(read.columns["step"]) == list(range(101))
     assert [number for number, _ in read.corrupt] == [31]
-    assert len(latest_rows(path)) == 101
+    assert len(latest_rows(path.parent)) == 101
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400"])
@@ -204,10 +204,10 @@ def test_a_number_beyond_a_float_is_missing(tmp_path: Path, number: str) -> None
         )
     )
     expected = [3.0, np.nan, 2.0]
-    np.testing.assert_array_equal(read_metrics(path).columns["loss"], expected)
-    np.testing.assert_array_equal(columns_of(latest_rows(path), ["loss"])["loss"], expected)
+    np.testing.assert_array_equal(read_metrics(path.parent).columns["loss"], expected)
+    np.testing.assert_array_equal(columns_of(latest_rows(path.parent), ["loss"])["loss"], expected)
     # Of a column that is asked for it is damage, and its line is named.
-    chosen = read_metrics(path, ("step", "loss"))
+    chosen = read_metrics(path.parent, ("step", "loss"))
     assert list(chosen.columns["step"]) == [1, 3]
     assert [line for line, _ in chosen.corrupt] == [2]
 
@@ -218,7 +218,7 @@ def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     lines[60] = lines[60].replace(b'"loss"', b'"lo\xffs"')
     path.write_bytes(b"".join(lines))
-    read = read_metrics(path, ("step", "loss"))
+    read = read_metrics(path.parent, ("step", "loss"))
     assert list(read.columns["step"]) == [step for step in range(101) if step != 60]
     assert read.corrupt == ((61, "it is not a JSON object"),)
 
@@ -239,7 +239,7 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert list(read_metrics(path, ["step"]).columns["step"]) == list(range(100))
+    assert list(read_metrics(path.parent, ["step"]).columns["step"]) == list(range(100))
     assert split_lines(path.read_bytes()).torn
 
 
@@ -301,7 +301,7 @@ def test_a_last_line_without_its_newline(tmp_path: Path, with_check: bool) -> No
     if with_check:
         seal(path)
     path.write_bytes(path.read_bytes()[:-1])
-    assert len(latest_rows(path)) == 100 + with_check
+    assert len(latest_rows(path.parent)) == 100 + with_check
     assert split_lines(path.read_bytes()).torn is not with_check
 
 
@@ -310,7 +310,7 @@ def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
     torn = path.read_text()[:-40]
     second = "".join(json.dumps(row) + "\n" for row in rows_of(120, 0, segment=1, first=91))
     path.write_text(torn + second)
-    rows = read_metrics(path, ["loss"])
+    rows = read_metrics(path.parent, ["loss"])
     assert len(rows.columns["loss"]) == 121
     assert [number for number, _ in rows.corrupt] == [101]
 
@@ -336,7 +336,7 @@ def test_more_damage_than_the_kills_explain_is_refused(
     lines[20], lines[50] = line, line.replace('"step": 20', '"step": 50')
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(DataError, match=message):
-        read_metrics(path, ["step"])
+        read_metrics(path.parent, ["step"])
 
 
 def test_empty_and_missing_files(tmp_path: Path) -> None:

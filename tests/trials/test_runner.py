@@ -424,11 +424,13 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
 
 def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
     trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    assert rates.speed_of(load_recipe("plain.toml")) is None
+    assert rates.estimate_speed(load_recipe("plain.toml")) is None
     make_runner(folder, Pretrain(trials)).train(trials)
     # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
-    assert rates.speed_of(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
-    assert rates.speed_of(load_recipe("plain.toml", ["model.n_layer=2"])) is None
+    assert rates.estimate_speed(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
+    # Of another model by FLOPs: 1024 x 6e5 in 0.05 s, and 6 x 35,712 + 2 x 12 x 32 x 32 = 238,848 a token.
+    other = rates.estimate_speed(load_recipe("plain.toml", ["model.n_layer=2"]))
+    assert other == pytest.approx(1024 * 6e5 / 0.05 / 238_848)
 
 
 def test_time_is_known_where_pretrain_knows_it(
