@@ -121,7 +121,7 @@ def _local_copy(directory: Path) -> Path:
     except DataError:
         index = hub.hub_file(named[1], "model.safetensors.index.json", named[2])
         try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         for name in sorted(map(str, names)):

@@ -44,7 +44,7 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
         "efftrain": __version__,
         "data": origin.get("data"),
     }
-    tokenizer_json = (trained.run / "tokenizer.json").read_text(encoding="utf-8")
+    tokenizer_json = (trained.run / "tokenizer.json").read_text("utf-8")
     card = model_card(trained, origin)
     write_hf(
         trained.model,

@@ -220,7 +220,7 @@ class Building:
             progress = record.to_json()
             if not record.is_sealed or progress["tokenizer_sha256"] != self.tokenizer.sha256:
                 raise ValueError("damaged, or made with another tokenizer")
-            lines = held_out.read_text(encoding="utf-8").splitlines()[: progress["held_out"]]
+            lines = held_out.read_text("utf-8").splitlines()[: progress["held_out"]]
             tally = Tally(**progress["tally"])
             tally.bad = BadDocuments(**progress["tally"]["bad"])
             for digest, name in map(json.loads, lines):
@@ -234,7 +234,7 @@ class Building:
             (self.folder / PROGRESS).unlink(missing_ok=True)
             self.__post_init__()
             return
-        held_out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        held_out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
         self._saved_held_out = len(lines)
         self._saved_shards = self._closed_shards()
         self.tally = tally

@@ -20,7 +20,7 @@ import numpy as np
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import named_errors, sha256_of
 from efftrain_cli.foundation.records import Part as Fields
-from efftrain_cli.foundation.records import Record, read_record
+from efftrain_cli.foundation.records import Record, read_record, text_digest
 
 MAGIC = "efftrain tokens"
 SCHEMA_VERSION = 2
@@ -276,7 +276,7 @@ class TokenShards:
     @property
     def sha256(self) -> str:
         """Fingerprint of every id in order, as the manifest states it."""
-        return hashlib.sha256("\n".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
+        return text_digest("\n".join(shard.sha256 for shard in self.shards))
 
     def read(self, starts: Iterable[int], length: int) -> np.ndarray:
         """Return `length` ids from each of `starts`, int64 (starts, length).

@@ -6,7 +6,6 @@ same ids. Both are imported inside functions: a run on ready shards needs none o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from efftrain_cli.data import cache, hub
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.foundation.records import Record, damaged, read_record, sealed_text
+from efftrain_cli.foundation.records import Record, damaged, read_record, sealed_text, text_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -274,9 +273,7 @@ def _byte_level(model: tokenizers.models.Model) -> tokenizers.Tokenizer:
 def _stated_end(folder: Path) -> str | None:
     """Return the end of text that tokenizer_config.json beside a tokenizer names."""
     try:
-        stated = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[
-            "eos_token"
-        ]
+        stated = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["eos_token"]
         return stated["content"] if isinstance(stated, dict) else stated
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -324,7 +321,7 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = No
         backend=backend,
         vocab_size=max(vocabulary.values()) + 1,
         eot_id=vocabulary[end],
-        sha256=hashlib.sha256(identity.encode()).hexdigest(),
+        sha256=text_digest(identity),
         cuttable=split == {"type": "ByteLevel", "use_regex": True} and parts["normalizer"] is None,
         parts=parts,
     )

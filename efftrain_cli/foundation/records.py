@@ -237,7 +237,7 @@ def read_small_text(path: Path, restore: str) -> str:
             raise damaged(path, "it is not an ordinary file", restore)
         if state.st_size > LARGEST:
             raise damaged(path, f"it has {state.st_size:,} bytes", restore)
-        return path.read_text(encoding="utf-8")
+        return path.read_text("utf-8")
     except FileNotFoundError:
         raise
     except OSError as error:

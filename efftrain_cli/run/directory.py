@@ -349,7 +349,7 @@ def new_run(
                 write_origin(temporary, origin)
                 if tokenizer is not None:
                     shutil.copyfile(tokenizer, temporary / "tokenizer.json")
-                (temporary / "recipe.toml").write_text(sealed_toml(recipe_toml), encoding="utf-8")
+                (temporary / "recipe.toml").write_text(sealed_toml(recipe_toml), "utf-8")
                 yield run
     except OSError as error:
         if path.exists():

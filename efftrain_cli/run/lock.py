@@ -127,7 +127,7 @@ def _write_owner(run: Path) -> None:
     # Not flushed: after a power failure nobody owns the run.
     temporary = temporary_beside(path)
     try:
-        temporary.write_text(json.dumps(asdict(this_process())), encoding="utf-8")
+        temporary.write_text(json.dumps(asdict(this_process())), "utf-8")
         os.link(temporary, path)
     except FileExistsError:
         owner = owner_of(run)

@@ -45,7 +45,7 @@ def write_manifest(directory: Path, hashes: Mapping[str, str]) -> None:
         for name, digest in sorted(hashes.items())
     }
     values = {"schema_version": SCHEMA_VERSION, "files": files}
-    (directory / MANIFEST).write_text(sealed_text(values), encoding="utf-8")
+    (directory / MANIFEST).write_text(sealed_text(values), "utf-8")
 
 
 def read_manifest(directory: Path) -> Manifest:

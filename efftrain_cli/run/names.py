@@ -34,11 +34,12 @@ def find_run(name: str) -> str:
         return matches[0]
     if matches:
         # Runs of studies are named last, and those with the fewest settings in their name first.
-        studies = [folder.name.removesuffix("study") for folder in runs_root().glob("*-study")]
-        matches.sort(key=lambda run: (any(map(run.startswith, studies)), len(run)))
-        listed = ", ".join(matches[:8]) + (" ..." if len(matches) > 8 else "")
-        is_recipe = name.removesuffix(".toml") in by_recipe
-        what = f"recipe {name!r} has" if is_recipe else f"{name!r} is the beginning of"
+        studies = tuple(folder.name.removesuffix("study") for folder in runs_root().glob("*-study"))
+        matches.sort(key=lambda run: (run.startswith(studies), len(run)))
+        listed = ", ".join(matches[:8]) + " ..." * (len(matches) > 8)
+        what = f"{name!r} is the beginning of"
+        if name.removesuffix(".toml") in by_recipe:
+            what = f"recipe {name!r} has"
         raise UsageError(f"{what} {len(matches)} runs: {listed}\n  name one of them")
     run_path(name)  # a name that no run can have is said to be one
     hint = nearest(name, [*existing, *by_recipe]) or "`efftrain runs list` shows all"
@@ -70,8 +71,8 @@ def select_runs(names: Sequence[str]) -> list[Path]:
                 matches = []  # the beginning of several names
         if not matches:
             hint = nearest(name, [*existing, *by_recipe])
-            missing.append(f"{name!r}" + (f" ({hint})" if hint else ""))
-        selected.update((runs_root() / run, None) for run in matches)
+            missing.append(f"{name!r} ({hint})" if hint else repr(name))
+        selected |= {runs_root() / run: None for run in matches}
     if missing:
         raise UsageError(
             f"no run, glob of runs or recipe with runs in {runs_root()} is called {', '.join(missing)}; "

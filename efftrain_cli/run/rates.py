@@ -128,7 +128,7 @@ def _is_cpu(device: str) -> bool:
 
 def _benches() -> Iterator[Rate]:
     with contextlib.suppress(OSError):
-        for line in (cache_root() / "bench.jsonl").read_text(encoding="utf-8").splitlines():
+        for line in (cache_root() / "bench.jsonl").read_text("utf-8").splitlines():
             with contextlib.suppress(ValueError, TypeError, AttributeError):
                 values = json.loads(line)
                 if values.pop("machine") == os.uname().nodename:

@@ -250,8 +250,7 @@ def _init(
             group=os.environ.get("WANDB_RUN_GROUP")
             or str(directory.origin.get("recipe") or directory.name),
             dir=str(directory.path),
-            config=flatten(recipe)
-            | {f"origin.{k}": v for k, v in flatten(directory.origin).items()},
+            config=flatten({**recipe, "origin": directory.origin}),
             mode="online" if mode == "online" else "offline",
             settings=wandb.Settings(
                 silent=True,

@@ -6,7 +6,6 @@ own list when a later one is written.
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.console import counted, say
 from efftrain_cli.foundation.files import make_folder, write_whole
+from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.trials.runner import begin_arguments, is_owned
 from efftrain_cli.trials.trial import ENDED, Trial, state_of
@@ -91,7 +91,7 @@ class ArrayWriter:
     def _write(self, trials: Sequence[Trial]) -> Path:
         lines = [f"{trial.name}\t{shlex.join(begin_arguments(trial))}\n" for trial in trials]
         text = "".join(lines)
-        listed = self.folder / f"array-{hashlib.sha256(text.encode()).hexdigest()[:8]}.txt"
+        listed = self.folder / f"array-{text_digest(text)[:8]}.txt"
         logs = self.folder / "logs"
         make_folder(logs)
         write_whole(listed, text)

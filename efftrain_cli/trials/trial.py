@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.bounds import RUNS
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.small_files import NOT_COMPUTED
 
@@ -173,9 +174,7 @@ def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
     """
     name = "-".join(words)
     if len(name) > 64:
-        import hashlib
-
-        digest = hashlib.sha256(json.dumps(overrides).encode()).hexdigest()[:8]
+        digest = text_digest(json.dumps(overrides))[:8]
         name = f"{words[0][: 60 - len(digest) - len(words[-1])]}-{digest}-{words[-1]}"
     run_path(name)
     return name

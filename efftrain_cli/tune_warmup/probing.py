@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 from efftrain_cli.foundation.files import make_folder, write_whole
+from efftrain_cli.foundation.records import write_record
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.directory import runs_in
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.stability import fluctuation, validation_curve
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Trial
-from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
 
@@ -56,7 +56,7 @@ def run_probe(
         max_adam_sqrt_v=largest("adam_sqrt_v_max"),
         max_loss_ratio=largest("loss_ratio"),
     )
-    write_receipt(probes / probe.name, receipt)
+    write_record(probes / probe.name / "probe.json", receipt)
     # The search may ask a survivor for more, which needs its checkpoint then.
     if not receipt.stable or probe.horizon >= search.grid.horizon(probe.start, probe.steps):
         forget_checkpoints(probes / probe.name)

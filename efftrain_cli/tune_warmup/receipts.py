@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.files import csv_text, write_whole
-from efftrain_cli.foundation.records import Part, Record, read_record, write_record
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.foundation.records import Record, read_record
+from efftrain_cli.tune_warmup.search import Receipt, Search
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-class ProbePart(Part):
-    """A probe's settings."""
-
-    start: int
-    steps: int
-    seed: int
-    horizon: int
-
-
-class ProbeFile(Record):
-    """probe.json of a probe's run directory: a receipt."""
-
-    restore: ClassVar[str] = "restore it, or remove its folder: the probe is then trained again"
-
-    schema_version: int
-    probe: ProbePart
-    stable: bool
-    max_fluctuation: float | None
-    fluctuation_step: int
-    stopped_at_step: int
-    tokens: int
-    seconds: float
-    curve: list[list[int | float | None]]
-    max_grad_norm: float | None = None
-    max_adam_sqrt_v: float | None = None
-    max_loss_ratio: float | None = None
 
 
 class SearchFile(Record):
@@ -58,34 +28,11 @@ class SearchFile(Record):
     eval_every: int | None
 
 
-def write_receipt(path: Path, receipt: Receipt) -> None:
-    """Write probe.json into the probe's run directory; infinity becomes null."""
-    values = {"schema_version": ProbeFile.newest, **asdict(receipt)}
-    values["curve"] = [
-        [step, loss if math.isfinite(loss) else None] for step, loss in receipt.curve
-    ]
-    values["max_fluctuation"] = (
-        receipt.max_fluctuation if math.isfinite(receipt.max_fluctuation) else None
-    )
-    write_record(path / "probe.json", ProbeFile.model_validate(values))
-
-
 def read_receipts(folder: Path) -> list[Receipt]:
     """Return the receipts of a search's probes, in the order in which they ended."""
-    receipts = []
-    for path in sorted((folder / "probes").glob("*/probe.json")):
-        record = read_record(path, ProbeFile)
-        # Fields of other versions are passed over.
-        values = record.model_dump(include=set(Receipt.__dataclass_fields__))
-        probe = record.probe.model_dump(include=set(Probe.__dataclass_fields__))
-        values["probe"] = Probe(**probe)
-        values["curve"] = tuple(
-            (step, math.inf if loss is None else loss) for step, loss in values["curve"]
-        )
-        if values["max_fluctuation"] is None:
-            values["max_fluctuation"] = math.inf
-        receipts.append((path.stat().st_mtime_ns, Receipt(**values)))
-    return [receipt for _, receipt in sorted(receipts, key=lambda entry: entry[0])]
+    paths = sorted((folder / "probes").glob("*/probe.json"))
+    paths.sort(key=lambda path: path.stat().st_mtime_ns)
+    return [read_record(path, Receipt) for path in paths]
 
 
 def receipts_frame(search: Search, receipts: Sequence[Receipt]) -> pd.DataFrame:

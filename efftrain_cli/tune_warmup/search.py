@@ -16,15 +16,27 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.records import Part, Record
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.run.lines import finite
 from efftrain_cli.tune_warmup.grid import Grid, Kind, kind_of
 
+Extended = Annotated[
+    float,
+    BeforeValidator(lambda value: math.inf if value is None else value),
+    PlainSerializer(finite),
+]
+"""A float that may be infinite, which JSON has as null."""
+Point = Annotated[tuple[int, Extended], Field(strict=False)]
+"""(step, validation loss in nats per token); JSON has a list."""
 
-@dataclass(frozen=True, kw_only=True)
-class Probe:
+
+class Probe(Part):
     """One short run of the search. Asked for a longer horizon, it goes on from where it stands."""
 
     start: int
@@ -41,13 +53,14 @@ class Probe:
         return f"start{self.start}-steps{self.steps}-seed{self.seed}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Receipt:
-    """What a probe found, and what it cost, since its first step."""
+class Receipt(Record):
+    """Result and cost of a probe since its first step; probe.json in its run directory."""
+
+    restore: ClassVar[str] = "restore it, or remove its folder: the probe is then trained again"
 
     probe: Probe
     stable: bool
-    max_fluctuation: float
+    max_fluctuation: Extended
     """Largest of perplexity / best perplexity before it; infinite if the loss was not finite."""
     fluctuation_step: int
     """The step it was measured at."""
@@ -55,8 +68,7 @@ class Receipt:
     tokens: int
     seconds: float
     """Wall time, validation included."""
-    curve: tuple[tuple[int, float], ...]
-    """(step, validation loss in nats per token)."""
+    curve: Annotated[tuple[Point, ...], Field(strict=False)]
     max_grad_norm: float | None = None
     """Largest gradient norm before clipping, over the steps. This field and the next two do not enter the verdict."""
     max_adam_sqrt_v: float | None = None
@@ -115,8 +127,8 @@ class Answer(NamedTuple):
             return f"{verdict}{where}"
         # The seeds that were not probed once the majority stood may be either: the interval covers what all would have
         # given.
-        low, _ = share_interval(self.stable_seeds, self.of)
-        _, high = share_interval(self.stable_seeds + self.of - self.seeds, self.of)
+        low = _share_interval(self.stable_seeds, self.of).low
+        high = _share_interval(self.stable_seeds + self.of - self.seeds, self.of).high
         probed = f"{self.seeds} seeds"
         if self.seeds < self.of:
             probed += f" probed, {self.of} given"
@@ -130,13 +142,11 @@ class Answer(NamedTuple):
         return text
 
 
-def share_interval(successes: int, number: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share by Wilson's score (Wilson 1927)."""
-    z = 1.959964
-    share, extra = successes / number, z * z / number
-    middle = (share + extra / 2) / (1 + extra)
-    half = z * math.sqrt(share * (1 - share) / number + extra / (4 * number)) / (1 + extra)
-    return max(0.0, middle - half), min(1.0, middle + half)
+def _share_interval(successes: int, number: int) -> Any:
+    """Return the 95 % interval of a share by Wilson's score (Wilson 1927), as `low` and `high`."""
+    from scipy.stats import binomtest
+
+    return binomtest(successes, number).proportion_ci(method="wilson")
 
 
 @dataclass(frozen=True, kw_only=True)

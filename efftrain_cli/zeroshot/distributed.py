@@ -6,13 +6,13 @@ at every number of processes. The harness's own way, a share of the items each, 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
+from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.training.ranks import ALONE, Ranks
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class DistributedEval:
         """
         if self.ranks.is_single_process:
             return answers
-        what = f"{task} {hashlib.sha256(repr(asked).encode()).hexdigest()}"
+        what = f"{task} {text_digest(repr(asked))}"
         reports = self.ranks.all_gather_json({"what": what, "answers": answers})
         _check(reports)
         gathered = []

@@ -6,7 +6,6 @@ compare checkpoints that share these documents, and nothing else.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.records import text_digest
 from efftrain_cli.zeroshot.score import Evaluator, Request, windows
 from efftrain_cli.zeroshot.task_score import (
     TaskScore,
@@ -81,7 +81,7 @@ def wikitext_strided(
         items=[
             {
                 "doc_id": i,
-                "doc_hash": _hash(str(request.continuation)),
+                "doc_hash": text_digest(str(request.continuation)),
                 "logprob": score.logprob,
                 "tokens": len(request.continuation),
             }
@@ -169,7 +169,7 @@ def offline_bytes(
         items.append(
             {
                 "doc_id": i,
-                "doc_hash": _hash(document),
+                "doc_hash": text_digest(document),
                 "logprob": 0.0,
                 "bytes": len(document.encode()),
                 "tokens": len(ids),
@@ -199,7 +199,7 @@ def offline_bytes(
 
 def fingerprint(documents: Sequence[str]) -> str:
     """Return eight hex digits that name these documents: scores on others have another protocol."""
-    return _hash("\0".join(documents))[:8]
+    return text_digest("\0".join(documents))[:8]
 
 
 def _cloze_score(
@@ -220,7 +220,7 @@ def _cloze_score(
         items=[
             {
                 "doc_id": i,
-                "doc_hash": _hash(text),
+                "doc_hash": text_digest(text),
                 "acc": float(score.greedy),
                 "perplexity": score.logprob,
             }
@@ -232,7 +232,3 @@ def _cloze_score(
         requests=len(scores),
         truncated=sum(map(evaluator.is_truncated, requests)),
     )
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

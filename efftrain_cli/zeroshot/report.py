@@ -122,7 +122,7 @@ def read_references() -> list[dict[str, Any]]:
 
     None of them was measured here; accuracies are fractions.
     """
-    text = Path(__file__).with_name("references.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("references.toml").read_text("utf-8")
     references = []
     for measured in tomllib.loads(text)["measured"]:
         for score in measured.pop("scores"):

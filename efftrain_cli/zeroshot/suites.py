@@ -139,7 +139,7 @@ def task_names(wanted: Iterable[str]) -> list[str]:
             found |= dict.fromkeys(SUITES.get(name, (name,)))
         else:
             hint = nearest(name, [*SUITES, *TASKS], cutoff=0.4)
-            unknown.append(f"{name!r}" + (f" ({hint})" if hint else ""))
+            unknown.append(f"{name!r} ({hint})" if hint else repr(name))
     if unknown:
         raise UsageError(
             f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}"

@@ -24,7 +24,7 @@ from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.study.records import Plan
-from efftrain_cli.tune_warmup.receipts import SearchFile, read_receipts, write_receipt
+from efftrain_cli.tune_warmup.receipts import SearchFile, read_receipts
 from efftrain_cli.tune_warmup.search import Probe, Receipt
 from efftrain_cli.zeroshot.results import read_results, save_result
 from tests.faults.conftest import call
@@ -64,7 +64,7 @@ def make_probe(folder: Path) -> Path:
         seconds=1.5,
         curve=((0, 5.0), (7, 4.5)),
     )
-    write_receipt(path, receipt)
+    write_record(path / "probe.json", receipt)
     return path / "probe.json"
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.records import write_record
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.tune_warmup import tune as tune_warmup
-from efftrain_cli.tune_warmup.receipts import write_receipt
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from tests.tune_warmup.conftest import lines
 
@@ -56,7 +56,7 @@ def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
     # A survivor of another seed's search that was asked for no more; its checkpoint went with the end of the search.
     probe = Probe(start=search.grid.starts[-1], steps=6, seed=7, horizon=2)
     (folder / "probes" / probe.name).mkdir()
-    write_receipt(folder / "probes" / probe.name, receipt_of(probe))
+    write_record(folder / "probes" / probe.name / "probe.json", receipt_of(probe))
     tune_warmup.tune(search, recipe_name="tiny")
     kept = ("*.json", "*.csv", "*.toml")
     before = {path: path.read_bytes() for pattern in kept for path in folder.rglob(pattern)}
@@ -113,9 +113,13 @@ def test_fields_of_other_versions_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "probes" / "start8-steps16-seed7"
     path.mkdir(parents=True)
     expected = receipt_of(Probe(start=8, steps=16, seed=7, horizon=2), max_fluctuation=math.inf)
-    write_receipt(path, expected)
+    write_record(path / "probe.json", expected)
     values = json.loads((path / "probe.json").read_text())
     del values["sha256"]
     values["probe"]["phase"] = "steps"
     (path / "probe.json").write_text(json.dumps({**values, "calm": None, "lost_tokens": 0}))
-    assert tune_warmup.read_receipts(tmp_path) == [expected]
+    (read,) = tune_warmup.read_receipts(tmp_path)
+    for name in Receipt.model_fields:
+        if name != "probe":
+            assert getattr(read, name) == getattr(expected, name), name
+    assert (read.probe.name, read.probe.horizon) == ("start8-steps16-seed7", 2)
