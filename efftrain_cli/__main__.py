@@ -26,8 +26,7 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Where a standard stream was closed (`>&-`), the next file that is opened would take its number, and be printed
-    into."""
+    """Open a standard stream that was closed (`>&-`): the next file would take its number, and be printed into."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -38,7 +37,7 @@ def _open_streams() -> None:
 
 
 def _choose_allocator() -> None:
-    """Has PyTorch extend its CUDA segments rather than ask for new ones; read when PyTorch is loaded. Where lengths
+    """Have PyTorch extend its CUDA segments rather than ask for new ones; read when PyTorch is loaded. Where lengths
     change, blocks of each size would otherwise be left behind: the logits of a warmup's 127 lengths alone add up to 419
     GB."""
     # The second and third name are older ones, which PyTorch still reads; a choice of the user's own stands.

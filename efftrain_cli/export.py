@@ -23,7 +23,7 @@ _ABSOLUTE = re.compile(r'"(?:/|[A-Za-z]:)[^"\n]*[/\\]([^"/\\\n]+)"')
 
 
 def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedModel:
-    """Writes the model of a run's checkpoint, its tokenizer and a model card into a directory that does not exist yet.
+    """Write the model of a run's checkpoint, its tokenizer and a model card into a directory that does not exist yet.
 
     Raises:
         UsageError: there is no such run or checkpoint, or the directory holds files.
@@ -58,7 +58,7 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
 
 
 def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
-    """README.md of an export: what the model is, its recipe, the hashes of its data, and the scores that were
+    """Return README.md of an export: what the model is, its recipe, the hashes of its data, and the scores that were
     measured."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

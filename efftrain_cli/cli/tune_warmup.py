@@ -128,13 +128,13 @@ def tune_warmup(
     if format_ == "json":
         import json
 
-        from efftrain_cli.tune_warmup.screen import plan_values
+        from efftrain_cli.tune_warmup.printing import plan_values
 
         print(json.dumps(plan_values(search), indent=1))
         return
     if plan:
         from efftrain_cli.foundation.console import make_console
-        from efftrain_cli.tune_warmup.screen import show_plan
+        from efftrain_cli.tune_warmup.printing import show_plan
 
         show_plan(make_console(), search)
         return

@@ -245,11 +245,15 @@ class Building:
 
     def _manifest(self) -> dict[str, Any]:
         tokenizer, split = self.tokenizer, self.split
-        how = "cut" if split.threshold is None else "held out"
+        how = "held out"
+        if split.valid:
+            how = "given"
+        elif split.threshold is None:
+            how = "cut"
         manifest: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "sources": {"train": _described(split.train), "valid": _described(split.valid)},
-            "split": "given" if split.valid else how,
+            "split": how,
             "tokenizer": {
                 "spec": split.data.tokenizer,
                 "sha256": tokenizer.sha256,

@@ -72,6 +72,7 @@ class ShardWriter:
         """Ids written, end-of-text tokens included."""
         self._file: IO[bytes] | None = None
         self._tokens = 0
+        """Of the open shard."""
 
     def add(self, ids: np.ndarray, document: str) -> None:
         """Append one document and its end of text.
@@ -90,7 +91,7 @@ class ShardWriter:
             if self._file is None:
                 self._file = open(self._path, "wb")  # noqa: SIM115  closed by close()
                 self._file.write(_HEADER)
-                self._hash, self._tokens = hashlib.sha256(), 0
+                self._hash = hashlib.sha256()
             stored = np.empty(len(ids) + 1, dtype=dtype_for(self.vocab_size))
             stored[:-1] = ids
             stored[-1] = self.eot_id
@@ -110,8 +111,8 @@ class ShardWriter:
         """Flush what is written to disk and return where it ends: closed shards, and tokens of the open one."""
         if self._file is not None:
             self._flush(self._file)
-        tokens = 0 if self._file is None else self._tokens
-        return {"shards": [entry.model_dump() for entry in self.entries], "tokens": tokens}
+        shards = [entry.model_dump() for entry in self.entries]
+        return {"shards": shards, "tokens": self._tokens}
 
     def resume(self, at: dict[str, Any]) -> None:
         """Take up what `sync` left on disk and cut off what came after.
@@ -147,6 +148,7 @@ class ShardWriter:
             self._flush(file)
         entry = ShardEntry(file=self._path.name, tokens=self._tokens, sha256=self._hash.hexdigest())
         self.entries.append(entry)
+        self._tokens = 0
 
     def _flush(self, file: IO[bytes]) -> None:
         with named_errors(self._path):
@@ -401,30 +403,30 @@ def open_corpus(
         raise damaged(path, "missing") from None
     if not record.is_sealed:
         raise damaged(path, "it does not match its own sha256")
-    manifest = record.to_json()
     tokenizer_path = folder / "tokenizer.json"
-    stated = manifest["tokenizer"]
-    if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != stated["file_sha256"]:
+    made = record.tokenizer
+    if not tokenizer_path.is_file() or sha256_of(tokenizer_path) != made.file_sha256:
         raise damaged(tokenizer_path, "missing or changed since the corpus was prepared")
-    splits = {}
-    for name in ("train", "valid"):
-        side: SplitEntry = getattr(record, name)
-        shards = [open_shard(folder, entry, stated["vocab_size"]) for entry in side.shards]
+
+    def open_split(side: SplitEntry) -> TokenShards:
+        shards = [open_shard(folder, entry, made.vocab_size) for entry in side.shards]
         parts = []
         if side.parts:
             for source, tokens in zip(sources, side.parts, strict=True):
                 parts.append(Part(*source, tokens))
-        splits[name] = TokenShards(shards, tuple(parts), side.documents)
+        return TokenShards(shards, tuple(parts), side.documents)
+
+    train, valid = open_split(record.train), open_split(record.valid)
     return Corpus(
-        folder=folder,
-        train=splits["train"],
-        valid=splits["valid"],
-        tokenizer_path=tokenizer_path,
-        vocab_size=stated["vocab_size"],
-        eot_id=stated["eot_id"],
-        tokenizer_sha256=stated["sha256"],
-        data_hash=manifest["data_hash"],
-        bytes_per_token=manifest["valid"]["bytes"] / splits["valid"].tokens,
-        manifest=manifest,
+        folder,
+        train,
+        valid,
+        tokenizer_path,
+        made.vocab_size,
+        made.eot_id,
+        tokenizer_sha256=made.sha256,
+        data_hash=record.data_hash,
+        bytes_per_token=record.valid.bytes / valid.tokens,
+        manifest=record.to_json(),
         notes=notes,
     )

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -38,36 +39,29 @@ def hub_unreachable() -> str | None:
     return None
 
 
+@dataclass
 class HubReader:
     """Streams a Hub dataset, and says how far it has come, so that a later stream can begin there.
 
-    `source.name` may also be a local folder in the Hub's layout. Where the Hub cannot be asked, a copy that `datasets`
+    `source.name` may also be a local folder in the Hub's layout. If the Hub cannot be asked, a copy that `datasets`
     has in its cache is read instead.
-
-    Args:
-        state: what `state` returned; documents up to there are passed over, whole files of them without being
-            downloaded.
 
     Raises:
         DataError: (by `documents`) the Hub, the dataset, its configuration, split or field cannot be had.
     """
 
-    def __init__(
-        self,
-        source: HubDataset,
-        text_field: str,
-        bad: BadDocuments,
-        state: dict[str, Any] | None = None,
-    ) -> None:
-        self.source, self.text_field, self.bad = source, text_field, bad
-        self._state = state
-        self._row = 0 if state is None else int(state["row"])
-        self._rows: Any = None
+    source: HubDataset
+    text_field: str
+    bad: BadDocuments
+    begin: dict[str, Any] | None = None
+    """What `state` returned; documents up to there are passed over, whole files of them without being downloaded."""
+    _row: int = 0
+    _rows: Any = None
 
     def state(self) -> dict[str, Any]:
         """Return the place after the document that was read last, as JSON values."""
         place = None
-        if self._rows is not None and hasattr(self._rows, "state_dict"):
+        if hasattr(self._rows, "state_dict"):
             place = self._rows.state_dict()
         return {"row": self._row, "dataset": place}
 
@@ -76,11 +70,12 @@ class HubReader:
         reason = None if Path(source.name).is_dir() else hub_unreachable()
         try:
             rows = _streamed(source) if reason is None else _cached(source)
-            if self._state is not None:
-                if self._state["dataset"] is None:
+            if self.begin is not None:
+                self._row = int(self.begin["row"])
+                if self.begin["dataset"] is None:
                     rows = rows.skip(self._row)
                 else:
-                    rows.load_state_dict(self._state["dataset"])
+                    rows.load_state_dict(self.begin["dataset"])
             self._rows = rows
             for record in rows:
                 self._row += 1

@@ -226,7 +226,7 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
 
 
 def limits_of(recipe: Recipe) -> Limits | None:
-    """Return how much text to prepare for a recipe; None means all of it.
+    """Return how much text to prepare for a recipe; None: data.max_tokens, else all there is.
 
     Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
     recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two
@@ -234,7 +234,7 @@ def limits_of(recipe: Recipe) -> Limits | None:
     """
     data = recipe.data
     if not names_hub(data):
-        return None if data.max_tokens is None else Limits(data.max_tokens, None)
+        return None
     from efftrain_cli.plan.preview import summarize_plan
 
     seq_len = recipe.model.seq_len

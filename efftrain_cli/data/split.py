@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from efftrain_cli.data.documents import cut_at_line, read_documents
 from efftrain_cli.data.hub import HubReader
-from efftrain_cli.data.reading import cut_at_line, read_documents
 from efftrain_cli.data.text import BadDocuments, Document, HubDataset, Source, TextFile
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.progress import Report
@@ -86,9 +86,7 @@ class Tally:
         Args:
             digest: sha256 of the document's content.
         """
-        self.size[side] += (
-            len(document.text) if document.text.isascii() else len(document.content())
-        )
+        self.size[side] += len(document.text.encode())
         self.documents[side] += 1
         digest = digest[:16]
         if side == "valid":

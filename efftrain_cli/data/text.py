@@ -1,6 +1,6 @@
 """Name text and its documents: find the sources that `[data]` names, say what becomes of documents that cannot be read.
 
-A source is the standard library, a file, or a dataset on the Hugging Face Hub. `reading` and `hub` read them.
+A source is the standard library, a file, or a dataset on the Hugging Face Hub. `documents` and `hub` read them.
 """
 
 from __future__ import annotations
@@ -262,17 +262,14 @@ def _kind_of_named(path: Path) -> Kind:
 
 def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return what is below a folder, and what is hidden or below a hidden folder."""
-    visible: list[Path] = []
-    hidden: list[Path] = []
     try:
-        for path in sorted(folder.rglob("*")):
-            is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-            (hidden if is_hidden else visible).append(path)
+        paths = sorted(folder.rglob("*"))
     except OSError as error:
         raise DataError(
             f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else changes meanwhile, or a glob of files"
         ) from None
-    return visible, hidden
+    hidden = dict.fromkeys(path for path in paths if "/." in f"/{path.relative_to(folder)}")
+    return [path for path in paths if path not in hidden], list(hidden)
 
 
 def _hub_dataset(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -82,7 +83,7 @@ class Tokenizer:
         import numpy as np
 
         cut = [self._chunks(text) for text in texts]
-        encoded = iter(self._encode_chunks([chunk for chunks in cut for chunk in chunks]))
+        encoded = iter(self._encode_chunks(list(chain.from_iterable(cut))))
         return [np.concatenate([next(encoded) for _ in chunks]) for chunks in cut]
 
     def _encode_chunks(self, chunks: list[str]) -> list[np.ndarray]:
@@ -124,7 +125,7 @@ def _safe_cut(text: str, start: int) -> int | None:
     """Find the first place from `start` on that follows a single newline between two visible
     characters. GPT-2's pattern always ends a word there, so cutting changes no token."""
     found = _SINGLE_NEWLINE.search(text, start - 1)
-    return None if found is None else found.end()
+    return found and found.end()
 
 
 def bpe_size(spec: str) -> int | None:
@@ -163,7 +164,7 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
             return (hub.hub_tokenizer(named[1], named[2]),)
         except DataError as error:
             raise DataError(f"{nothing} (of the Hub: {error})") from error
-    if path.is_file() and path.name not in {name for pair in _PAIRS for name in pair}:
+    if path.is_file() and path.name not in _PAIRS[0] + _PAIRS[1]:
         return (path,)
     folder = path if path.is_dir() else path.parent
     for names in [("tokenizer.json",), *_PAIRS] if path.is_dir() else _PAIRS:
@@ -183,7 +184,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     """
     tokenizers = _library()
     # A folder may be called gpt2 too.
-    spec = str(spec.absolute()) if isinstance(spec, Path) else spec
+    if isinstance(spec, Path):
+        spec = str(spec.absolute())
     if spec == "gpt2":
         try:
             files: tuple[Path, ...] = (hub.hub_file("openai-community/gpt2", "tokenizer.json"),)
@@ -207,7 +209,7 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         raise DataError(
             f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}"
         ) from error
-    return _finished(backend, spec, files[0].parent)
+    return _finished(backend, spec, _stated_end(files[0].parent))
 
 
 class SavedTokenizer(Record):
@@ -279,11 +281,10 @@ def _stated_end(folder: Path) -> str | None:
         return None
 
 
-def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = None) -> Tokenizer:
+def _finished(backend: tokenizers.Tokenizer, spec: str, stated: str | None = None) -> Tokenizer:
     """Wrap the library's tokenizer: special tokens off in text, no padding, no truncation, its end
-    of text found."""
+    of text found, which a file may have `stated`."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    stated = None if folder is None else _stated_end(folder)
     end = next((name for name in (*_ENDS, stated) if name in vocabulary), None)
     if end is None:
         raise DataError(
@@ -300,12 +301,9 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, folder: Path | None = No
     split, model = parts["pre_tokenizer"] or {}, parts["model"]
     for names in (split, model):
         # Neither decides an id; files of the same tokenizer differ in them.
-        for name in [
-            name
-            for name, value in names.items()
-            if name == "trim_offsets" or value in (None, "", False)
-        ]:
-            del names[name]
+        for name in list(names):
+            if name == "trim_offsets" or names[name] in (None, "", False):
+                del names[name]
     identity = json.dumps(
         [
             model,

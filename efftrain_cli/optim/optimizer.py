@@ -83,5 +83,5 @@ class WithoutCompiler:
     """PyTorch's own `add_param_group` imports its compiler, which costs eager training two seconds of start."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch.optim.Optimizer."""
+        """Add a group of parameters, as torch.optim.Optimizer does."""
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, param_group)

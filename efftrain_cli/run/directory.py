@@ -58,7 +58,7 @@ def runs_root() -> Path:
 
 @contextlib.contextmanager
 def runs_in(folder: Path) -> Iterator[None]:
-    """While the block runs, `folder` is the folder of all runs, of processes that are started meanwhile too."""
+    """Make `folder` the folder of all runs while the block runs, also of processes that are started meanwhile."""
     before = os.environ.get("EFFTRAIN_RUNS")
     os.environ["EFFTRAIN_RUNS"] = str(folder)
     try:

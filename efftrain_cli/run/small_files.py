@@ -36,7 +36,7 @@ class SmallFiles:
 
 
 def read_run(path: Path) -> SmallFiles:
-    """Reads a run's recipe, origin and events.
+    """Read a run's recipe, origin and events.
 
     Raises:
         DataError: a file is missing or damaged, or the directory has a format that this version does not read.
@@ -68,19 +68,19 @@ def read_recipe_values(path: Path) -> dict[str, Any]:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The error of a file or folder of a run that the system does not let us read."""
+    """Return the error of a file or folder of a run that the system does not let us read."""
     return DataError(
         f"{path} cannot be read: {error.strerror}. Make it readable, or restore it from a copy"
     )
 
 
 def read_events(path: Path) -> tuple[dict[str, Any], ...]:
-    """The events of a run, oldest first; torn and damaged lines are left out."""
+    """Return the events of a run, oldest first; torn and damaged lines are left out."""
     return tuple(cleaned(event) for event in read_lines(path / "events.jsonl"))
 
 
 def cleaned(value: Any) -> Any:
-    """`value` with all control characters escaped: a run may come from anywhere, and what it says is printed."""
+    """Return `value` with all control characters escaped: a run may come from anywhere, and what it says is printed."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

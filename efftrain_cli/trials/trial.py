@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
     from efftrain_cli.recipe.recipe import Recipe
 
+Arm = tuple[str, tuple[str, ...]]
+"""A recipe and its settings besides the seed."""
 ENDED = ("finished", "diverged")
 """States of a run that is not trained any more: a run that diverges is a result."""
 
@@ -43,6 +45,10 @@ class Trial:
     """Step that a probe is trained to; None: to the end of the budget."""
     threshold: float | None = None
     """Fluctuation of the validation perplexity above which a probe ends as diverged."""
+
+    @property
+    def arm(self) -> Arm:
+        return self.recipe, self.settings
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -141,22 +147,20 @@ def grid(
     check_number_of_runs(
         len(recipes) * len(seeds) * math.prod(len(values) for _, values in settings)
     )
-    points = list(
-        itertools.product(*([(key, value) for value in values] for key, values in settings))
-    )
+    keys = [key for key, _ in settings]
+    points = list(itertools.product(*(values for _, values in settings)))
     trials = []
     for seed in seeds:
         for recipe, name in zip(recipes, names, strict=True):
-            for point in points:
-                overrides = tuple(f"{key}={value}" for key, value in point)
-                # What changes nothing of the result is not part of the name either.
-                shown = [
-                    setting_word(key, value)
-                    for key, value in point
-                    if not key.startswith(NOT_COMPUTED)
-                ]
-                words = [*([prefix] if prefix else []), name, *shown, f"seed{seed}"]
-                trials.append(Trial(recipe, overrides, seed, run_name(words, overrides)))
+            for values in points:
+                words, overrides = [prefix, name], []
+                for key, value in zip(keys, values, strict=True):
+                    overrides.append(f"{key}={value}")
+                    # What changes nothing of the result is not part of the name either.
+                    if not key.startswith(NOT_COMPUTED):
+                        words.append(setting_word(key, value))
+                run = run_name([*filter(None, words), f"seed{seed}"], overrides)
+                trials.append(Trial(recipe, tuple(overrides), seed, run))
     return trials
 
 
@@ -197,7 +201,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
     Raises:
         UsageError: the recipes would be validated on different text, windows or tokens.
     """
-    firsts = {(trial.recipe, trial.settings): trial for trial in reversed(trials)}
+    firsts = {trial.arm: trial for trial in reversed(trials)}
     decided: dict[str, dict[str, list[str]]] = {}
     for trial in reversed(firsts.values()):
         recipe = recipe_of(trial)
@@ -228,7 +232,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
 
 
 def state_of(trial: Trial) -> str:
-    """ "new", "running", "finished", "diverged" or "unfinished".
+    """Return the state of a trial: "new", "running", "finished", "diverged" or "unfinished".
 
     Raises:
         UsageError: its run directory exists and holds another recipe.
@@ -288,28 +292,23 @@ def read_trial(trial: Trial) -> RunNumbers | None:
     return read_numbers(path)
 
 
-def _budget(settings: Sequence[str]) -> tuple[str, ...]:
-    """Return the settings of the budget: a recipe with another one is another recipe."""
-    return tuple(setting for setting in settings if setting.startswith("train.tokens="))
-
-
 def choose(trials: Sequence[Trial]) -> list[Choice]:
     """Group trials by recipe and setting, and mark each recipe's best setting by BEST_RULE."""
     from efftrain_cli.compare.groups import rank
     from efftrain_cli.compare.reading import read_numbers
 
-    arms: dict[tuple[str, tuple[str, ...]], list[Trial]] = {}
+    names: dict[Arm, list[str]] = {}
     for trial in trials:
-        arms.setdefault((trial.recipe, trial.settings), []).append(trial)
+        names.setdefault(trial.arm, []).append(trial.name)
     losses = {}
-    for arm, members in arms.items():
-        runs = [read_numbers(run_path(trial.name)) for trial in members]
-        losses[arm] = tuple(run.final_loss for run in runs)
-    best: dict[tuple[str, tuple[str, ...]], tuple[str, tuple[str, ...]]] = {}
-    for arm in sorted(arms, key=lambda arm: rank(losses[arm])):
-        best.setdefault((arm[0], _budget(arm[1])), arm)
-    choices = []
-    for arm, members in arms.items():
-        names = tuple(trial.name for trial in members)
-        choices.append(Choice(*arm, names, losses[arm], best=arm in best.values()))
-    return choices
+    for arm, runs in names.items():
+        losses[arm] = tuple(read_numbers(run_path(run)).final_loss for run in runs)
+    best: dict[Arm, Arm] = {}
+    for recipe, settings in sorted(names, key=lambda arm: rank(losses[arm])):
+        budget = tuple(each for each in settings if each.startswith("train.tokens="))
+        # A recipe with another budget is another recipe.
+        best.setdefault((recipe, budget), (recipe, settings))
+    return [
+        Choice(*arm, tuple(runs), losses[arm], best=arm in best.values())
+        for arm, runs in names.items()
+    ]

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import takewhile
 from typing import Literal
 
@@ -130,10 +130,8 @@ class Grid:
     @property
     def baseline_steps(self) -> int:
         """Steps of a run whose every step is a full one."""
-        return max(
-            1,
-            self.recipe.train.tokens // (self.recipe.train.batch_size * self.recipe.model.seq_len),
-        )
+        train = self.recipe.train
+        return max(1, train.tokens // (train.batch_size * self.recipe.model.seq_len))
 
     # --- the grid ----------------------------------------------------------------------------------------------------
 
@@ -156,8 +154,10 @@ class Grid:
         if warmup is not None:
             assert warmup.steps is not None
             return warmup.start, warmup.steps
-        large = 12 * recipe.model.n_layer * recipe.model.n_embd**2 >= BILLION
-        return min(64 if large else 8, full), third
+        start = 8
+        if 12 * recipe.model.n_layer * recipe.model.n_embd**2 >= BILLION:
+            start = 64
+        return min(start, full), third
 
     @property
     def rule_of_thumb(self) -> str:
@@ -206,20 +206,13 @@ class Grid:
         what is wanted the most: warmups of lengths and batches grow longer, that of the learning
         rate shorter."""
         own = max(1, self.own[1])
-        shorter = takewhile(
-            lambda steps: steps >= self._shortest,
-            (two_digits(own / 2 ** (k / 2)) for k in range(1, 64)),
-        )
-        longer = takewhile(
-            lambda steps: self._fits(start, steps),
-            (two_digits(own * 2 ** (k / 2)) for k in range(1, 64)),
-        )
-        fitting = sorted(
-            {*(steps for steps in (own, *shorter) if self._fits(start, steps)), *longer}
-        )
-        if self.kind == "lr":
-            fitting.reverse()
-        return tuple(fitting)
+        shorter = (two_digits(own / 2 ** (k / 2)) for k in range(1, 64))
+        longer = (two_digits(own * 2 ** (k / 2)) for k in range(1, 64))
+        fits = partial(self._fits, start)
+        fitting = {*takewhile(fits, longer)}
+        long_enough = takewhile(lambda steps: steps >= self._shortest, shorter)
+        fitting |= {*filter(fits, (own, *long_enough))}
+        return tuple(sorted(fitting, reverse=self.kind == "lr"))
 
     def nearest_duration(self, start: int) -> int:
         """Return the recipe's own duration if it is one of `durations(start)`, else the nearest to it."""
@@ -295,9 +288,11 @@ class Grid:
     def critical(self, steps: int) -> int:
         """Return the step after which a duration can be judged: the peak of the learning rate, and
         in two stages the switch too."""
-        return {"lr": steps, "two-stage": max(self.lr_warmup_steps, steps)}.get(
-            self.kind, self.lr_warmup_steps
-        )
+        if self.kind == "lr":
+            return steps
+        if self.kind == "two-stage":
+            return max(self.lr_warmup_steps, steps)
+        return self.lr_warmup_steps
 
     def horizon(self, start: int, steps: int) -> int:
         """Count the steps that a duration is seen for: `multiples` - 1 learning-rate warmups more
@@ -308,23 +303,23 @@ class Grid:
 
     def named(self, start: int, steps: str) -> str:
         """Name a setting, its duration as it is to be written."""
-        return f"start {start}, {steps} steps" if self.start_name else f"{steps} steps"
+        if not self.start_name:
+            return f"{steps} steps"
+        return f"start {start}, {steps} steps"
 
     def _within_run(self, start: int, steps: int, horizon: int) -> int:
         """Return `horizon`, or the last step of the run if that comes first."""
         budget = self.recipe.train.tokens
         if self.tokens(start, steps, horizon) <= budget:
             return horizon
-        return (
-            bisect_left(
-                range(1, horizon + 1), budget, key=lambda step: self.tokens(start, steps, step)
-            )
-            + 1
-        )
+        all_steps = range(1, horizon + 1)
+        return 1 + bisect_left(all_steps, budget, key=partial(self.tokens, start, steps))
 
     def settings(self) -> Iterator[tuple[int, int]]:
         """Generate every (start, duration) of the grid."""
-        return ((start, steps) for start in self.starts for steps in self.durations(start))
+        for start in self.starts:
+            for steps in self.durations(start):
+                yield start, steps
 
 
 def kind_of(recipe: Recipe) -> Kind:

@@ -80,11 +80,11 @@ class Receipt(Record):
     def verdict(self) -> str:
         return "stable" if self.stable else "unstable"
 
-    def answers(self, horizon: int) -> bool | None:
+    def is_stable_until(self, horizon: int) -> bool | None:
         """Return whether the probe is stable up to step `horizon`; None if it was not seen that long."""
         if not self.stable:
             return self.fluctuation_step > horizon
-        return True if self.stopped_at_step >= horizon else None
+        return self.stopped_at_step >= horizon or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ class Outcome:
     """Tokens of the smallest budget that goes on from here; None if nothing was left out."""
 
 
-class Answer(NamedTuple):
+class SettingVerdict(NamedTuple):
     """The verdict of a setting's seeds."""
 
     stable: bool | None
@@ -140,6 +140,10 @@ class Answer(NamedTuple):
         if where:
             text += f", unstable first{where}"
         return text
+
+
+Verdicts = dict[int, SettingVerdict]
+"""By start or by duration."""
 
 
 def _share_interval(successes: int, number: int) -> Any:
@@ -231,7 +235,9 @@ class Search:
     def most_tokens(self) -> int:
         """Bound the tokens that a search trains: its probes times the dearest of their kind on the grid."""
         grid, (of_starts, of_durations) = self.grid, self.most_probes()
-        settings = [*grid.settings(), *([] if self.kind == "lr" else [(grid.full, 0)])]
+        settings = list(grid.settings())
+        if self.kind != "lr":
+            settings.append((grid.full, 0))
         climbing = max(grid.tokens(*setting, grid.climb(*setting)) for setting in settings)
         seen = max(grid.tokens(*setting, grid.horizon(*setting)) for setting in settings)
         return of_starts * climbing + of_durations * seen
@@ -281,30 +287,31 @@ class Finder:
     def find(self) -> Outcome:
         """Return what is found for the start, then from there for the duration."""
         grid = self.search.grid
-        answers: dict[int, Answer] = {}
-        start = self.find_start(answers)
-        shorter = "; ".join(f"{s} {answer}" for s, answer in sorted(answers.items()) if s < start)
-        listed = f" Starts below it: {shorter}." if shorter else ""
-        answer = answers.get(start)
-        if answer is not None and answer.stable is None:
-            return self._unverified(start, grid.nearest_duration(start), listed)
-        if answer is not None and not answer.stable:
-            each = "; ".join(f"{s} {answer}" for s, answer in sorted(answers.items()))
+        verdicts: Verdicts = {}
+        start = self.find_start(verdicts)
+        below = "; ".join(f"{s} {verdict}" for s, verdict in sorted(verdicts.items()) if s < start)
+        if below:
+            below = f" Starts below it: {below}."
+        verdict = verdicts.get(start, SettingVerdict(True))
+        if verdict.stable is None:
+            return self._unverified(start, grid.nearest_duration(start), below)
+        if not verdict.stable:
+            each = "; ".join(f"{s} {verdict}" for s, verdict in sorted(verdicts.items()))
             return Outcome(
                 statement=f"No {grid.start_name} that was probed is stable for the {grid.lr_warmup_steps:,} steps of the "
                 f"learning-rate warmup: {each}. Lower optim.lr or lengthen optim.warmup_steps."
             )
         outcome = self.find_duration(start)
-        return replace(outcome, statement=outcome.statement + listed, needed=self.needed)
+        return replace(outcome, statement=outcome.statement + below, needed=self.needed)
 
-    def find_start(self, answers: dict[int, Answer]) -> int:
+    def find_start(self, verdicts: Verdicts) -> int:
         """Search the smallest start that is stable during the learning-rate warmup.
 
         Try every second start; at the first stable one, try the start below it too. If no start is stable, return the
         last. If the budget ends first, return the start that it did not cover.
 
         Args:
-            answers: filled with the verdict of every start that was tried.
+            verdicts: filled with the verdict of every start that was tried.
         """
         grid = self.search.grid
         starts = grid.starts
@@ -314,8 +321,8 @@ class Finder:
         def judge_start(index: int) -> bool | None:
             start = starts[index]
             steps = grid.nearest_duration(start)
-            answers[start] = self.judge(start, steps, grid.climb(start, steps))
-            return answers[start].stable
+            verdicts[start] = self.judge(start, steps, grid.climb(start, steps))
+            return verdicts[start].stable
 
         index = 0
         stable = judge_start(index)
@@ -326,7 +333,7 @@ class Finder:
             return starts[index]
 
         below = starts[index - 1]
-        if below not in answers and judge_start(index - 1):
+        if below not in verdicts and judge_start(index - 1):
             return below
         return starts[index]
 
@@ -336,20 +343,20 @@ class Finder:
         grid, durations = self.search.grid, self.search.grid.durations(start)
         low, high = -1, len(durations)
         at = durations.index(grid.nearest_duration(start))
-        answers: dict[int, Answer] = {}
+        verdicts: Verdicts = {}
         while high - low > 1:
-            answer = self.judge(start, durations[at], grid.horizon(start, durations[at]))
-            answers[durations[at]] = answer
-            if answer.stable is None:
-                return self._out_of_budget(start, low, answers)
-            if answer.stable:
+            verdict = self.judge(start, durations[at], grid.horizon(start, durations[at]))
+            verdicts[durations[at]] = verdict
+            if verdict.stable is None:
+                return self._out_of_budget(start, low, verdicts)
+            if verdict.stable:
                 low = at
             else:
                 high = at
             at = _next_duration(low, high)
-            if answer.stable and len(answers) == 1:
+            if verdict.stable and len(verdicts) == 1:
                 at = low + 1  # the neighbour first
-        tried = "; ".join(f"{steps:,} steps: {answers[steps]}" for steps in sorted(answers))
+        tried = "; ".join(f"{steps:,} steps: {verdicts[steps]}" for steps in sorted(verdicts))
         if low < 0:
             statement = f"No duration that was probed{self._from(start)} is stable: {tried}."
             if start != grid.starts[-1]:
@@ -359,15 +366,15 @@ class Finder:
                 statement += " or lengthen optim.warmup_steps"
             return Outcome(statement=f"{statement}.")
         if low == len(durations) - 1:
-            return self._all_stable(start, answers)
+            return self._all_stable(start, verdicts)
         return Outcome(
             start=start,
             steps=durations[low],
             verified=True,
-            statement=self._verified(start, durations[low], answers),
+            statement=self._verified(start, durations[low], verdicts),
         )
 
-    def judge(self, start: int, steps: int, horizon: int) -> Answer:
+    def judge(self, start: int, steps: int, horizon: int) -> SettingVerdict:
         """Probe a setting up to step `horizon` with one seed after another, until the majority stands or the budget
         ends."""
         stable, failed, seeds = 0, list[int](), len(self.search.all_seeds)
@@ -376,19 +383,19 @@ class Finder:
                 break
             receipt = self._probe(Probe(start=start, steps=steps, seed=seed, horizon=horizon))
             if receipt is None:
-                return Answer(None)
-            if receipt.answers(horizon):
+                return SettingVerdict(None)
+            if receipt.is_stable_until(horizon):
                 stable += 1
             else:
                 failed.append(receipt.fluctuation_step)
-        return Answer(
+        return SettingVerdict(
             2 * stable > seeds, stable, stable + len(failed), seeds, min(failed, default=None)
         )
 
     def _probe(self, probe: Probe) -> Receipt | None:
         """Return the probe's receipt, after running it if it is not known; None if that could exceed the budget."""
         known = self.receipts.get(probe.name)
-        if known is not None and known.answers(probe.horizon) is not None:
+        if known is not None and known.is_stable_until(probe.horizon) is not None:
             return known
         others = sum(r.tokens for name, r in self.receipts.items() if name != probe.name)
         needed = others + self.search.tokens_of(probe)
@@ -403,58 +410,54 @@ class Finder:
 
     # --- in words ----------------------------------------------------------------------------------------------------
 
-    def _all_stable(self, start: int, answers: dict[int, Answer]) -> Outcome:
+    def _all_stable(self, start: int, verdicts: Verdicts) -> Outcome:
         """Describe a search in which no duration is unstable, after probing training without the warmup."""
         grid = self.search.grid
-        steps = max(answers)
+        steps = max(verdicts)
         limit = f"longest allowed (--max-share {grid.max_share:g} of the budget)"
         if grid.kind == "lr":
-            steps = min(answers)
+            steps = min(verdicts)
             limit = "shortest allowed (an eighth of the recipe's)"
-        statement = f"{self._verified(start, steps, answers)} It is the {limit}. No duration that was probed is unstable"
+        statement = f"{self._verified(start, steps, verdicts)} It is the {limit}. No duration that was probed is unstable"
         if grid.kind == "lr":
             statement += ", so the probes do not tell durations apart."
-            return Outcome(start=start, steps=steps, verified=True, statement=statement)
-        horizon = grid.horizon(grid.full, 0)
-        plain = self.judge(grid.full, 0, horizon)
-        if plain.stable:
-            return Outcome(
-                start=grid.full,
-                steps=0,
-                verified=True,
-                statement=f"No warmup is needed for stability: training without it is {plain}, seen for {horizon:,} steps. "
-                + statement
-                + " either.",
-            )
-        statement += f"; training without a warmup: {plain}."
+        else:
+            horizon = grid.horizon(grid.full, 0)
+            plain = self.judge(grid.full, 0, horizon)
+            if plain.stable:
+                start, steps = grid.full, 0
+                needless = f"training without it is {plain}, seen for {horizon:,} steps"
+                statement = f"No warmup is needed for stability: {needless}. {statement} either."
+            else:
+                statement += f"; training without a warmup: {plain}."
         return Outcome(start=start, steps=steps, verified=True, statement=statement)
 
-    def _verified(self, start: int, steps: int, answers: dict[int, Answer]) -> str:
+    def _verified(self, start: int, steps: int, verdicts: Verdicts) -> str:
         """State what the probes show of the setting to take, and of those that are not stable."""
         grid = self.search.grid
-        statement = f"{self._named(start, steps)}: {answers[steps]}, seen for {grid.horizon(start, steps):,} steps."
-        for tried, answer in sorted(answers.items()):
-            if answer.stable is False:
-                statement += f" {tried:,} steps: {answer}."
+        statement = f"{self._named(start, steps)}: {verdicts[steps]}, seen for {grid.horizon(start, steps):,} steps."
+        for tried, verdict in sorted(verdicts.items()):
+            if verdict.stable is False:
+                statement += f" {tried:,} steps: {verdict}."
                 climb = grid.climb(start, tried)
-                if grid.start_name and answer.failed_at is not None and answer.failed_at <= climb:
+                if grid.start_name and verdict.failed_at is not None and verdict.failed_at <= climb:
                     statement += " It failed while the learning rate climbed; no longer start was probed with it."
         if len(self.search.all_seeds) == 1:
             statement += " This is one seed's verdict, another seed may say otherwise: --seeds 0..2 asks three."
         return statement
 
-    def _out_of_budget(self, start: int, low: int, answers: dict[int, Answer]) -> Outcome:
-        """Describe the best verified setting if the budget does not reach the last duration of `answers`."""
+    def _out_of_budget(self, start: int, low: int, verdicts: Verdicts) -> Outcome:
+        """Describe the best verified setting if the budget does not reach the last duration of `verdicts`."""
         grid, durations = self.search.grid, self.search.grid.durations(start)
-        left_out = next(steps for steps, answer in answers.items() if answer.stable is None)
+        left_out = next(steps for steps, verdict in verdicts.items() if verdict.stable is None)
         if low >= 0:
             statement = (
-                f"{self._verified(start, durations[low], answers)} The budget ended before {left_out:,} steps could be "
+                f"{self._verified(start, durations[low], verdicts)} The budget ended before {left_out:,} steps could be "
                 "judged: whether that is stable is not known."
             )
             return Outcome(start=start, steps=durations[low], verified=True, statement=statement)
         known = "".join(
-            f" {steps:,} steps: {answer}." for steps, answer in answers.items() if answer.seeds
+            f" {steps:,} steps: {verdict}." for steps, verdict in verdicts.items() if verdict.seeds
         )
         if grid.start_name:
             climb = grid.climb(start, left_out)
@@ -466,7 +469,9 @@ class Finder:
         label, rule = f"a rule of thumb, {grid.rule_of_thumb}", ""
         if (start, steps) != grid.own:
             label, rule = "only the next to be probed", "its stability is not known. "
-        probe = "a probe" if len(self.search.all_seeds) == 1 else "the probes"
+        probe = "the probes"
+        if len(self.search.all_seeds) == 1:
+            probe = "a probe"
         return Outcome(
             start=start,
             steps=steps,
@@ -476,8 +481,10 @@ class Finder:
         )
 
     def _named(self, start: int, steps: int) -> str:
-        what = "learning-rate warmup" if self.search.kind == "lr" else "warmup"
-        return f"A {what} of {steps:,} steps{self._from(start)}"
+        kind = "learning-rate " * (self.search.kind == "lr")
+        return f"A {kind}warmup of {steps:,} steps{self._from(start)}"
 
     def _from(self, start: int) -> str:
-        return "" if self.search.kind == "lr" else f" from a start of {start}"
+        if self.search.kind == "lr":
+            return ""
+        return f" from a start of {start}"

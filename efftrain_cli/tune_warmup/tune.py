@@ -30,8 +30,9 @@ from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.training.session import prepare_session
 from efftrain_cli.trials.runner import TrialRunner
-from efftrain_cli.tune_warmup import screen
+from efftrain_cli.tune_warmup import printing
 from efftrain_cli.tune_warmup.grid import kind_of
+from efftrain_cli.tune_warmup.printing import share_up, tokens_text
 from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe
 from efftrain_cli.tune_warmup.receipts import (
     SearchFile,
@@ -39,7 +40,6 @@ from efftrain_cli.tune_warmup.receipts import (
     receipts_frame,
     write_receipts,
 )
-from efftrain_cli.tune_warmup.screen import share_up, tokens_text
 from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
 
 if TYPE_CHECKING:
@@ -80,15 +80,15 @@ def tune(
         session.train_data.check_budget(longest.windows, search.recipe.data)
 
         def run(probe: Probe) -> Receipt:
-            screen.announce(console, search, probe, finder.receipts)
+            printing.announce(console, search, probe, finder.receipts)
             receipt = run_probe(folder, search, probe, runner, recipe_name)
-            screen.show_receipt(console, receipt)
+            printing.show_receipt(console, receipt)
             others = [known for known in finder.receipts.values() if known.probe.name != probe.name]
             write_receipts(folder / "receipts.csv", receipts_frame(search, [*others, receipt]))
             return receipt
 
         finder = Finder(search, read_receipts(folder), run)
-        screen.show_plan(console, search, len(finder.receipts))
+        printing.show_plan(console, search, len(finder.receipts))
         outcome = finder.find()
     return _finish(console, folder, search, list(finder.receipts.values()), outcome, recipe_name)
 
@@ -151,9 +151,9 @@ def _finish(
     if receipts:
         frame = receipts_frame(search, receipts)
         write_receipts(folder / "receipts.csv", frame)
-        screen.plot(folder / "probes.png", search, receipts)
-        screen.plot_in_terminal(console, search, receipts)
-        screen.show_table(console, search, frame)
+        printing.plot(folder / "probes.png", search, receipts)
+        printing.plot_in_terminal(console, search, receipts)
+        printing.show_table(console, search, frame)
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
@@ -192,16 +192,14 @@ def _finish(
         )
     # What was tuned is part of the name if that is not the recipe's own warmup.
     other = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")
-    console.print(
-        f"{word:<10} {setting}: {tuned}\n\nnext\n"
-        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{other}-seed{search.recipe.seed}"
-        + (
-            f"\n  receipts and curves: {folder / 'receipts.csv'}, {folder / 'probes.png'}"
-            if receipts
-            else ""
-        ),
-        markup=False,
-    )
+    ends = [
+        f"{word:<10} {setting}: {tuned}\n\nnext",
+        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{other}-seed{search.recipe.seed}",
+    ]
+    if receipts:
+        curves = folder / "probes.png"
+        ends.append(f"  receipts and curves: {folder / 'receipts.csv'}, {curves}")
+    console.print("\n".join(ends), markup=False)
     return folder
 
 
@@ -209,20 +207,18 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
     """Return the text of tuned.toml: the searched recipe with the setting to take, or the one to
     begin with where none is stable, and what is known of it."""
     if outcome.start is None or outcome.steps is None:
-        (start, steps), word = (
-            search.grid.own,
-            f"NOT STABLE in the probes; {search.grid.rule_of_thumb}",
-        )
+        start, steps = search.grid.own
+        word = f"NOT STABLE in the probes; {search.grid.rule_of_thumb}"
     else:
-        start, steps, word = (
-            outcome.start,
-            outcome.steps,
-            "found" if outcome.verified else "NOT VERIFIED by a probe",
-        )
+        start, steps = outcome.start, outcome.steps
+        word = "NOT VERIFIED by a probe"
+        if outcome.verified:
+            word = "found"
     comments = {}
     if steps:
-        ramp = f"{word}: {steps} steps" if search.kind == "batch" else word
-        comments = {search.grid.duration_name: ramp}
+        comments[search.grid.duration_name] = word
+    if steps and search.kind == "batch":
+        comments[search.grid.duration_name] = f"{word}: {steps} steps"
     if steps and search.grid.start_name:
         comments[search.grid.start_name] = word
     return (

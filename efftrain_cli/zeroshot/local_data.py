@@ -6,6 +6,7 @@ The form of each file is in `FORMS` and in docs/zeroshot.md. Every line is check
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -102,31 +103,31 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
         raise DataError(
             f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}"
         )
-    texts = next((field for field, kind in form.items() if kind == "texts"), None)
+    texts = next((field for field, kind in form.items() if kind == "texts"), "")
     for field, kind in form.items():
         if field not in item:
             raise DataError(
                 f"{where}: no field {field!r} (it has {', '.join(item) or 'none'}); a line looks like {example(form)}"
             )
         value = item[field]
-        whole = isinstance(value, int) and not isinstance(value, bool)
+        below = math.inf
         if kind == "text":
-            right, rule = isinstance(value, str), "a text"
+            rule = "a text"
         elif kind == "texts":
-            right = (
-                isinstance(value, list)
-                and bool(value)
-                and all(isinstance(text, str) for text in value)
-            )
             rule = "a list of one text or more"
         elif kind == "choice":
-            right = whole and 0 <= value < len(item[texts or ""])
-            rule = f"an index into {texts!r}, from 0"
+            rule, below = f"an index into {texts!r}, from 0", len(item[texts])
         elif kind == "number":
-            right, rule = whole and value >= 0, "a whole number from 0"
+            rule = "a whole number from 0"
         else:
             below = int(kind.removeprefix("number below "))
-            right, rule = whole and 0 <= value < below, f"a whole number from 0 to {below - 1}"
+            rule = f"a whole number from 0 to {below - 1}"
+        if kind == "text":
+            right = isinstance(value, str)
+        elif kind == "texts":
+            right = isinstance(value, list) and {type(text) for text in value} == {str}
+        else:
+            right = type(value) is int and 0 <= value < below
         if not right:
             shown = json.dumps(value, ensure_ascii=False)
             raise DataError(f"{where}: {field} = {shown[:60]} is not {rule}")

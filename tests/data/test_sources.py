@@ -13,8 +13,8 @@ import pytest
 
 from efftrain_cli.data import reading
 from efftrain_cli.data.corpus import Corpus, Part, TokenShards
+from efftrain_cli.data.documents import read_documents
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.reading import read_documents
 from efftrain_cli.data.split import apportion
 from efftrain_cli.data.text import BadDocuments, TextFile, find_text
 from efftrain_cli.data.tokenizer import load_tokenizer, train_tokenizer

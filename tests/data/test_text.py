@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from efftrain_cli.data.reading import cut_at_line, read_documents
+from efftrain_cli.data.documents import cut_at_line, read_documents
 from efftrain_cli.data.text import BadDocuments, HubDataset, find_text, stdlib_files
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data

@@ -9,7 +9,7 @@ import pytest
 
 from efftrain_cli.cli.commands import register
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.tune_warmup.screen import plan_values
+from efftrain_cli.tune_warmup.printing import plan_values
 from efftrain_cli.tune_warmup.search import Search
 from tests.conftest import invoke
 from tests.docs.pages import text_of

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from efftrain_cli.data import reading
+from efftrain_cli.data import documents as reader
 from efftrain_cli.data.text import BadDocuments, TextFile
 from efftrain_cli.foundation.errors import CheckpointError, DataError, RecipeError
 from efftrain_cli.model.hf import read_hf
@@ -83,7 +83,7 @@ def test_a_recipe_with_thousands_of_mistakes(tmp_path: Path) -> None:
 
 def documents(path: Path, kind: str) -> list[str]:
     source = TextFile(path, kind)  # type: ignore[arg-type]
-    return [found.text for found in reading.read_documents(source, "text", BadDocuments("error"))]
+    return [found.text for found in reader.read_documents(source, "text", BadDocuments("error"))]
 
 
 def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=4000)
     read = 0
     with pytest.raises(DataError, match="unpack to more than 268,435,456"):
-        for _ in reading.read_documents(TextFile(path, "parquet"), "text", BadDocuments("error")):
+        for _ in reader.read_documents(TextFile(path, "parquet"), "text", BadDocuments("error")):
             read += 1
     assert read == 268
 
@@ -103,20 +103,20 @@ def test_a_parquet_page_that_unpacks_too_far_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F97: its pages hold 3 MB in a few hundred bytes, and its footer says so."""
-    monkeypatch.setattr(reading, "UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(reader, "UNPACKED_BYTES", 1 << 20)
     path = tmp_path / "text.parquet"
     table = pyarrow.table({"id": [0] * 30, "text": ["a" * 100_000] * 30})
     pyarrow.parquet.write_table(table, path, use_dictionary=False, compression="zstd")
     source = TextFile(path, "parquet")
     with pytest.raises(DataError, match=r"unpack to more than 1,048,576"):
-        next(reading.read_documents(source, "text", BadDocuments("error")))
+        next(reader.read_documents(source, "text", BadDocuments("error")))
 
 
 def test_compressed_text_that_unpacks_to_more_than_text_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F71, F97: lines, and one line; what is as long uncompressed is read."""
-    monkeypatch.setattr(reading, "UNPACKED_BYTES", 1 << 20)
+    monkeypatch.setattr(reader, "UNPACKED_BYTES", 1 << 20)
     line = json.dumps({"text": "a" * 1000}) + "\n"
     for name, content in (("lines", line * 3000), ("line", json.dumps({"text": "a" * 3_000_000}))):
         path = tmp_path / f"{name}.jsonl.zst"
@@ -133,7 +133,7 @@ def test_a_row_and_a_line_that_are_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F71, F97."""
-    monkeypatch.setattr(reading, "LINE_BYTES", 1000)
+    monkeypatch.setattr(reader, "LINE_BYTES", 1000)
     monkeypatch.setattr(local_data, "LINE_BYTES", 1000)
     path = tmp_path / "text.parquet"
     table = pyarrow.table({"text": ["short", "x" * 1001]})

@@ -128,9 +128,13 @@ def make_tokenizer(folder: Path) -> Path:
     return path
 
 
+def read_probes(folder: Path) -> list[dict[str, object]]:
+    return [receipt.to_json() for receipt in read_receipts(folder)]
+
+
 FILES = {
     "origin": SmallFile(make_origin, lambda path: read_origin(path.parent), "data"),
-    "probe": SmallFile(make_probe, lambda path: read_receipts(path.parents[2]), "probe"),
+    "probe": SmallFile(make_probe, lambda path: read_probes(path.parents[2]), "probe"),
     "search": SmallFile(make_search, lambda path: read_record(path, SearchFile), "threshold"),
     "plan": SmallFile(make_plan, lambda path: read_record(path, Plan), "study"),
     "zeroshot": SmallFile(make_zeroshot, lambda path: read_results(path.parent), "task"),

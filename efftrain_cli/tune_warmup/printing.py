@@ -43,20 +43,22 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     durations, nearest = grid.durations(start), grid.nearest_duration(start)
     horizon = grid.horizon(start, nearest)
     every = search.recipe_of(Probe(start=start, steps=nearest, seed=0, horizon=1)).eval.every
-    unit = "sequences per step" if search.kind == "batch" else "tokens"
-    starts = ""
+    interval = "step"
+    if every > 1:
+        interval = f"{every} steps"
+    unit, length = "tokens", grid.duration_name
+    if search.kind == "batch":
+        unit, length = "sequences per step", f"the length of the ramp ({length})"
+    starts = within = seeds = ""
     if grid.start_name:
         starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then "
+        within = f"{grid.lr_warmup_steps:,} steps for the start, "
+    if len(search.all_seeds) > 1:
+        seeds = f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
     own = grid.named(start, f"{nearest:,}")
-    length = grid.duration_name
-    if search.kind == "batch":
-        length = f"the length of the ramp ({length})"
-    given = ", ".join(map(str, search.all_seeds))
-    seeds = "" if len(search.all_seeds) == 1 else f"; each with seeds {given}, by the majority"
     beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(
         search.kind, ""
     )
-    within = f"{grid.lr_warmup_steps:,} steps for the start, " if grid.start_name else ""
     smallest, (of_starts, of_durations) = search.smallest_budget(), search.most_probes()
     lines = [
         f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
@@ -64,7 +66,7 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
         f"probes     {within}{horizon:,} for {nearest:,} steps:{beyond} {search.multiples - bool(beyond)} learning-rate warmups "
         f"(--multiples {search.multiples}){seeds}. A probe that is asked for more goes on from where it stands",
         f"unstable   validation perplexity above {search.threshold:g} times its best so far (--threshold), validated every "
-        f"{f'{every} steps' if every > 1 else 'step'}; the probe ends at once",
+        f"{interval}; the probe ends at once",
         f"cost       {tokens_text(smallest, budget)} to verify {own}",
         f"           at most {of_starts + of_durations} probes, {tokens_text(search.most_tokens(), budget)}: {of_starts} for the "
         f"start and {of_durations} for the duration, each as dear as the dearest. Validation is not counted",
@@ -114,17 +116,16 @@ def announce(
 
 
 def _setting(search: Search, probe: Probe) -> str:
-    ramped = (
-        f" ({search.grid.ramp(probe.start, probe.steps)} sequences)"
-        if search.kind == "batch"
-        else ""
-    )
-    named = search.grid.named(probe.start, f"{probe.steps:,}")
-    return f"{named}{ramped}{_seed(search, probe)}, seen for {probe.horizon:,}"
+    text = search.grid.named(probe.start, f"{probe.steps:,}")
+    if search.kind == "batch":
+        text += f" ({search.grid.ramp(probe.start, probe.steps)} sequences)"
+    return f"{text}{_seed(search, probe)}, seen for {probe.horizon:,}"
 
 
 def _seed(search: Search, probe: Probe) -> str:
-    return f", seed {probe.seed}" if len(search.all_seeds) > 1 else ""
+    if len(search.all_seeds) == 1:
+        return ""
+    return f", seed {probe.seed}"
 
 
 def show_receipt(console: Console, receipt: Receipt) -> None:

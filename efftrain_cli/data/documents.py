@@ -1,4 +1,4 @@
-"""Reading: one source's documents, in order.
+"""Read the documents of one source, in order.
 
 Every kind of file is read here rather than through `datasets`, because a damaged file must be reported with its line
 and byte, and because memory stays bounded whatever a file holds.
