@@ -135,6 +135,7 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
     names = _check_tasks(config)
 
     from efftrain_cli.training.ranks import ALONE
+    from efftrain_cli.zeroshot import own_tasks
 
     ranks = ranks or ALONE
     trained = _load_model(config, ranks)
@@ -145,11 +146,10 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
             f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
         )
     documents: list[str] = []
-    offline_names = [name for name in names if name in OFFLINE]
-    if offline_names:
+    if not OFFLINE.isdisjoint(names):
         documents = validation_documents(trained)
     language_model: LanguageModel | None = None
-    if len(offline_names) < len(names):
+    if not OFFLINE.issuperset(names):
         from efftrain_cli.zeroshot.language_model import LanguageModel
 
         language_model = LanguageModel(evaluator, trained.tokenizer)
@@ -168,7 +168,9 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
                     evaluator.distributed.task(name),
                 ):
                     if name in OFFLINE:
-                        scored = _score_offline(name, evaluator, trained, documents, config.limit)
+                        measure = own_tasks.OFFLINE[name]
+                        result = measure(evaluator, trained.tokenizer, documents, config.limit)
+                        scored = [(TASKS[name], result)]
                     else:
                         assert language_model is not None
                         scored = _score_by_harness(
@@ -250,19 +252,6 @@ def _load_model(config: EvalConfig, ranks: Ranks) -> TrainedModel:
         }
     )
     return trained
-
-
-def _score_offline(
-    name: str,
-    evaluator: Evaluator,
-    trained: TrainedModel,
-    documents: list[str],
-    limit: int | None,
-) -> list[tuple[Task, TaskScore]]:
-    from efftrain_cli.zeroshot.own_tasks import offline_bytes, offline_cloze
-
-    score_task = offline_cloze if name == "offline_cloze" else offline_bytes
-    return [(TASKS[name], score_task(evaluator, trained.tokenizer, documents, limit))]
 
 
 def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> Evaluator:

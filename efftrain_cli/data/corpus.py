@@ -49,30 +49,25 @@ def dtype_for(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
+@dataclass
 class ShardWriter:
     """Writes documents as shards `<prefix>-00000.bin`, ... into a folder that nobody reads yet.
 
     Every file is synced to disk when it is closed; the folder becomes visible by a rename, which is the caller's.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        prefix: str,
-        *,
-        vocab_size: int,
-        eot_id: int,
-        shard_tokens: int = SHARD_TOKENS,
-    ) -> None:
-        self.folder, self.prefix, self.shard_tokens = folder, prefix, shard_tokens
-        self.vocab_size, self.eot_id = vocab_size, eot_id
-        self.entries: list[ShardEntry] = []
-        """Of the shards that are closed."""
-        self.tokens = 0
-        """Ids written, end-of-text tokens included."""
-        self._file: IO[bytes] | None = None
-        self._tokens = 0
-        """Of the open shard."""
+    folder: Path
+    prefix: str
+    vocab_size: int
+    eot_id: int
+    shard_tokens: int = SHARD_TOKENS
+    entries: list[ShardEntry] = field(default_factory=list)
+    """Of the shards that are closed."""
+    tokens: int = 0
+    """Ids written, end-of-text tokens included."""
+    _file: IO[bytes] | None = None
+    _tokens: int = 0
+    """Ids of the open shard."""
 
     def add(self, ids: np.ndarray, document: str) -> None:
         """Append one document and its end of text.

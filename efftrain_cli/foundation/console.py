@@ -43,18 +43,16 @@ def human_bytes(number: float) -> str:
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
     """Return a number in thousands, millions, ..., and the prefix that says so; "" below a
     thousand."""
-    found = [
-        (1000.0**power, prefix)
-        for power, prefix in enumerate(prefixes, 1)
-        if abs(number) >= 1000.0**power
-    ]
-    unit, prefix = found[-1] if found else (1.0, "")
+    unit, prefix = 1.0, ""
+    for power, larger in enumerate(prefixes, 1):
+        if abs(number) >= 1000.0**power:
+            unit, prefix = 1000.0**power, larger
     return number / unit, prefix
 
 
 def counted(number: int, noun: str) -> str:
     """Format a count with its noun: (1, "step") -> "1 step", (2000, "step") -> "2,000 steps"."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def human_seconds(seconds: float) -> str:
@@ -98,16 +96,13 @@ def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
     terminal = shutil.get_terminal_size().columns
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > terminal:
         return block_lines(header, rows, terminal)
-    right = [
-        all(not cell or cell[0] in "0123456789+-." for cell in column[1:]) for column in columns
-    ]
-    lines = []
-    for row in (header, *rows):
-        cells = []
-        for cell, width, to_right in zip(row, widths, right, strict=True):
-            cells.append(cell.rjust(width) if to_right else cell.ljust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines
+    padded = []
+    for column, width in zip(columns, widths, strict=True):
+        pad = str.ljust
+        if all(not cell or cell[0] in "0123456789+-." for cell in column[1:]):
+            pad = str.rjust
+        padded.append([pad(cell, width) for cell in column])
+    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
 
 
 def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:

@@ -83,7 +83,10 @@ def abandoned_in(folder: Path, any_machine: bool = False) -> list[Path]:
             made = _TEMPORARY.fullmatch(path.name)
             if made is None or is_locked(path / "lock"):
                 continue
-            if not is_running(made[1]) if made[2] == _machine() else any_machine:
+            is_gone = any_machine
+            if made[2] == _machine():
+                is_gone = not is_running(made[1])
+            if is_gone:
                 found.append(path)
     return found
 
@@ -126,7 +129,7 @@ def made_beside(path: Path, first: bool = False) -> Iterator[Path]:
 
 def _publish(temporary: Path, path: Path, first: bool) -> None:
     is_folder = temporary.is_dir()
-    for inner in temporary.rglob("*") if is_folder else ():
+    for inner in temporary.rglob("*"):
         fsync(inner)
     fsync(temporary)
     if first:

@@ -98,7 +98,9 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
         raise damaged(path, fault, kind.restore)
     if version > kind.newest:
         newer = newer_format(path, version, kind.newest, content.get("efftrain"))
-        raise newer if matches or not sealed else DamagedError(f"{newer}, or it is damaged")
+        if sealed and not matches:
+            raise DamagedError(f"{newer}, or it is damaged")
+        raise newer
     if version < kind.newest - 1:
         raise DamagedError(
             f"{path} has format {version}; this efftrain reads formats {kind.newest - 1} and "
@@ -160,12 +162,11 @@ def _find_unusable_number(value: object, field: str) -> str:
         return field
     if isinstance(value, float) and not math.isfinite(value):
         return field
-    entries: list[tuple[object, object]] = []
-    if isinstance(value, dict):
-        entries = list(value.items())
     if isinstance(value, list):
-        entries = list(enumerate(value))
-    for key, entry in entries:
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return ""
+    for key, entry in value.items():
         wrong = _find_unusable_number(entry, f"{field}.{key}".removeprefix("."))
         if wrong:
             return wrong

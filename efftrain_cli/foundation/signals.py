@@ -261,7 +261,7 @@ def stop_asked() -> bool:
 
 def stop_reason() -> str:
     """Return the signal, or other reason, that asked to stop."""
-    return (_listener.asked if _listener is not None else None) or "a signal"
+    return (_listener and _listener.asked) or "a signal"
 
 
 def ask_to_stop(reason: str) -> None:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from efftrain_cli.foundation.console import human_seconds, say, silent
@@ -105,15 +105,17 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     """
     if jobs == 1:
         return [(device, {})]
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     if jobs > cores:
         raise UsageError(
             f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer"
         )
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    each = min(cores // jobs, int(wanted)) if wanted.isdecimal() and int(wanted) else cores // jobs
+    each = cores // jobs
+    if wanted.isdecimal() and int(wanted):
+        each = min(each, int(wanted))
     # A run says how many it ran beside: its seconds are comparable with those of as many only.
     threads = {"OMP_NUM_THREADS": str(each), "EFFTRAIN_JOBS": str(jobs)}
     gpus = 0
@@ -132,39 +134,31 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
+@dataclass
 class TrialRunner:
-    """Trains trials, at most `jobs` at once. `end_all` ends those under way."""
+    """Trains trials, at most `jobs` at once."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        device: str = "auto",
-        jobs: int = 1,
-        devices: int = 1,
-        study: str = "",
-        say: Callable[[str], None] = say,
-        launch: Launch = launch,
-        silent: float = SILENT,
-    ) -> None:
-        """
-        Args:
-            folder: where logs go.
-            devices: that each run trains on.
-            study: hash of the registration that every run carries in its origin; "" for a sweep.
-            say: prints one line.
-            silent: seconds after which a run of another host that writes nothing is named.
-        """
-        self.folder = folder
-        check_devices(device, devices, jobs)
+    folder: Path
+    """Where logs go."""
+    _: KW_ONLY
+    device: str = "auto"
+    jobs: int = 1
+    devices: int = 1
+    """Devices that each run trains on."""
+    study: str = ""
+    """Hash of the registration that every run carries in its origin; "" for a sweep."""
+    say: Callable[[str], None] = say
+    """Prints one line."""
+    launch: Launch = launch
+    silent: float = SILENT
+    """Seconds after which a run of another host that writes nothing is named."""
+
+    def __post_init__(self) -> None:
+        check_devices(self.device, self.devices, self.jobs)
         self.places = [
-            (place, {**changes, "EFFTRAIN_STUDY": study})
-            for place, changes in environments(jobs, device)
+            (place, {**changes, "EFFTRAIN_STUDY": self.study})
+            for place, changes in environments(self.jobs, self.device)
         ]
-        self.devices = devices
-        self.say = say
-        self.launch = launch
-        self.silent = silent
         self._changes: dict[str, tuple[int, float]] = {}  # run -> (mtime, our clock then)
         self._waiting: list[Trial] = []
         self._active: dict[int, _Slot] = {}
@@ -202,10 +196,7 @@ class TrialRunner:
         if not any(device.startswith("cuda") for device, _ in self.places):
             check_memory(list(recipes.values()), len(self.places))
         self._ends = {name: state for name, state in states.items() if state in ENDED}
-        self._waiting, self._elsewhere = (
-            [trial for trial in trials if trial.name not in self._ends],
-            {},
-        )
+        self._waiting = [trial for trial in trials if trial.name not in self._ends]
         ended = len(trials) - len(self._waiting)
         if self._waiting and ended:
             self._progress(f"{title or 'sweep'}, {ended} of {len(trials)} trained already")
@@ -292,12 +283,16 @@ class TrialRunner:
             )
         self._ends[name] = status
         self._tokens_done += tokens_so_far(name) - slot.tokens_before
+        is_expected = status == "finished" or slot.trial.threshold is not None
+        if is_expected and silent():
+            return
         loss = last_loss(name)
-        result = f"val loss {loss:.4f}" if status == "finished" and loss is not None else status
+        result = status
+        if status == "finished" and loss is not None:
+            result = f"val loss {loss:.4f}"
         number = list(self._tokens).index(name) + 1
         line = f"[{number}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
-        is_expected = status == "finished" or slot.trial.threshold is not None
-        (self._progress if is_expected else self._line)(line + self._eta())
+        self._line(line + self._eta())
 
     def _eta(self) -> str:
         """Say how long the rest takes at the speed so far; "" if nothing is left or the speed is unknown."""
@@ -348,18 +343,17 @@ class TrialRunner:
 
     def _show_status(self) -> None:
         terminal = sys.stderr.isatty()
-        if (
-            silent()
-            or time.monotonic() - self._last_status < (1.0 if terminal else STATUS_EVERY)
-            or not self._active
-        ):
+        every = STATUS_EVERY
+        if terminal:
+            every = 1.0
+        if silent() or not self._active or time.monotonic() - self._last_status < every:
             return
         self._last_status = time.monotonic()
-        names = [slot.trial.name for slot in self._active.values()]
-        shares = [
-            f"{name} {min(1.0, tokens_so_far(name) / self._tokens[name]):.0%}".replace("%", " %")
-            for name in names
-        ]
+        shares = []
+        for slot in self._active.values():
+            name = slot.trial.name
+            share = min(100.0, 100 * tokens_so_far(name) / self._tokens[name])
+            shares.append(f"{name} {share:.0f} %")
         text = f"training {', '.join(shares)}{self._eta()}"
         if terminal:
             width = shutil.get_terminal_size().columns - 1

@@ -232,3 +232,7 @@ def _cloze_score(
         requests=len(scores),
         truncated=sum(map(evaluator.is_truncated, requests)),
     )
+
+
+OFFLINE = {"offline_cloze": offline_cloze, "offline_bytes": offline_bytes}
+"""Tasks made from the run's own validation documents."""
