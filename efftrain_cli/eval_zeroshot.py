@@ -100,7 +100,7 @@ def evaluate_runs(
             if ranks.rank:
                 silence()
         for run in runs:
-            entries: list[dict[str, Any]] = []
+            entries = []
             problem = None
             try:
                 for entry in evaluate_run(replace(config, run=run), ranks):
@@ -154,7 +154,7 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
 
         language_model = LanguageModel(evaluator, trained.tokenizer)
 
-    failed: list[str] = []
+    failed = []
     with (
         tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch,
         Path(os.devnull).open("w") as nowhere,

@@ -29,7 +29,7 @@ def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     manifest, seq_len = corpus.manifest, recipe.model.seq_len
     train = Windows(corpus.train, seq_len, recipe.seed)
     plan = summarize_plan(recipe)
-    problems: list[str] = []
+    problems = []
     warnings = list(corpus.notes)
     epochs, validation = None, 0
     try:

@@ -99,7 +99,7 @@ class Building:
             self._take_up()
         elif self.limits is not None and self.limits.train is not None and self.total is None:
             self._check_room(self.limits.train + (self.limits.valid or 0))
-        batch: list[tuple[str, int, Document]] = []
+        batch = []
         waiting = 0
         try:
             for side, part, document in split_documents(self.split, self.tally, self.cursor):

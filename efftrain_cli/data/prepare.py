@@ -201,7 +201,7 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
     if limits is not None and limits.train is not None:
         most = min(most, 8 * limits.train)
     wanted = [most * weight / sum(weights) for weight in weights]
-    sample: list[str] = []
+    sample = []
     lengths = [0] * len(weights)
     digest = hashlib.sha256()
     cursor = Cursor(source=len(split.valid))

@@ -169,8 +169,8 @@ def find_text(data: Data) -> TextSources:
     Raises:
         DataError: an entry names nothing, or a folder is for the most part of a kind that is not read; all are listed.
     """
-    notes: list[str] = []
-    problems: list[str] = []
+    notes = []
+    problems = []
     sides: dict[str, dict[Source, None]] = {"train": {}, "valid": {}}
     for key, purpose, entry, part, text_field in _entries(data):
         try:

@@ -150,16 +150,21 @@ def write_whole(path: Path, content: str | bytes, first: bool = False) -> None:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder to write to, and those above it, where they are missing.
+def refuse_link(path: Path) -> None:
+    """Refuse a link: what is written there would lie elsewhere.
 
     Raises:
-        CheckpointError: it is a link: what is written there would lie elsewhere.
+        CheckpointError: it is a link.
     """
     if path.is_symlink():
         raise CheckpointError(
             f"{path} is a symbolic link: nothing is written through it\n  remove the link"
         )
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder to write to, and those above it, where they are missing; otherwise as `refuse_link`."""
+    refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
 
 
@@ -229,10 +234,7 @@ def open_to_write(path: Path, flags: int) -> int:
             path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o666
         )
     except OSError:
-        if path.is_symlink():
-            raise CheckpointError(
-                f"{path} is a symbolic link: nothing is written through it; remove it"
-            ) from None
+        refuse_link(path)
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -32,7 +32,13 @@ from efftrain_cli.foundation.errors import (
     UsageError,
     nearest,
 )
-from efftrain_cli.foundation.files import abandoned_in, discard, made_beside, temporary_beside
+from efftrain_cli.foundation.files import (
+    abandoned_in,
+    discard,
+    made_beside,
+    refuse_link,
+    temporary_beside,
+)
 from efftrain_cli.foundation.records import sealed_toml
 from efftrain_cli.run.lines import JsonLines, read_lines
 from efftrain_cli.run.lock import take_lock
@@ -143,10 +149,7 @@ class Run:
         self.path = path
         self.name = path.name
         for name in ("checkpoints", "wandb"):
-            if (path / name).is_symlink():
-                raise CheckpointError(
-                    f"{path / name} is a symbolic link: nothing is written through it. Remove the link"
-                )
+            refuse_link(path / name)
         self._folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._lock = take_lock(path / "lock")
         try:

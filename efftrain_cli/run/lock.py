@@ -9,7 +9,6 @@ never by the trials of a sweep or study: whether that machine works on cannot be
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -101,12 +100,10 @@ def take_lock(path: Path) -> RunLock:
     )
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except (BlockingIOError, PermissionError):
         file.seek(0)
         owner = printable(file.read(200).strip()) or "another process"
         file.close()
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
         raise RunLockedError(
             f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
         ) from None

@@ -219,7 +219,7 @@ def _run(
 ) -> TaskScore:
     """Score a task; an empty `task.metrics` means every number that the harness gives."""
     results, left_out = _evaluate_fitting(task.name, harness_task, language_model, limit)
-    values: dict[str, float] = {}
+    values = {}
     for key, value in results["results"][task.name].items():
         name = key.split(",")[0]
         if isinstance(value, (int, float)):
