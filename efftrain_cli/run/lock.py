@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
+
+from pydantic import AfterValidator, ValidationError
 
 from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import RunLockedError
 from efftrain_cli.foundation.files import is_running, open_to_write, temporary_beside
-from efftrain_cli.run.lines import parse
+from efftrain_cli.foundation.records import Part
 
 OWNER = "owner.json"
 TRIAL = "EFFTRAIN_TRIAL"
 """Environment variable that is set for the runs of a sweep or study: they leave other machines' runs alone."""
 
 
-@dataclass(frozen=True)
-class Owner:
-    """The process that trains a run."""
+class Owner(Part):
+    """The process that trains a run; owner.json."""
 
-    host: str
+    host: Annotated[str, AfterValidator(printable)]
     pid: int
     began: str
     """When that process began, as its machine counts: a process number is used again. "" if that is unknown."""
@@ -53,7 +53,7 @@ class Owner:
 
 def this_process() -> Owner:
     """Return the owner that this process is."""
-    return Owner(os.uname().nodename, os.getpid(), _began(os.getpid()))
+    return Owner(host=os.uname().nodename, pid=os.getpid(), began=_began(os.getpid()))
 
 
 def owner_of(run: Path) -> Owner | None:
@@ -62,15 +62,11 @@ def owner_of(run: Path) -> Owner | None:
     It is whole before it has its name, so one that names nobody is what a power failure left.
     """
     try:
-        found = parse((run / OWNER).read_bytes()) or {}
-    except FileNotFoundError:
+        return Owner.model_validate_json((run / OWNER).read_bytes())
+    except (FileNotFoundError, ValidationError):
         return None
     except OSError:
-        return Owner("unknown", -1, "")
-    try:
-        return Owner(printable(found["host"]), int(found["pid"]), found["began"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
+        return Owner(host="unknown", pid=-1, began="")
 
 
 @dataclass(frozen=True)
@@ -124,7 +120,7 @@ def _write_owner(run: Path) -> None:
     # Not flushed: after a power failure nobody owns the run.
     temporary = temporary_beside(path)
     try:
-        temporary.write_text(json.dumps(asdict(this_process())), "utf-8")
+        temporary.write_text(this_process().model_dump_json(), "utf-8")
         os.link(temporary, path)
     except FileExistsError:
         owner = owner_of(run)

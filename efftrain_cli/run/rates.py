@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -16,6 +14,7 @@ from typing import Any
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
 from efftrain_cli.foundation.files import open_to_write
+from efftrain_cli.foundation.records import Part
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
@@ -32,10 +31,10 @@ START_SECONDS = 5.0
 """What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rate:
-    """One measured rate of training."""
+class Rate(Part):
+    """One measured rate of training; a line of bench.jsonl."""
 
+    machine: str = os.uname().nodename
     flops_per_second: float
     """Logits included, over whole steps."""
     n_layer: int
@@ -56,7 +55,7 @@ def remember_bench(rate: Rate) -> None:
         cache_root().mkdir(parents=True, exist_ok=True)
         bench = open_to_write(cache_root() / "bench.jsonl", os.O_WRONLY | os.O_APPEND)
         with os.fdopen(bench, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"machine": os.uname().nodename, **asdict(rate)}) + "\n")
+            file.write(f"{rate.model_dump_json()}\n")
 
 
 def measured_rate(device: str, recipe: Recipe) -> Rate | None:
@@ -129,10 +128,10 @@ def _is_cpu(device: str) -> bool:
 def _benches() -> Iterator[Rate]:
     with contextlib.suppress(OSError):
         for line in (cache_root() / "bench.jsonl").read_text("utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError, AttributeError):
-                values = json.loads(line)
-                if values.pop("machine") == os.uname().nodename:
-                    yield Rate(**values)
+            with contextlib.suppress(ValueError):
+                rate = Rate.model_validate_json(line)
+                if rate.machine == os.uname().nodename:
+                    yield rate
 
 
 def _newest_runs() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:

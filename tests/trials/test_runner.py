@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -307,7 +306,7 @@ def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(fol
     assert not runner.is_owned(trial, "unfinished")
     begun_elsewhere(trial, "elsewhere", 2**22 - 1)
     assert runner.is_owned(trial, "unfinished")
-    (run_path(trial.name) / OWNER).write_text(json.dumps(asdict(this_process())))
+    (run_path(trial.name) / OWNER).write_text(this_process().model_dump_json())
     assert runner.is_owned(trial, "unfinished")
 
 
