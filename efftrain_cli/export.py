@@ -15,6 +15,7 @@ from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.origin import read_origin
+from efftrain_cli.run.stability import validation_curve
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from efftrain_cli.zeroshot.results import read_results
 
@@ -75,9 +76,7 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
         family=to_hf_config(trained.model.config, 0)["model_type"],
         efftrain=origin.get("efftrain") or __version__,
         recipe_name=recipe_name(origin, trained.run.name),
-        losses=[
-            (row["step"], row["val_loss"]) for row in rows if isinstance(row.get("val_loss"), float)
-        ],
+        losses=validation_curve(rows),
         scores=[
             entry
             for entry in read_results(trained.run)

@@ -40,14 +40,8 @@ def read_documents(
     """
     field = source.text_field or text_field
     try:
-        if source.kind == "parquet":
-            yield from _parquet_documents(source.path, field, bad)
-        elif source.kind == "jsonl":
-            yield from _json_documents(source.path, field, bad)
-        elif source.kind == "json":
-            yield from _json_file(source.path, field, bad)
-        elif source.kind == "csv":
-            yield from _csv_documents(source.path, field, bad)
+        if source.kind in _READERS:
+            yield from _READERS[source.kind](source.path, field, bad)
         elif source.kind == "bin":
             yield from token_documents(source.path, bad, eot_id)
         else:
@@ -319,6 +313,15 @@ def _names(names: list[str]) -> str:
         return "none"
     listed = ", ".join(repr(name) for name in names[:8])
     return f"{listed} and more" if len(names) > 8 else listed
+
+
+_READERS = {
+    "parquet": _parquet_documents,
+    "jsonl": _json_documents,
+    "json": _json_file,
+    "csv": _csv_documents,
+}
+"""Kind of a file with a field of text -> its reader."""
 
 
 def cut_at_line(text: str, fraction: float) -> tuple[str, str]:

@@ -12,6 +12,7 @@ evenly as its weight allows, and how many of its windows came before says which 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,26 +36,26 @@ FEW_WINDOWS = 8
 """With fewer validation windows than this, a warning: their loss depends on which text they happen to hold."""
 
 
+@dataclass
 class Windows:
     """The full-length windows of one split of a corpus.
-
-    Args:
-        shards: the tokens.
-        seq_len: full context length, in tokens; a window holds one more.
-        seed: of the order; equal seeds give equal order.
-        pin_memory: batches in page-locked memory, for copies to a CUDA device.
 
     Raises (from every method that reads the order, not from the constructor, as validation needs no order):
         DataError: there are not enough tokens for one window at every shift of the cut.
     """
 
-    def __init__(
-        self, shards: TokenShards, seq_len: int, seed: int, *, pin_memory: bool = False
-    ) -> None:
-        self.shards, self.seq_len, self.seed, self.pin_memory = shards, seq_len, seed, pin_memory
-        self._parts = shards.parts or (Part("the training text", 1.0, shards.tokens),)
+    shards: TokenShards
+    seq_len: int
+    """Full context length, in tokens; a window holds one more."""
+    seed: int
+    """Seed of the order; equal seeds give equal order."""
+    pin_memory: bool = False
+    """Batches lie in page-locked memory, for copies to a CUDA device."""
+
+    def __post_init__(self) -> None:
+        self._parts = self.shards.parts or (Part("the training text", 1.0, self.shards.tokens),)
         # One window fewer than fits, so that every epoch's shift of the cut leaves the same number.
-        self._windows = [part.tokens // seq_len - 1 for part in self._parts]
+        self._windows = [part.tokens // self.seq_len - 1 for part in self._parts]
         self._shares = apportion([part.weight for part in self._parts], _MIX)
         self._pattern = _pattern(self._shares)
         self._blocks: dict[int, np.ndarray] = {}

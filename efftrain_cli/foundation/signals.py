@@ -36,19 +36,22 @@ class Stop(BaseException):
 
 
 class _Listener:
+    """The state of one `stop_on_signals`; there is one at a time."""
+
+    asked: str | None = None
+    """Name of the signal that asked to stop."""
+    open = False
+    """Work that can be abandoned is under way."""
+    rescue: Callable[[], None] | None = None
+    """Does from another thread what the main thread would do on `Stop`."""
+    rescuable = False
+    """The work under way leaves the state as it was, so that another thread may save it."""
+    seen = False
+    rescuing = False
+    last_ctrl_c = -SECOND_CTRL_C - 1.0
+
     def __init__(self) -> None:
-        self.asked: str | None = None
-        """Name of the signal that asked to stop."""
-        self.open = False
-        """Work that can be abandoned is under way."""
-        self.rescue: Callable[[], None] | None = None
-        """Does from another thread what the main thread would do on `Stop`."""
-        self.rescuable = False
-        """The work under way leaves the state as it was, so that another thread may save it."""
         self.lock = threading.RLock()  # signal handlers may nest
-        self.seen = False
-        self.rescuing = False
-        self.last_ctrl_c = -SECOND_CTRL_C - 1.0
         self.unraisable = sys.unraisablehook
 
     def handle(self, number: int, frame: FrameType | None) -> None:
