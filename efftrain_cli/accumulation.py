@@ -127,7 +127,8 @@ def _measure_model(
 ) -> list[dict[str, Any]]:
     """Return the rows of all layers, by role. Each layer's tensors are freed as the backward pass has used them."""
     rows: list[dict[str, Any]] = []
-    hooks, inputs = [], {}
+    hooks = []
+    inputs = {}
 
     def keep(name: str, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         inputs[name] = args[0].detach().flatten(0, -2)
@@ -345,7 +346,8 @@ def plots_of(analysis: Analysis, error: float) -> list[Plot]:
     """Return error over chunk length, and error over bits, by role: the worst layer, with a band down to the best."""
     chunks = [*(chunk for chunk in CHUNKS if chunk), 0]
     shown = 7
-    by_chunk, by_bits = [], []
+    by_chunk = []
+    by_bits = []
     for i, role in enumerate(ROLES):
         sums = analysis.sums[analysis.sums.role == role]
         errors = sums[sums.bits == shown].groupby("chunk").relative_error.agg(["min", "max"])

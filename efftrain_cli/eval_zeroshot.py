@@ -403,7 +403,8 @@ def _score_by_harness(
     if name not in DATA_OF:
         return [(task, evaluate_task(task, language_model, config.data_dir, config.limit, scratch))]
     source = load_task(TASKS[DATA_OF[name]], config.data_dir, scratch)
-    evaluator, tokenizer = language_model.evaluator, language_model.text
+    evaluator = language_model.evaluator
+    tokenizer = language_model.text
     if name == "lambada_last_token":
         texts = [document["text"] for document in source.eval_docs]
         return [(task, lambada_last_token(evaluator, tokenizer, texts, config.limit))]

@@ -26,12 +26,14 @@ _SPLIT_WORDS = {
 def describe_corpus(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
     """Return what `efftrain prepare --format json` prints. Counts of tokens include each document's
     end of text."""
-    manifest, seq_len = corpus.manifest, recipe.model.seq_len
+    manifest = corpus.manifest
+    seq_len = recipe.model.seq_len
     train = Windows(corpus.train, seq_len, recipe.seed)
     plan = summarize_plan(recipe)
     problems = []
     warnings = list(corpus.notes)
-    epochs, validation = None, 0
+    epochs = None
+    validation = 0
     try:
         epochs = train.epochs(plan.windows)
         train.check_budget(plan.windows, recipe.data)
@@ -88,7 +90,8 @@ def print_corpus(
     console: Console, recipe: Recipe, about: dict[str, Any], *, verified: bool, train_command: str
 ) -> None:
     """Print `describe_corpus` for a reader; `train_command` is what to type next."""
-    train, valid = about["train"], about["valid"]
+    train = about["train"]
+    valid = about["valid"]
     wanted = recipe.eval.windows
     fewer = (
         f", {wanted} were asked for: the text is short"

@@ -128,7 +128,8 @@ def verify_run(path: Path) -> str:
         DataError: a line or file is damaged; the message names each.
     """
     problems, unsealed = verify_small_files(path)
-    counts, unchecked = [], 0
+    counts = []
+    unchecked = 0
     for name, noun in (("metrics.jsonl", "row"), ("events.jsonl", "event")):
         file = path / name
         try:
@@ -164,7 +165,8 @@ def verify_small_files(path: Path) -> tuple[list[str], int]:
         "plan.json": Plan,
         "probe.json": Receipt,
     }
-    problems, sealed = [], []
+    problems = []
+    sealed = []
     for file in (*path.glob("*"), *path.glob("probes/*/probe.json")):
         try:
             if file.name in ("recipe.toml", "search.toml"):

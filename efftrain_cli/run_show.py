@@ -33,7 +33,8 @@ def tables_of_run(path: Path) -> list[Table]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    run, files = read_numbers(path), read_run(path)
+    run = read_numbers(path)
+    files = read_run(path)
     row = format_columns(read_runs([path.name])).iloc[0]
     head = {title: row[name] for name, title in TITLES.items() if row[name] != "-"}
     del head["run"]
@@ -45,7 +46,8 @@ def tables_of_run(path: Path) -> list[Table]:
     for event in files.events:
         if event.get("event") != "checkpoint":
             fields = [f"{key} {_text(event[key])}" for key in event if key not in ("time", "event")]
-            time, kind = str(event.get("time", "-")), str(event.get("event"))
+            time = str(event.get("time", "-"))
+            kind = str(event.get("event"))
             events.append((time, kind, ", ".join(fields)))
     kept = ", ".join(checkpoint.name for checkpoint in checkpoints_of(path))
     tables = [
@@ -69,7 +71,8 @@ def values_of_run(path: Path) -> dict[str, Any]:
     Raises:
         DataError: a file is missing or damaged.
     """
-    run, files = read_numbers(path), read_run(path)
+    run = read_numbers(path)
+    files = read_run(path)
     scores: dict[tuple[str, ...], dict[str, float]] = {}
     for result in run.zero_shot:
         scores.setdefault((*result.key[:3], result.checkpoint), {})[result.key[3]] = result.score

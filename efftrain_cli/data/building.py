@@ -244,7 +244,8 @@ class Building:
         self.tell(f"going on after {tokens:,} tokens that an earlier start prepared", 0, None)
 
     def _manifest(self) -> dict[str, Any]:
-        tokenizer, split = self.tokenizer, self.split
+        tokenizer = self.tokenizer
+        split = self.split
         how = "held out"
         if split.valid:
             how = "given"

@@ -94,7 +94,9 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
         known = {name: tuple(entry) for name, entry in read_json(memory).items()}
     except (DataError, OSError, AttributeError, TypeError):
         known = {}  # a memory that is lost or damaged costs a reading, nothing else
-    hashes, entries, now = [], {}, time.time_ns()
+    hashes = []
+    entries = {}
+    now = time.time_ns()
     for name in names:
         try:
             stat = os.stat(name)

@@ -132,7 +132,8 @@ class ShardWriter:
         self._hash = hashlib.sha256()
         while chunk := file.read(1 << 22):
             self._hash.update(chunk)
-        self._file, self._tokens = file, at["tokens"]
+        self._file = file
+        self._tokens = at["tokens"]
 
     def close(self) -> None:
         """Flush the open shard to disk; nothing happens if none is open."""
@@ -411,7 +412,8 @@ def open_corpus(
                 parts.append(Part(*source, tokens))
         return TokenShards(shards, tuple(parts), side.documents)
 
-    train, valid = open_split(record.train), open_split(record.valid)
+    train = open_split(record.train)
+    valid = open_split(record.valid)
     return Corpus(
         folder,
         train,

@@ -77,7 +77,9 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
     """Yield the document of each line's JSON object. Bytes count from the start of the uncompressed
     file; blank lines are passed over."""
-    start, number, any_line = 0, 0, False
+    start = 0
+    number = 0
+    any_line = False
     with _opened(path) as file:
         for number, (line, length) in enumerate(_lines(path, file), 1):
             if length > LINE_BYTES:
@@ -165,11 +167,14 @@ def _opened(path: Path) -> io.BufferedIOBase:
 def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
     """Yield each line with its length in bytes. Of a line beyond `LINE_BYTES` only the beginning is
     kept."""
-    number, total, most = 0, 0, _most_unpacked(path)
+    number = 0
+    total = 0
+    most = _most_unpacked(path)
     try:
         while line := file.readline(LINE_BYTES + 1):
             number += 1
-            length, last = len(line), line
+            length = len(line)
+            last = line
             while (
                 length > LINE_BYTES
                 and not last.endswith(b"\n")
@@ -360,7 +365,8 @@ def open_token_file(path: Path) -> np.ndarray:
     if len(start) == LLMC_HEADER_BYTES:
         header = np.frombuffer(start, dtype="<i4")
     if int(header[0]) in LLMC:
-        (dtype, version), count = LLMC[int(header[0])], int(header[2])
+        dtype, version = LLMC[int(header[0])]
+        count = int(header[2])
         if int(header[1]) != version:
             raise DataError(f"{path}: llm.c's version {header[1]}; version {version} is read")
         expected = LLMC_HEADER_BYTES + count * np.dtype(dtype).itemsize

@@ -59,7 +59,8 @@ def fast_encoding(backend: tokenizers.Tokenizer, parts: dict[str, Any]) -> tikto
         )
     ):
         return None
-    alphabet, vocabulary = byte_of_character(), model["vocab"]
+    alphabet = byte_of_character()
+    vocabulary = model["vocab"]
     if not all(character in vocabulary for character in alphabet):
         return None
     merged_from = {}

@@ -66,7 +66,8 @@ class HubReader:
         return {"row": self._row, "dataset": place}
 
     def documents(self) -> Iterator[Document]:
-        source, bad = self.source, self.bad
+        source = self.source
+        bad = self.bad
         reason = None if Path(source.name).is_dir() else hub_unreachable()
         try:
             rows = _streamed(source) if reason is None else _cached(source)

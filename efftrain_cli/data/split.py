@@ -129,7 +129,9 @@ def split_documents(
         if number < cursor.source:
             continue
         if number > cursor.source:
-            cursor.source, cursor.taken, cursor.hub_state = number, 0, None
+            cursor.source = number
+            cursor.taken = 0
+            cursor.hub_state = None
         cursor.enough = False
         for document in _documents_from(cursor, split, source, tally.bad):
             cursor.taken += 1
@@ -172,7 +174,9 @@ def _documents_from(
     for _ in range(cursor.taken):
         next(documents)
     if cursor.taken:
-        bad.seen, bad.skipped, bad.examples = before.seen, before.skipped, before.examples
+        bad.seen = before.seen
+        bad.skipped = before.skipped
+        bad.examples = before.examples
     yield from documents
 
 

@@ -103,7 +103,8 @@ class Tokenizer:
     def _chunks(self, text: str) -> list[str]:
         if not self.cuttable or len(text) <= 2 * _CHUNK:
             return [text]
-        chunks, start = [], 0
+        chunks = []
+        start = 0
         while (cut := _safe_cut(text, start + _CHUNK)) is not None:
             chunks.append(text[start:cut])
             start = cut
@@ -298,7 +299,8 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, stated: str | None = Non
     backend.no_truncation()
     backend.encode_special_tokens = True  # text that spells a special token is text
     parts = json.loads(backend.to_str())
-    split, model = parts["pre_tokenizer"] or {}, parts["model"]
+    split = parts["pre_tokenizer"] or {}
+    model = parts["model"]
     for names in (split, model):
         # Neither decides an id; files of the same tokenizer differ in them.
         for name in list(names):

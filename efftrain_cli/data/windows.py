@@ -136,7 +136,8 @@ class Windows:
         """
         import torch
 
-        length, each = plan.seq_len, plan.sequences_per_window
+        length = plan.seq_len
+        each = plan.sequences_per_window
         if length * each > self.seq_len:
             raise ValueError(
                 f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}"
@@ -144,7 +145,8 @@ class Windows:
         begin, end = (
             plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1)
         )
-        first, last = begin // each, -(-end // each)
+        first = begin // each
+        last = -(-end // each)
         starts = self.starts(plan.window_start + first, last - first)
         if each > 1:
             starts = (starts[:, None] + np.arange(each) * length).reshape(-1)[
@@ -156,7 +158,8 @@ class Windows:
             torch.from_numpy(np.ascontiguousarray(part)) for part in (ids[:, :-1], ids[:, 1:])
         )
         if self.pin_memory:
-            tokens, targets = tokens.pin_memory(), targets.pin_memory()
+            tokens = tokens.pin_memory()
+            targets = targets.pin_memory()
         return Batch(tokens, targets)
 
     def validation(self, count: int) -> Tensor:
@@ -178,7 +181,8 @@ class Windows:
                 f"the validation text has {self.shards.tokens:,} tokens, too few for one window of {self.seq_len:,} and its "
                 "last target: raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
-        starts, base = [], 0
+        starts = []
+        base = 0
         for part, share in zip(
             self._parts, apportion([part.weight for part in self._parts], count), strict=True
         ):
@@ -288,9 +292,11 @@ def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
 def _feistel(x: np.ndarray, bits: int, key: np.ndarray) -> np.ndarray:
     """Permute 0 .. 2^bits - 1. The halves may differ by a bit, so they swap widths from round to
     round."""
-    width, other = np.uint64(bits - bits // 2), np.uint64(bits // 2)
+    width = np.uint64(bits - bits // 2)
+    other = np.uint64(bits // 2)
     one = np.uint64(1)
-    left, right = x >> other, x & ((one << other) - one)
+    left = x >> other
+    right = x & ((one << other) - one)
     for k in key:
         left, right = right, left ^ (_mix(right + k) & ((one << width) - one))
         width, other = other, width

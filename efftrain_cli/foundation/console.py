@@ -43,10 +43,12 @@ def human_bytes(number: float) -> str:
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
     """Return a number in thousands, millions, ..., and the prefix that says so; "" below a
     thousand."""
-    unit, prefix = 1.0, ""
+    unit = 1.0
+    prefix = ""
     for power, larger in enumerate(prefixes, 1):
         if abs(number) >= 1000.0**power:
-            unit, prefix = 1000.0**power, larger
+            unit = 1000.0**power
+            prefix = larger
     return number / unit, prefix
 
 

@@ -121,7 +121,8 @@ def made_beside(path: Path, first: bool = False) -> Iterator[Path]:
     except OSError as error:
         named = str(error.filename or temporary)
         if str(temporary) in named:
-            error.filename, error.filename2 = named.replace(str(temporary), str(path)), None
+            error.filename = named.replace(str(temporary), str(path))
+            error.filename2 = None
         raise
     finally:
         discard(temporary)

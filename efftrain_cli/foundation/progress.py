@@ -44,7 +44,8 @@ def show_progress(
             console.print(heading)
         if begins:
             began = now
-        before, shown = what, now
+        before = what
+        shown = now
         if not done:
             console.print(what)
         elif not begins:

@@ -59,7 +59,8 @@ class _Listener:
         with self.lock:
             self.asked = self.asked or signal.Signals(number).name
             self.seen = True
-            rescuing, raising = self.rescuing, self.open
+            rescuing = self.rescuing
+            raising = self.open
             self.open = False
         if rescuing:
             _wait_for_the_end()
@@ -73,7 +74,8 @@ class _Listener:
         if unraisable.exc_type is not Stop:
             self.unraisable(unraisable)
             return
-        self.open, self.seen = True, False
+        self.open = True
+        self.seen = False
 
     def watch(self, pipe: int) -> None:
         """Read the numbers of arriving signals in a thread of its own, whatever the main thread is
@@ -214,7 +216,8 @@ def rescued_by(rescue: Callable[[], None]) -> Iterator[None]:
     if _listener is None:
         yield
         return
-    before, _listener.rescue = _listener.rescue, rescue
+    before = _listener.rescue
+    _listener.rescue = rescue
     try:
         yield
     finally:

@@ -228,7 +228,8 @@ class Run:
         """Record and warn of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
         written = {row["step"] for row in all_rows(self.path) if 0 < row["step"] <= step}
         for before, after in pairwise(sorted({0, *written, step + 1})):
-            first, last = before + 1, after - 1
+            first = before + 1
+            last = after - 1
             if first <= last:
                 self.event("gap", {"first": first, "last": last})
                 gap = f"rows of steps {first} to {last} are missing"
@@ -309,7 +310,8 @@ class Run:
         """Rename a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
         one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.corrupt else "left"
-        number, target = 1, checkpoint.with_name(f"{checkpoint.name}.{kind}")
+        number = 1
+        target = checkpoint.with_name(f"{checkpoint.name}.{kind}")
         while os.path.lexists(target):
             number += 1
             target = checkpoint.with_name(f"{checkpoint.name}.{kind}-{number}")

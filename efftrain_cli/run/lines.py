@@ -76,7 +76,10 @@ def split_lines(content: bytes) -> Lines:
     whole = [line[-_TAIL:] == _SEAL % crc32(b"}", crc32(line[:-_TAIL])) for line in lines]
     if all(whole):
         return Lines(lines, list(range(1, len(lines) + 1)), whole, (), torn)
-    texts, numbers, checked, corrupt = [], [], [], []
+    texts = []
+    numbers = []
+    checked = []
+    corrupt = []
     for number, line in enumerate(lines, 1):
         state = _check(line)
         if state is False:
@@ -185,7 +188,8 @@ class JsonLines:
                 os.fsync(self._file)
                 self._beside.unlink()
             else:
-                self._waiting, self._written = [], 0
+                self._waiting = []
+                self._written = 0
 
     def write(self, values: Sequence[Mapping[str, object]]) -> None:
         """Append a line for each of `values`, now or as soon as there is room."""

@@ -76,7 +76,8 @@ def verify_checkpoint(directory: Path, needed: frozenset[str] | None = None) -> 
     for name in sorted((needed or REQUIRED).difference(names)):
         raise CheckpointError(f"{directory / MANIFEST} is damaged: it does not list {name}")
     for name in names:
-        path, size = directory / name, listed[name].bytes
+        path = directory / name
+        size = listed[name].bytes
         if "/" in name or not path.is_file():
             raise CheckpointError(f"{path} is missing")
         if path.stat().st_size != size:

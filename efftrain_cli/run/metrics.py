@@ -209,7 +209,8 @@ def _valid_rows(
     import numpy as np
 
     corrupt = dict(lines.corrupt)
-    rows, at = [], []
+    rows = []
+    at = []
     for index, text in enumerate(lines.texts):
         row = parse(text)
         if row is None:

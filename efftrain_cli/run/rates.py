@@ -67,7 +67,8 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
     Args:
         device: as --device names it; "auto" takes any.
     """
-    model, per_token = recipe.model, _flops_per_token(recipe)
+    model = recipe.model
+    per_token = _flops_per_token(recipe)
 
     def rank(is_run: bool, rate: Rate) -> tuple[bool, float, bool, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
@@ -148,7 +149,8 @@ def _runs() -> Iterator[Rate]:
         with contextlib.suppress(
             EfftrainError, OSError, ValueError, TypeError, KeyError, ZeroDivisionError
         ):
-            origin, model = read_origin(path.parent), values["model"]
+            origin = read_origin(path.parent)
+            model = values["model"]
             # The rate of several devices is not that of one.
             if row["step"] < _FEWEST_STEPS or origin.get("world_size", 1) != 1:
                 continue

@@ -25,7 +25,8 @@ from efftrain_cli.run.metrics import columns_of, latest_rows, to_float
 if TYPE_CHECKING:
     import numpy as np
 
-SLIGHT, SEVERE = 1.2, 1.5
+SLIGHT = 1.2
+SEVERE = 1.5
 """Loss ratios from which a step counts as slightly and as severely unstable."""
 CORRELATED = ("adam_sqrt_v_l1", "adam_sqrt_v_max", "grad_norm")
 """Columns that the loss ratio is correlated with."""
@@ -66,7 +67,8 @@ def measure(columns: Mapping[str, np.ndarray]) -> Stability:
     import numpy as np
 
     has_ratio = np.isfinite(columns["loss_ratio"])
-    ratios, steps = columns["loss_ratio"][has_ratio], columns["step"]
+    ratios = columns["loss_ratio"][has_ratio]
+    steps = columns["step"]
     nonfinite = steps[columns["nonfinite"] > 0]
     any_ratio = len(ratios) > 0
     return Stability(
@@ -90,7 +92,8 @@ def correlations(columns: Mapping[str, np.ndarray]) -> dict[str, Correlation]:
     results = {}
     for name in CORRELATED:
         both = np.isfinite(columns["loss_ratio"]) & np.isfinite(columns[name])
-        ratios, values = columns["loss_ratio"][both], columns[name][both]
+        ratios = columns["loss_ratio"][both]
+        values = columns[name][both]
         if len(ratios) >= 3 and np.ptp(ratios) > 0 and np.ptp(values) > 0:
             result = pearsonr(ratios, values)
             results[name] = Correlation(float(result.statistic), float(result.pvalue), len(ratios))
@@ -229,13 +232,16 @@ def fluctuation(curve: Sequence[tuple[int, float]]) -> tuple[float, int]:
     Args:
         curve: (step, validation loss in nats per token), in order of steps.
     """
-    best, worst, at = math.inf, 0.0, curve[0][0]
+    best = math.inf
+    worst = 0.0
+    at = curve[0][0]
     for step, loss in curve:
         if not math.isfinite(loss):
             return math.inf, step
         # exp(a) / exp(b) = exp(a - b), which does not overflow before the ratio does.
         ratio = math.exp(min(loss - best, 700.0))
         if ratio > worst:
-            worst, at = ratio, step
+            worst = ratio
+            at = step
         best = min(best, loss)
     return worst, at

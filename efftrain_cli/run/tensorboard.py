@@ -38,11 +38,13 @@ def write(run: Path, follow: bool = False) -> tuple[Path, int]:
     make_folder(folder)
     writer = EventFileWriter(str(folder))
 
-    count, last = 0, -1
+    count = 0
+    last = -1
     for row in chain(latest_rows(run), follow_run(run) if follow else ()):
         if "event" in row or row["step"] <= last:
             continue
-        count, last = count + 1, row["step"]
+        count += 1
+        last = row["step"]
         values = []
         for tag, value in grouped(row).items():
             if isinstance(value, (int, float)):

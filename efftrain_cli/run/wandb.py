@@ -113,7 +113,8 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
         mode = "offline"
         session = _init(directory, mode, project, run_id)
 
-    state, sent = run / "wandb" / STATE, -1
+    state = run / "wandb" / STATE
+    sent = -1
     with contextlib.suppress(DataError, OSError, ValueError, KeyError, TypeError):
         sent = int(read_json(state)["last_step"])
     count = replaced = 0

@@ -258,7 +258,8 @@ class TrialRunner:
             )
 
     def _ended(self, slot: _Slot, code: int) -> None:
-        name, seconds = slot.trial.name, time.monotonic() - slot.started
+        name = slot.trial.name
+        seconds = time.monotonic() - slot.started
         if code in (StoppedError.exit_code, -signal.SIGTERM):
             # Somebody stopped this run; where it was not us, the whole is stopped too.
             self._stopping = self._stopping or f"{name} was stopped"
@@ -310,7 +311,8 @@ class TrialRunner:
     def _look_elsewhere(self) -> None:
         """Wait for what other processes train, once nothing is left here, and continue what they give back."""
         for name, trial in list(self._elsewhere.items()):
-            owner, state = owner_of(run_path(name)), state_of(trial)
+            owner = owner_of(run_path(name))
+            state = state_of(trial)
             silence = self._silent_for(name)
             if state in ENDED:
                 del self._elsewhere[name]

@@ -62,7 +62,8 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"\s*(\d{1,19})\s*(?:\.\.\s*(\d{1,19})\s*)?", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise UsageError(f"--seeds {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first = int(match[1])
+        last = int(match[2] or match[1])
         check_number_of_runs(len(seeds) + last - first + 1)
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
@@ -92,7 +93,8 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     found: dict[str, list[str]] = {}
     for text in texts:
         key, sign, values = text.partition("=")
-        key, parts = key.strip(), _split(values)
+        key = key.strip()
+        parts = _split(values)
         if not sign or not key or not all(parts):
             raise UsageError(
                 f"--set {text!r}: write key=value or key=value,value, for example optim.lr=1e-3,2e-3"
@@ -108,7 +110,9 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _split(values: str) -> list[str]:
-    parts, depth, quote = [""], 0, ""
+    parts = [""]
+    depth = 0
+    quote = ""
     for character in values:
         if quote:
             quote = "" if character == quote else quote
@@ -153,7 +157,8 @@ def grid(
     for seed in seeds:
         for recipe, name in zip(recipes, names, strict=True):
             for values in points:
-                words, overrides = [prefix, name], []
+                words = [prefix, name]
+                overrides = []
                 for key, value in zip(keys, values, strict=True):
                     overrides.append(f"{key}={value}")
                     # What changes nothing of the result is not part of the name either.

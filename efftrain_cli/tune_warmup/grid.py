@@ -140,7 +140,9 @@ class Grid:
         """(start, duration) of the recipe; the rule of thumb where it has none: sequences of 8 tokens at first, 64 from
         a billion parameters on, an eighth of the full length in two stages, and a third of the run's full steps, but no
         less than the learning-rate warmup."""
-        recipe, warmup, full = self.recipe, self.recipe.seq_len_warmup, self.recipe.model.seq_len
+        recipe = self.recipe
+        warmup = recipe.seq_len_warmup
+        full = recipe.model.seq_len
         third = max(self.lr_warmup_steps, self.baseline_steps // 3)
         if self.kind == "lr":
             return 0, self.lr_warmup_steps
@@ -172,7 +174,8 @@ class Grid:
     def starts(self) -> tuple[int, ...]:
         """List the starts to choose from, the recipe's own first, rising; full length or full batch
         is not among them."""
-        first, recipe = self.own[0], self.recipe
+        first = self.own[0]
+        recipe = self.recipe
         if self.kind == "lr":
             return (0,)
         if first >= self.full:
@@ -228,7 +231,8 @@ class Grid:
     def _tokens_of_warmup(self, start: int, steps: int) -> int:
         """Count the tokens trained until a warmup of lengths or of the batch ends, whether or not
         it fits the budget."""
-        recipe, warmup = self.recipe, self._warmup_with(start, steps)
+        recipe = self.recipe
+        warmup = self._warmup_with(start, steps)
         if isinstance(warmup, BatchSizeWarmup):
             return warmup.sequences * recipe.model.seq_len
         return warmup.tokens_through(steps, recipe.model.seq_len, recipe.train.batch_size)
@@ -236,7 +240,8 @@ class Grid:
     # --- a setting ---------------------------------------------------------------------------------------------------
 
     def _warmup_with(self, start: int, steps: int) -> SeqLenWarmup | BatchSizeWarmup:
-        recipe, own = self.recipe, (start, steps) == self.own
+        recipe = self.recipe
+        own = (start, steps) == self.own
         if self.kind == "batch":
             assert recipe.batch_size_warmup is not None
             ramp = replace(recipe.batch_size_warmup, start=start)
@@ -245,7 +250,8 @@ class Grid:
             return replace(ramp, sequences=ramp.sequences_for(steps, self.full))
         warmup = recipe.seq_len_warmup
         if self.kind == "two-stage":
-            lengths, until = (start, recipe.model.seq_len), (steps,)
+            lengths = (start, recipe.model.seq_len)
+            until = (steps,)
             if warmup is None:
                 return SeqLenWarmup(pacing="discrete", lengths=lengths, until=until)
             return replace(warmup, lengths=lengths, until=until)
@@ -272,8 +278,9 @@ class Grid:
     @cache  # noqa: B019  grids are few
     def tokens(self, start: int, steps: int, through: int) -> int:
         """Count the tokens that a run with this setting has trained after `through` steps."""
-        batch_size, full = self.recipe.train.batch_size, self.recipe.model.seq_len
         own = self.recipe_with(start, steps)
+        batch_size = own.train.batch_size
+        full = own.model.seq_len
         warmup = own.batch_size_warmup or own.seq_len_warmup
         if isinstance(warmup, BatchSizeWarmup):
             return warmup.sequences_through(through, batch_size) * full

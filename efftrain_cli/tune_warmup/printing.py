@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def plan_values(search: Search) -> dict[str, Any]:
     """Return what `show_plan` prints as plain values. Durations and horizons in steps, costs in tokens."""
-    grid, start = search.grid, search.grid.starts[0]
+    grid = search.grid
+    start = grid.starts[0]
     return {
         "tunes": search.kind,
         "searches": [name for name in (grid.start_name, grid.duration_name) if name],
@@ -38,17 +39,21 @@ def plan_values(search: Search) -> dict[str, Any]:
 
 def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     """Print which probes the search may ask for, and their cost at most; `finished` of them have receipts."""
-    grid, budget = search.grid, search.recipe.train.tokens
+    grid = search.grid
+    budget = search.recipe.train.tokens
     start = grid.starts[0]
-    durations, nearest = grid.durations(start), grid.nearest_duration(start)
+    durations = grid.durations(start)
+    nearest = grid.nearest_duration(start)
     horizon = grid.horizon(start, nearest)
     every = search.recipe_of(Probe(start=start, steps=nearest, seed=0, horizon=1)).eval.every
     interval = "step"
     if every > 1:
         interval = f"{every} steps"
-    unit, length = "tokens", grid.duration_name
+    unit = "tokens"
+    length = grid.duration_name
     if search.kind == "batch":
-        unit, length = "sequences per step", f"the length of the ramp ({length})"
+        unit = "sequences per step"
+        length = f"the length of the ramp ({length})"
     starts = within = seeds = ""
     if grid.start_name:
         starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then "
@@ -59,7 +64,8 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(
         search.kind, ""
     )
-    smallest, (of_starts, of_durations) = search.smallest_budget(), search.most_probes()
+    smallest = search.smallest_budget()
+    of_starts, of_durations = search.most_probes()
     lines = [
         f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
         f"first {own}",
@@ -172,7 +178,8 @@ def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
 
     curves = []
     for i, receipt in enumerate(receipts):
-        best, ratios = math.inf, []
+        best = math.inf
+        ratios = []
         for _, loss in receipt.curve:
             best = min(best, loss)
             ratios.append(math.exp(min(loss - best, 700.0)) if math.isfinite(loss) else math.nan)

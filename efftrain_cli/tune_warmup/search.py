@@ -118,7 +118,8 @@ class SettingVerdict(NamedTuple):
     def __str__(self) -> str:
         if self.stable is None:
             return "not judged for want of budget"
-        verdict, where = "unstable", ""
+        verdict = "unstable"
+        where = ""
         if self.stable:
             verdict = "stable"
         if self.failed_at is not None:
@@ -223,7 +224,8 @@ class Search:
 
         The second includes the probe of training without a warmup, for each seed.
         """
-        grid, seeds = self.grid, len(self.all_seeds)
+        grid = self.grid
+        seeds = len(self.all_seeds)
         durations = grid.durations(grid.starts[0])
         nearest = durations.index(grid.nearest_duration(grid.starts[0]))
         after = max(_most_left(-1, nearest), 1 + _most_left(nearest + 1, len(durations)))
@@ -234,7 +236,8 @@ class Search:
 
     def most_tokens(self) -> int:
         """Bound the tokens that a search trains: its probes times the dearest of their kind on the grid."""
-        grid, (of_starts, of_durations) = self.grid, self.most_probes()
+        grid = self.grid
+        of_starts, of_durations = self.most_probes()
         settings = list(grid.settings())
         if self.kind != "lr":
             settings.append((grid.full, 0))
@@ -340,8 +343,10 @@ class Finder:
     def find_duration(self, start: int) -> Outcome:
         """Return the furthest stable duration from `start`, the recipe's own first, then its neighbour if that is
         stable."""
-        grid, durations = self.search.grid, self.search.grid.durations(start)
-        low, high = -1, len(durations)
+        grid = self.search.grid
+        durations = grid.durations(start)
+        low = -1
+        high = len(durations)
         at = durations.index(grid.nearest_duration(start))
         verdicts: Verdicts = {}
         while high - low > 1:
@@ -377,7 +382,9 @@ class Finder:
     def judge(self, start: int, steps: int, horizon: int) -> SettingVerdict:
         """Probe a setting up to step `horizon` with one seed after another, until the majority stands or the budget
         ends."""
-        stable, failed, seeds = 0, list[int](), len(self.search.all_seeds)
+        stable = 0
+        failed = list[int]()
+        seeds = len(self.search.all_seeds)
         for seed in self.search.all_seeds:
             if 2 * stable > seeds or 2 * len(failed) >= seeds:
                 break
@@ -425,7 +432,8 @@ class Finder:
             horizon = grid.horizon(grid.full, 0)
             plain = self.judge(grid.full, 0, horizon)
             if plain.stable:
-                start, steps = grid.full, 0
+                start = grid.full
+                steps = 0
                 needless = f"training without it is {plain}, seen for {horizon:,} steps"
                 statement = f"No warmup is needed for stability: {needless}. {statement} either."
             else:
@@ -448,7 +456,8 @@ class Finder:
 
     def _out_of_budget(self, start: int, low: int, verdicts: Verdicts) -> Outcome:
         """Describe the best verified setting if the budget does not reach the last duration of `verdicts`."""
-        grid, durations = self.search.grid, self.search.grid.durations(start)
+        grid = self.search.grid
+        durations = grid.durations(start)
         left_out = next(steps for steps, verdict in verdicts.items() if verdict.stable is None)
         if low >= 0:
             statement = (
@@ -466,9 +475,11 @@ class Finder:
 
     def _unverified(self, start: int, steps: int, known: str) -> Outcome:
         grid = self.search.grid
-        label, rule = f"a rule of thumb, {grid.rule_of_thumb}", ""
+        label = f"a rule of thumb, {grid.rule_of_thumb}"
+        rule = ""
         if (start, steps) != grid.own:
-            label, rule = "only the next to be probed", "its stability is not known. "
+            label = "only the next to be probed"
+            rule = "its stability is not known. "
         probe = "the probes"
         if len(self.search.all_seeds) == 1:
             probe = "a probe"

@@ -210,7 +210,8 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
         start, steps = search.grid.own
         word = f"NOT STABLE in the probes; {search.grid.rule_of_thumb}"
     else:
-        start, steps = outcome.start, outcome.steps
+        start = outcome.start
+        steps = outcome.steps
         word = "NOT VERIFIED by a probe"
         if outcome.verified:
             word = "found"

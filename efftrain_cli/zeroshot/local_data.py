@@ -116,7 +116,8 @@ def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
         elif kind == "texts":
             rule = "a list of one text or more"
         elif kind == "choice":
-            rule, below = f"an index into {texts!r}, from 0", len(item[texts])
+            rule = f"an index into {texts!r}, from 0"
+            below = len(item[texts])
         elif kind == "number":
             rule = "a whole number from 0"
         else:

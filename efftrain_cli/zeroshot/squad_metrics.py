@@ -31,7 +31,8 @@ def compute_exact(gold: str, predicted: str) -> int:
 
 def compute_f1(gold: str, predicted: str) -> float:
     """Return the harmonic mean of precision and recall over the normalized answers' words."""
-    gold_words, words = normalize(gold).split(), normalize(predicted).split()
+    gold_words = normalize(gold).split()
+    words = normalize(predicted).split()
     if not gold_words or not words:
         return float(gold_words == words)
     common = sum((Counter(gold_words) & Counter(words)).values())
@@ -44,5 +45,6 @@ def stand_in() -> None:
         import_module(f"{_PLACE}.squad_metrics")
     except ImportError:
         module = ModuleType(f"{_PLACE}.squad_metrics")
-        module.compute_exact, module.compute_f1 = compute_exact, compute_f1  # type: ignore[attr-defined]
-        sys.modules[_PLACE], sys.modules[module.__name__] = ModuleType(_PLACE), module
+        vars(module).update(compute_exact=compute_exact, compute_f1=compute_f1)
+        sys.modules[_PLACE] = ModuleType(_PLACE)
+        sys.modules[module.__name__] = module
