@@ -90,7 +90,7 @@ class HubReader:
                     bad.found(f"{source.name}: row {self._row}", problem)
                 else:
                     yield from bad.read(f"{source.name}:{self._row}", text)
-        except (DataError, GeneratorExit, KeyboardInterrupt):
+        except DataError:
             raise
         except Exception as error:  # datasets raises a dozen classes of five libraries
             if reason is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from efftrain_cli.recipe.sections import Data
 
+Side = Literal["train", "valid"]
 Kind = Literal["txt", "jsonl", "json", "csv", "parquet", "bin", "stdlib"]
 """How a file is read; "bin" holds token ids, as nanoGPT and llm.c write them."""
 SKIPPED_SHARE = 0.001
@@ -65,7 +66,7 @@ class HubDataset(NamedTuple):
     name: str
     config: str | None
     revision: str | None
-    purpose: Literal["train", "valid"]
+    purpose: Side
     part: int = 0
     text_field: str | None = None
     split: str | None = None
@@ -195,7 +196,7 @@ def names_hub(data: Data) -> bool:
     return any(_HUB.fullmatch(entry) and not Path(entry).exists() for entry in entries)
 
 
-def _entries(data: Data) -> Iterator[tuple[str, Literal["train", "valid"], str, int, str | None]]:
+def _entries(data: Data) -> Iterator[tuple[str, Side, str, int, str | None]]:
     """Yield every text that is named: its key, what it is for, its name, the number of its source
     and its text field."""
     for part, source in enumerate(data.sources or ()):
@@ -211,7 +212,7 @@ def _listed(entries: str | Sequence[str]) -> Sequence[str]:
     return (entries,) if isinstance(entries, str) else entries
 
 
-def _find(entry: str, purpose: Literal["train", "valid"], data: Data) -> tuple[list[Source], str]:
+def _find(entry: str, purpose: Side, data: Data) -> tuple[list[Source], str]:
     """Return the sources that one entry names, and what was left out of its folder ("" if
     nothing)."""
     if entry == "stdlib":
@@ -272,9 +273,7 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     return [path for path in paths if path not in hidden], list(hidden)
 
 
-def _hub_dataset(
-    entry: str, path: Path, purpose: Literal["train", "valid"], data: Data
-) -> HubDataset:
+def _hub_dataset(entry: str, path: Path, purpose: Side, data: Data) -> HubDataset:
     """Return the dataset of the Hub that a name stands for, if no file is meant."""
     named = _HUB.fullmatch(entry)
     if named is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:

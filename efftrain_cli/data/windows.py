@@ -154,9 +154,8 @@ class Windows:
             ]
         ids = self.shards.read(starts.tolist(), length + 1)
         # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
-        tokens, targets = (
-            torch.from_numpy(np.ascontiguousarray(part)) for part in (ids[:, :-1], ids[:, 1:])
-        )
+        tokens = torch.from_numpy(np.ascontiguousarray(ids[:, :-1]))
+        targets = torch.from_numpy(np.ascontiguousarray(ids[:, 1:]))
         if self.pin_memory:
             tokens = tokens.pin_memory()
             targets = targets.pin_memory()

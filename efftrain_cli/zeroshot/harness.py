@@ -54,10 +54,25 @@ LOCAL_FIELDS: dict[str, dict[str, Any]] = {
 }
 """What differs from the harness's definition for a local file; tasks not listed have the Hub's own fields."""
 
-SAME_AS_HUB = frozenset({
-    "lambada_openai", "wikitext", "piqa", "arc_challenge", "arc_easy", "openbookqa", "winogrande",
-    "anli_r1", "anli_r2", "anli_r3", "race", "rte", "wsc", "multirc", "record",
-})  # fmt: skip
+SAME_AS_HUB = frozenset(
+    {
+        "lambada_openai",
+        "wikitext",
+        "piqa",
+        "arc_challenge",
+        "arc_easy",
+        "openbookqa",
+        "winogrande",
+        "anli_r1",
+        "anli_r2",
+        "anli_r3",
+        "race",
+        "rte",
+        "wsc",
+        "multirc",
+        "record",
+    }
+)
 """Tasks whose prompts from a local file equal the harness's from the Hub, so that scores share a protocol. The others'
 prompts differ in small ways (docs/zeroshot.md) and carry "local" in the protocol's name."""
 

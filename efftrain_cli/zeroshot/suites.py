@@ -59,60 +59,168 @@ def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> 
     )
 
 
-TASKS: dict[str, Task] = {task.name: task for task in (
-    _task(
-        "lambada_openai", "acc perplexity", "last word of a passage: all its tokens by greedy decoding; perplexity per word",
-        "lambada/lambada_openai.yaml", **_PASSAGES,
-    ),
-    _task(
-        "lambada_last_token", "acc perplexity",
-        "last token of the same passages, as Megatron-LM scores by default; easier than the last word", **_PASSAGES,
-    ),
-    _task(
-        "wikitext", "word_perplexity byte_perplexity bits_per_byte",
-        "WikiText-2 test by page, disjoint windows, per word and byte of the original page", "wikitext/wikitext.yaml", **_PAGES,
-    ),
-    _task(
-        "wikitext_strided", "token_perplexity word_perplexity bits_per_byte",
-        "WikiText-2 test as one stream of tokens, overlapping windows, as Megatron-LM's --overlapping-eval", **_PAGES,
-    ),
-    _choice("hellaswag", 0.25, "hellaswag/hellaswag.yaml", "Rowan/hellaswag", "which ending follows"),
-    _task(
-        "triviaqa", "exact_match", "answer to a question, written greedily", "triviaqa/default.yaml",
-        hub="mandarjoshi/trivia_qa", file="triviaqa_3000.jsonl",
-    ),
-    _task(
-        "webqs", "exact_match", "any accepted answer is what greedy decoding writes", "webqs/webqs.yaml",
-        hub="stanfordnlp/web_questions", file="webqs.jsonl",
-    ),
-    _choice("winogrande", 0.5, "winogrande/default.yaml", "allenai/winogrande", "whom a pronoun means"),
-    _choice("piqa", 0.5, "piqa/piqa.yaml", "baber/piqa", "which way to do an everyday thing works"),
-    _choice("arc_challenge", 0.25, "arc/arc_challenge.yaml", "allenai/ai2_arc", "school science, hard"),
-    _choice("arc_easy", 0.25, "arc/arc_easy.yaml", "allenai/ai2_arc", "school science, easy"),
-    *(_choice(f"anli_r{n}", 1 / 3, f"anli/anli_r{n}.yaml", "facebook/anli", f"does the premise say so, round {n}") for n in (1, 2, 3)),
-    _choice("openbookqa", 0.25, "openbookqa/openbookqa.yaml", "allenai/openbookqa", "elementary science"),
-    _choice("race", 0.25, "race/race.yaml", "EleutherAI/race", "questions about a text, high school"),
-    _choice("boolq", 0.5, "super_glue/boolq/default.yaml", "aps/super_glue", "yes or no about a passage"),
-    _choice("copa", 0.5, "super_glue/copa/default.yaml", "aps/super_glue", "cause or effect of an event"),
-    _choice("rte", 0.5, "glue/rte/default.yaml", "nyu-mll/glue", "does one sentence follow from another"),
-    _choice("wsc", 0.5, "super_glue/wsc/default.yaml", "aps/super_glue", "SuperGLUE's Winograd schemas, yes or no"),
-    _choice("wsc273", 0.5, "wsc273/default.yaml", "lighteval/winograd_wsc", "Winograd schemas, by continuation"),
-    _choice("multirc", 0.5, "super_glue/multirc/default.yaml", "aps/super_glue", "is this answer correct"),
-    _task(
-        "record", "f1 em", "which entity fills the gap in a news text", "super_glue/record/default.yaml",
-        hub="aps/super_glue", file="record.jsonl",
-    ),
-    _task("offline_cloze", "acc perplexity", "last word of passages of the run's own validation documents; perplexity per word"),
-    _task(
-        "offline_bytes", "bits_per_byte byte_perplexity token_perplexity",
-        "the run's own validation documents, one by one, disjoint windows",
-    ),
-)}  # fmt: skip
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _task(
+            "lambada_openai",
+            "acc perplexity",
+            "last word of a passage: all its tokens by greedy decoding; perplexity per word",
+            "lambada/lambada_openai.yaml",
+            **_PASSAGES,
+        ),
+        _task(
+            "lambada_last_token",
+            "acc perplexity",
+            "last token of the same passages, as Megatron-LM scores by default; easier than the last word",
+            **_PASSAGES,
+        ),
+        _task(
+            "wikitext",
+            "word_perplexity byte_perplexity bits_per_byte",
+            "WikiText-2 test by page, disjoint windows, per word and byte of the original page",
+            "wikitext/wikitext.yaml",
+            **_PAGES,
+        ),
+        _task(
+            "wikitext_strided",
+            "token_perplexity word_perplexity bits_per_byte",
+            "WikiText-2 test as one stream of tokens, overlapping windows, as Megatron-LM's --overlapping-eval",
+            **_PAGES,
+        ),
+        _choice(
+            "hellaswag", 0.25, "hellaswag/hellaswag.yaml", "Rowan/hellaswag", "which ending follows"
+        ),
+        _task(
+            "triviaqa",
+            "exact_match",
+            "answer to a question, written greedily",
+            "triviaqa/default.yaml",
+            hub="mandarjoshi/trivia_qa",
+            file="triviaqa_3000.jsonl",
+        ),
+        _task(
+            "webqs",
+            "exact_match",
+            "any accepted answer is what greedy decoding writes",
+            "webqs/webqs.yaml",
+            hub="stanfordnlp/web_questions",
+            file="webqs.jsonl",
+        ),
+        _choice(
+            "winogrande",
+            0.5,
+            "winogrande/default.yaml",
+            "allenai/winogrande",
+            "whom a pronoun means",
+        ),
+        _choice(
+            "piqa", 0.5, "piqa/piqa.yaml", "baber/piqa", "which way to do an everyday thing works"
+        ),
+        _choice(
+            "arc_challenge",
+            0.25,
+            "arc/arc_challenge.yaml",
+            "allenai/ai2_arc",
+            "school science, hard",
+        ),
+        _choice("arc_easy", 0.25, "arc/arc_easy.yaml", "allenai/ai2_arc", "school science, easy"),
+        *(
+            _choice(
+                f"anli_r{n}",
+                1 / 3,
+                f"anli/anli_r{n}.yaml",
+                "facebook/anli",
+                f"does the premise say so, round {n}",
+            )
+            for n in (1, 2, 3)
+        ),
+        _choice(
+            "openbookqa",
+            0.25,
+            "openbookqa/openbookqa.yaml",
+            "allenai/openbookqa",
+            "elementary science",
+        ),
+        _choice(
+            "race", 0.25, "race/race.yaml", "EleutherAI/race", "questions about a text, high school"
+        ),
+        _choice(
+            "boolq",
+            0.5,
+            "super_glue/boolq/default.yaml",
+            "aps/super_glue",
+            "yes or no about a passage",
+        ),
+        _choice(
+            "copa",
+            0.5,
+            "super_glue/copa/default.yaml",
+            "aps/super_glue",
+            "cause or effect of an event",
+        ),
+        _choice(
+            "rte",
+            0.5,
+            "glue/rte/default.yaml",
+            "nyu-mll/glue",
+            "does one sentence follow from another",
+        ),
+        _choice(
+            "wsc",
+            0.5,
+            "super_glue/wsc/default.yaml",
+            "aps/super_glue",
+            "SuperGLUE's Winograd schemas, yes or no",
+        ),
+        _choice(
+            "wsc273",
+            0.5,
+            "wsc273/default.yaml",
+            "lighteval/winograd_wsc",
+            "Winograd schemas, by continuation",
+        ),
+        _choice(
+            "multirc",
+            0.5,
+            "super_glue/multirc/default.yaml",
+            "aps/super_glue",
+            "is this answer correct",
+        ),
+        _task(
+            "record",
+            "f1 em",
+            "which entity fills the gap in a news text",
+            "super_glue/record/default.yaml",
+            hub="aps/super_glue",
+            file="record.jsonl",
+        ),
+        _task(
+            "offline_cloze",
+            "acc perplexity",
+            "last word of passages of the run's own validation documents; perplexity per word",
+        ),
+        _task(
+            "offline_bytes",
+            "bits_per_byte byte_perplexity token_perplexity",
+            "the run's own validation documents, one by one, disjoint windows",
+        ),
+    )
+}
 
 SLW_11 = (
-    "hellaswag", "lambada_openai", "triviaqa", "webqs", "winogrande", "piqa", "arc_challenge", "arc_easy",
-    "anli_r1", "anli_r2", "anli_r3",
-)  # fmt: skip
+    "hellaswag",
+    "lambada_openai",
+    "triviaqa",
+    "webqs",
+    "winogrande",
+    "piqa",
+    "arc_challenge",
+    "arc_easy",
+    "anli_r1",
+    "anli_r2",
+    "anli_r3",
+)
 """The eleven tasks that the sequence length warmup paper most likely averages (docs/zeroshot.md says why)."""
 
 SUITES: dict[str, tuple[str, ...]] = {
