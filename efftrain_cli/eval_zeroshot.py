@@ -145,7 +145,7 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dic
         raise UsageError(
             f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
         )
-    documents: list[str] = []
+    documents = []
     if not OFFLINE.isdisjoint(names):
         documents = validation_documents(trained)
     language_model: LanguageModel | None = None

@@ -94,7 +94,7 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     from efftrain_cli.compare.reading import read_numbers
 
     path = runs_root() / name
-    row: dict[str, Any] = {"name": printable(name), "age_seconds": 0.0}
+    row = {"name": printable(name), "age_seconds": 0.0}
     try:
         metrics = path / "metrics.jsonl"
         written = (metrics if metrics.exists() else path / "recipe.toml").stat().st_mtime
@@ -187,7 +187,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
         UsageError: a run is not there, or a process is writing to it.
     """
     existing = run_names()
-    paths: dict[Path, None] = {}
+    paths = {}
     for name in names:
         if any(character in name for character in "*?["):
             matches = [run_path(run) for run in existing if fnmatchcase(run, name)]

@@ -67,8 +67,8 @@ class Building:
         if data.sources:
             weights = [source.weight for source in data.sources]
         self._parts = len(weights)
-        self._writers: dict[tuple[str, int], ShardWriter] = {}
-        self._limits: dict[tuple[str, int], int] = {}
+        self._writers = {}
+        self._limits = {}
         for side in _SIDES:
             for part in range(self._parts):
                 name = side if self._parts == 1 else f"{side}-{part}"
@@ -251,7 +251,7 @@ class Building:
             how = "given"
         elif split.threshold is None:
             how = "cut"
-        manifest: dict[str, Any] = {
+        manifest = {
             "schema_version": SCHEMA_VERSION,
             "sources": {"train": _described(split.train), "valid": _described(split.valid)},
             "split": how,

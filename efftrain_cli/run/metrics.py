@@ -157,7 +157,7 @@ def follow_run(run: Path) -> Iterator[dict[str, Any]]:
     closed = False
     while True:
         for name in position:
-            lines: list[bytes] = []
+            lines = []
             with contextlib.suppress(FileNotFoundError), (run / name).open("rb") as file:
                 # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
                 file.seek(position[name])

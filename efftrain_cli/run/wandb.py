@@ -294,7 +294,7 @@ def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
 
 def _final_numbers(directory: SmallFiles) -> dict[str, Any]:
     """Return what sums up a finished run beside its curves: zero-shot scores and the largest memory in use."""
-    numbers: dict[str, Any] = {}
+    numbers = {}
     with contextlib.suppress(DataError, OSError, KeyError, TypeError):
         for entry in read_json(directory.path / "zeroshot.json"):
             # The newest of a task comes last.

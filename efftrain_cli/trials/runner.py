@@ -448,7 +448,7 @@ def last_loss(name: str) -> float | None:
 
 
 def _tail(log: Path) -> str:
-    lines: list[str] = []
+    lines = []
     if log.exists():
         lines = log.read_text("utf-8", errors="replace").strip().splitlines()
     return "\n".join(f"    {line}" for line in lines[-5:]) or "    (nothing)"

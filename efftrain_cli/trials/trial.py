@@ -90,7 +90,7 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     Raises:
         UsageError: one is not of that form, or a key comes twice.
     """
-    found: dict[str, list[str]] = {}
+    found = {}
     for text in texts:
         key, sign, values = text.partition("=")
         key = key.strip()

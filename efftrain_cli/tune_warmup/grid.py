@@ -182,7 +182,7 @@ class Grid:
             return ()
         if recipe.batch_size_warmup is not None and self.kind == "batch":
             increment = recipe.batch_size_warmup.increment
-            allowed: range = range(first + increment, self.full, increment)
+            allowed = range(first + increment, self.full, increment)
         else:
             multiple = 8 if recipe.seq_len_warmup is None else recipe.seq_len_warmup.multiple
             allowed = range(first - first % multiple + multiple, self.full, multiple)

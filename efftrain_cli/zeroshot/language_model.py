@@ -113,7 +113,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     ) -> list[float]:
         """Return the log-probabilities of whole texts, in disjoint windows; only the last has more context."""
         length = self.evaluator.context_length
-        every_window: list[Request] = []
+        every_window = []
         counts = []
         for text in self._encode([request.args[0] for request in requests]):
             cut = windows(text, length, stride=length, prefix=self.prefix_token_id)
@@ -133,7 +133,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         batches = distributed.deal(self._answer_batches(requests, contexts))
         self.requests += len(requests)
         total = sum(len(batch.members) for batch in batches)
-        answers: list[tuple[int, str]] = []
+        answers = []
         with self.evaluator.progress(f"{self.task} answers", total) as advance:
             for batch in batches:
                 answers += self._write(batch)

@@ -120,7 +120,7 @@ class Evaluator:
     def _batches(self, requests: Sequence[Request]) -> list[_Batch]:
         """Divide all requests into batches, the longest first in each of the two kinds."""
         by_context: dict[tuple[int, ...], list[int]] = {}
-        alone: list[int] = []
+        alone = []
         for i, (context, continuation) in enumerate(requests):
             if not context or not continuation:
                 raise ValueError(f"request {i} has an empty context or continuation")
