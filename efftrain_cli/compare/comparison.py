@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,25 +14,26 @@ import numpy as np
 
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.engine import Verdict, correct, verdict
-from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.groups import (
     BEST_RULE,
     Group,
     TriedSetting,
     best_settings,
     differing_keys,
+    finished_runs,
     group_runs,
     rank_of,
+    runs_of,
 )
 from efftrain_cli.compare.measures import (
     Cost,
     Costs,
     EqualPoint,
     Question,
-    Value,
     equal_points,
     has_unequal_steps,
     measures,
+    valid_bytes_per_token,
 )
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import score_questions
@@ -46,11 +48,8 @@ class Comparison:
 
     groups: tuple[Group, ...]
     """The baseline first."""
-    baseline: Group
     labels: tuple[Why, ...]
     """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note"."""
-    recipe_differences: tuple[tuple[str, tuple[str, ...]], ...]
-    """The dotted keys that differ, with the value of each group."""
     trials: tuple[TriedSetting, ...]
     """Settings tried by recipes that stand at their own best; empty if no recipe has several."""
     target_loss: float | None
@@ -60,20 +59,28 @@ class Comparison:
     points: dict[str, EqualPoint]
     questions: tuple[Question, ...]
     """Every measure, zero-shot scores last."""
-    values: dict[tuple[str, str], dict[int, Value]]
-    """Values by seed, for each question's key and group's label."""
     verdicts: tuple[Verdict, ...]
     """One for each tested question and group but the baseline."""
-    costs: Costs
     caveat: str
     """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is judged."""
     exploratory: bool = False
     """Whether the runs are a study's: this comparison is not part of its verdict then."""
 
     @property
+    def baseline(self) -> Group:
+        """The group that the others are compared with."""
+        return self.groups[0]
+
+    @property
     def runs(self) -> list[RunNumbers]:
         """All runs, in the order of the groups."""
-        return [run for group in self.groups for run in group.runs]
+        return runs_of(self.groups)
+
+    @property
+    def recipe_differences(self) -> dict[str, list[object]]:
+        """The dotted keys that differ, with the value of each group; None if it has no such key."""
+        conditions = [group.conditions for group in self.groups]
+        return {key: [each.get(key) for each in conditions] for key in differing_keys(conditions)}
 
     def letter(self, group: Group) -> str:
         """Return the short name of a group in tables and plots: A for the baseline."""
@@ -133,7 +140,6 @@ def compare(
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
     """
-    costs = costs or Costs()
     if not runs:
         raise UsageError("nothing to compare: name at least one run")
     if target_loss is not None and not math.isfinite(target_loss):
@@ -155,17 +161,19 @@ def compare(
     ]
     base = named or _default_baseline(groups)
     groups = [base, *(group for group in groups if group is not base)]
-    points = equal_points([run for group in groups for run in group.runs])
+
+    runs = runs_of(groups)
+    points = equal_points(runs)
     questions = [
         *measures(
-            costs,
-            _has_bytes(groups),
-            points,
-            target_loss,
-            len(groups) > 1,
-            margin,
-            equal,
-            has_unequal_steps([run for group in groups for run in group.runs]),
+            costs or Costs(),
+            with_bits=any(map(valid_bytes_per_token, runs)),
+            points=points,
+            target=target_loss,
+            several=len(groups) > 1,
+            margin=margin,
+            equal=equal,
+            unequal_steps=has_unequal_steps(runs),
         ),
         *score_questions(groups, allow),
     ]
@@ -179,38 +187,29 @@ def compare(
         withheld = Why("settings", text)
     elif waits := _pending(group for group in every if group.recipe_name in chosen_from):
         withheld = Why("pending", f"pending: the best setting waits for {waits}")
+
+    verdicts = _judge(questions, groups, labels, withheld)
+    labels += [*grid_notes, *_trial_notes(every, groups, trials)]
+    caveat = ""
+    if len(groups) > 1:
+        labels += _pending_notes(groups)
+        caveat = _caveat(target_loss, margin, equal, sisters or {})
     return Comparison(
         groups=tuple(groups),
-        baseline=base,
-        labels=(
-            *labels,
-            *grid_notes,
-            *_trial_notes(every, groups, trials),
-            *_pending_notes(groups),
-        ),
-        recipe_differences=tuple(
-            (key, tuple(format_value(group.conditions.get(key)) for group in groups))
-            for key in differing_keys([group.conditions for group in groups])
-        ),
+        labels=tuple(labels),
         trials=tuple(trials),
         target_loss=target_loss,
         margin=margin,
         points=points,
         questions=tuple(questions),
-        values={
-            (question.key, group.label): question.values(group)
-            for question in questions
-            for group in groups
-        },
-        verdicts=tuple(_judge(questions, groups, labels, withheld)),
-        costs=costs,
-        caveat=_caveat(target_loss, margin, equal, sisters or {}) if len(groups) > 1 else "",
+        verdicts=tuple(verdicts),
+        caveat=caveat,
     )
 
 
 def _copy_notes(runs: Sequence[RunNumbers], groups: Sequence[Group]) -> list[Why]:
     """Name the runs that are older copies of a recipe and seed, which only --allow accepts."""
-    newest = {run.name for group in groups for run in group.runs}
+    newest = {run.name for run in runs_of(groups)}
     older = [run.name for run in runs if run.name not in newest]
     if not older:
         return []
@@ -249,11 +248,6 @@ def _choose_groups(
     return [named, *others], trials
 
 
-def _has_bytes(groups: Sequence[Group]) -> bool:
-    data = [run.origin.get("data") or {} for group in groups for run in group.runs]
-    return any(each.get("valid_bytes_per_token") for each in data)
-
-
 def _judge(
     questions: Sequence[Question],
     groups: Sequence[Group],
@@ -267,7 +261,7 @@ def _judge(
     primary: list[Verdict] = []
     others: list[Verdict] = []
     scores: list[Verdict] = []
-    finished = [run for group in groups for run in group.runs if run.status == "finished"]
+    finished = finished_runs(runs_of(groups))
     for question in questions:
         if not question.tested or _is_final_loss(question, finished):
             continue
@@ -276,27 +270,26 @@ def _judge(
             family, why = scores, withheld
         elif question.is_primary:
             family = primary
-        for group in groups[1:]:
-            family.append(verdict(question, groups[0], group, withheld=why))
+        family += [verdict(question, groups[0], group, withheld=why) for group in groups[1:]]
     return [*correct(primary), *correct(others), *correct(scores)]
 
 
 def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
     """Return whether a loss at equal cost is the final loss, because every finished run ends there."""
-    point = question.point
-    return point is not None and all(
-        float(run.evaluated[question.axis][-1]) <= 1.001 * point for run in finished
-    )
+    if question.point is None:
+        return False
+    ends = [float(run.evaluated[question.axis][-1]) for run in finished]
+    return max(ends) <= 1.001 * question.point
 
 
 def _named(groups: Sequence[Group], name: str) -> Group:
+    """Return the group that a label, a recipe's name, a run's name or a glob over names stands for."""
+    matches = []
     for group in groups:
         if name == group.label:
             return group
-    matches = []
-    for group in groups:
-        known = (group.recipe_name, *(run.name for run in group.runs))
-        if name in known or any(fnmatchcase(each, name) for each in known):
+        names = (group.recipe_name, *(run.name for run in group.runs))
+        if name in names or any(fnmatchcase(each, name) for each in names):
             matches.append(group)
     chosen = matches
     if len(matches) > 1 and name == matches[0].recipe_name:
@@ -307,35 +300,37 @@ def _named(groups: Sequence[Group], name: str) -> Group:
             chosen = [max(chosen, key=lambda group: group.budget)]
     if len(chosen) == 1:
         return chosen[0]
-    names = ", ".join(repr(group.label) for group in groups)
-    fault = (
-        "stands for several of the recipes compared"
-        if matches
-        else "is not one of the recipes compared"
-    )
-    raise UsageError(f"--baseline {name!r} {fault}; choose one of {names}")
+    fault = "is not one of the recipes compared"
+    if matches:
+        fault = "stands for several of the recipes compared"
+    labels = ", ".join(repr(group.label) for group in groups)
+    raise UsageError(f"--baseline {name!r} {fault}; choose one of {labels}")
 
 
 def _differ_in_budget(groups: Sequence[Group]) -> bool:
     """Return whether all are one recipe with different budgets."""
-    one_recipe = len({group.recipe_name for group in groups}) == 1
-    return one_recipe and len({group.budget for group in groups}) == len(groups)
+    names = {group.recipe_name for group in groups}
+    budgets = {group.budget for group in groups}
+    return len(names) == 1 and len(budgets) == len(groups)
 
 
 def _default_baseline(groups: Sequence[Group]) -> Group:
-    ended = [group for group in groups if any(not run.pending for run in group.runs)]
-    over = ended or list(groups)
-    if len({group.recipe_name for group in groups}) == 1 and len(groups) > 1:
-        return min(over, key=rank_of)
-    plain = [
-        group
-        for group in over
-        if not methods_among({key.split(".")[0]: True for key in group.recipe})
-    ]
+    """Return the best of one recipe's settings, else the only recipe without a method, else the first.
+
+    A group whose runs are all pending is taken only among its like, so is one without a finished run.
+    """
+    ended = [group for group in groups if any(not run.pending for run in group.runs)] or groups
+    if len({group.recipe_name for group in groups}) == 1:
+        return min(ended, key=rank_of)
+    plain = []
+    for group in ended:
+        sections = {key.split(".")[0]: True for key in group.recipe}
+        if not methods_among(sections):
+            plain.append(group)
     if _differ_in_budget(plain):
         return max(plain, key=lambda group: group.budget)
-    finished = [group for group in over if any(run.status == "finished" for run in group.runs)]
-    return (finished or over)[0]
+    finished = [group for group in ended if finished_runs(group.runs)]
+    return (finished or ended)[0]
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Why]]:
@@ -344,13 +339,11 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
         return list(runs), []
     evaluated = [run for run in runs if len(run.evaluated["step"])]
     # A run that ended early has few evaluations: it must not take away those that the others share.
-    over = [run for run in evaluated if run.status == "finished"] or evaluated
-    grids = [set(run.evaluated["step"].tolist()) for run in over]
+    grids = [set(run.evaluated["step"].tolist()) for run in finished_runs(runs) or evaluated]
     common = set.intersection(*grids) if grids else set()
     reduced = []
     for run in runs:
-        steps = run.evaluated["step"]
-        keep = np.isin(steps, list(common))
+        keep = np.isin(run.evaluated["step"], list(common))
         keep[-1:] = True
         evaluated_alike = {name: values[keep] for name, values in run.evaluated.items()}
         reduced.append(replace(run, evaluated=evaluated_alike))
@@ -365,14 +358,12 @@ def _trial_notes(
         return []
     text = f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs"
     notes = [Why("note", text)]
-    counts = {
-        group.recipe_name: sum(g.recipe_name == group.recipe_name for g in every)
-        for group in groups
-    }
+    tried = Counter(group.recipe_name for group in every)
+    counts = {group.recipe_name: tried[group.recipe_name] for group in groups}
     if len(set(counts.values())) > 1:
-        tried = ", ".join(f"{name} {count}" for name, count in counts.items())
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         text = (
-            f"not tuned alike: settings tried: {tried}; the recipe tried more often looks better than it is (20 settings "
+            f"not tuned alike: settings tried: {listed}; the recipe tried more often looks better than it is (20 settings "
             "against one: false claims in 15 % of studies of 5 seeds)"
         )
         notes.append(Why("warning", text))
@@ -381,12 +372,15 @@ def _trial_notes(
 
 def _pending(groups: Iterable[Group]) -> str:
     """Name the first four runs that have not finished; "" if all have."""
-    names = [run.name for group in groups for run in group.runs if run.pending]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    names = [run.name for run in runs_of(groups) if run.pending]
+    listed = ", ".join(names[:4])
+    if len(names) > 4:
+        listed += f" and {len(names) - 4} more"
+    return listed
 
 
 def _pending_notes(groups: Sequence[Group]) -> list[Why]:
-    waiting = _pending(groups) if len(groups) > 1 else ""
+    waiting = _pending(groups)
     if not waiting:
         return []
     return [Why("warning", f"the verdict waits for runs that have not finished: {waiting}")]

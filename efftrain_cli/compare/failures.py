@@ -7,7 +7,7 @@ from statistics import median
 
 from scipy import stats
 
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.groups import Group, finished_runs
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import loss_at
 
@@ -22,11 +22,10 @@ def stuck_loss(baseline: Group, share: float) -> float | None:
     between evaluations; None if no run has one.
     """
     losses = []
-    for run in baseline.runs:
-        if run.status == "finished" and len(run.evaluated["tokens"]):
-            loss = loss_at(run, "tokens", share * float(run.evaluated["tokens"][-1]))
-            if loss is not None:
-                losses.append(loss)
+    for run in finished_runs(baseline.runs):
+        loss = loss_at(run, "tokens", share * float(run.evaluated["tokens"][-1]))
+        if loss is not None:
+            losses.append(loss)
     return median(losses) if losses else None
 
 
@@ -35,13 +34,13 @@ def failed_seeds(group: Group, level: float | None) -> set[int]:
 
     A seed with runs at several learning rates never fails: a diverged rate counts with the loss before training.
     """
-    found = set()
+    failed = set()
     for seed, runs in group.by_seed.items():
         final = runs[0].final_loss
         stuck = level is not None and final is not None and final > level
         if len(runs) == 1 and (runs[0].failed or stuck):
-            found.add(seed)
-    return found
+            failed.add(seed)
+    return failed
 
 
 def shares_text(groups: Sequence[Group], failed: Sequence[Collection[int]]) -> str:

@@ -56,7 +56,7 @@ def rows_of(comparison: Comparison) -> list[Row]:
     for question, group in product(comparison.questions, comparison.groups):
         # A cost to match is of a pair of runs.
         matched = question.tested == "match"
-        values = [] if matched else comparison.values[question.key, group.label].values()
+        values = [] if matched else list(question.values(group).values())
         mean, sd = mean_sd(values)
         row = untested | {
             "section": question.section,
@@ -76,6 +76,12 @@ def rows_of(comparison: Comparison) -> list[Row]:
         verdict = comparison.verdict(question.key, group.label)
         rows.append(row | _test(verdict) if verdict else row)
     return rows
+
+
+def rows_by_question(comparison: Comparison) -> list[list[Row]]:
+    """Return the rows of each question: the baseline's, then the other groups'."""
+    rows, n = rows_of(comparison), len(comparison.groups)
+    return [rows[i : i + n] for i in range(0, len(rows), n)]
 
 
 def _test(verdict: Verdict) -> Row:
@@ -132,6 +138,7 @@ def comma_separated(comparison: Comparison) -> str:
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return everything as plain values, at full precision; None for a number that is missing."""
     names = f"{COLUMNS} {_MORE}".split()
+    labels = [group.label for group in comparison.groups]
     return {
         "schema_version": SCHEMA_VERSION,
         "verdicts": verdict_sentences(comparison),
@@ -147,8 +154,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         },
         "labels": [{"severity": label.kind, "text": label.text} for label in comparison.labels],
         "recipe_differences": {
-            key: {group.label: group.conditions.get(key) for group in comparison.groups}
-            for key, _ in comparison.recipe_differences
+            key: dict(zip(labels, values, strict=True))
+            for key, values in comparison.recipe_differences.items()
         },
         "settings_tried": [asdict(trial) for trial in comparison.trials],
         "groups": [_group_values(comparison, group) for group in comparison.groups],

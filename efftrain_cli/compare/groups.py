@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,6 @@ from efftrain_cli.run.small_files import NOT_COMPUTED
 
 DEVICES = "devices"
 """Stands beside the recipe's keys for the number of devices that a run was trained on."""
-
-
 SETTINGS_SHOWN = 3
 """Most settings in a group's name, unless more are needed to tell groups apart."""
 
@@ -30,8 +29,6 @@ class Group:
 
     label: str
     runs: tuple[RunNumbers, ...]
-    settings: tuple[str, ...] = ()
-    """`key=value` of the keys that tell it apart from other groups of its recipe's name."""
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -41,10 +38,7 @@ class Group:
     @property
     def by_seed(self) -> dict[int, list[RunNumbers]]:
         """Runs by seed: one each, or one per learning rate where sensitivity to it is judged."""
-        found: dict[int, list[RunNumbers]] = {}
-        for run in self.runs:
-            found.setdefault(run.seed, []).append(run)
-        return found
+        return runs_by_seed(self.runs)
 
     @property
     def recipe_name(self) -> str:
@@ -72,20 +66,38 @@ class Group:
         return self.recipe | {DEVICES: self.devices}
 
 
+def runs_of(groups: Iterable[Group]) -> list[RunNumbers]:
+    """Return the runs of all groups."""
+    return list(chain.from_iterable(group.runs for group in groups))
+
+
+def finished_runs(runs: Iterable[RunNumbers]) -> list[RunNumbers]:
+    """Return the runs that used up their budget; the last step of each is evaluated."""
+    return [run for run in runs if run.status == "finished"]
+
+
+def runs_by_seed(runs: Iterable[RunNumbers]) -> dict[int, list[RunNumbers]]:
+    """Return runs by seed, in their order."""
+    by_seed: dict[int, list[RunNumbers]] = {}
+    for run in runs:
+        by_seed.setdefault(run.seed, []).append(run)
+    return by_seed
+
+
 def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
     """Return how many runs of the chosen runs' recipes were not chosen, by recipe; recipes with none left out."""
     root = runs_root().resolve()
     names = {path.name for path in chosen if path.resolve().parent == root}
-    found = {}
+    sisters = {}
     for recipe, runs in runs_by_recipe(run_names()).items():
         others = [run for run in runs if run not in names]
-        if others and len(others) < len(runs):
-            found[recipe] = len(others)
-    return found
+        if 0 < len(others) < len(runs):
+            sisters[recipe] = len(others)
+    return sisters
 
 
 def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
-    """Runs of one recipe name whose resolved recipes are equal but for the seed, in order of first appearance.
+    """Group runs of one recipe name whose resolved recipes are equal but for the seed, in order of first appearance.
 
     Args:
         allow: of several runs of one recipe and seed, take the one that started last instead of refusing.
@@ -95,41 +107,36 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     """
     by_recipe: dict[str, list[RunNumbers]] = {}
     for run in runs:
-        every = _with_devices(run)
-        kept = {
-            key: value
-            for key, value in every.items()
-            if key != "seed" and not key.startswith(NOT_COMPUTED)
-        }
+        conditions = Group("", (run,)).conditions
+        computed = {key: conditions[key] for key in conditions if not key.startswith(NOT_COMPUTED)}
         # Two names for one recipe are two arms: of another version of the code, say, or another device.
-        key = json.dumps([run.recipe_name, kept], sort_keys=True, default=str)
+        key = json.dumps([run.recipe_name, computed], sort_keys=True, default=str)
         by_recipe.setdefault(key, []).append(run)
-    differing = _settings([members[0] for members in by_recipe.values()])
+
     groups = []
-    for settings, members in zip(differing, by_recipe.values(), strict=True):
-        by_seed: dict[int, list[RunNumbers]] = {}
-        for run in members:
-            by_seed.setdefault(run.seed, []).append(run)
+    for members in by_recipe.values():
+        by_seed = runs_by_seed(members)
         latest = [
             max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()
         ]
         if len(latest) < len(members) and not allow:
             older = {run.name for run in members} - {run.name for run in latest}
             raise UsageError(_twice(by_seed, [run.name for run in runs if run.name not in older]))
-        runs_of_group = tuple(sorted(latest, key=lambda run: run.seed))
-        groups.append(Group(members[0].recipe_name, runs_of_group, settings))
+        ordered = sorted(latest, key=lambda run: run.seed)
+        groups.append(Group(members[0].recipe_name, tuple(ordered)))
     return [replace(group, label=_label(group, groups)) for group in groups]
 
 
 def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) -> str:
     """Say which runs are copies of each other, and how to compare the others, `names`."""
-    copies = [run.name for same in by_seed.values() if len(same) > 1 for run in same]
-    command = (
-        f"efftrain compare {' '.join(names)}" if len(names) <= 12 else "efftrain compare RUN..."
-    )
+    copies: list[str] = []
+    for same in by_seed.values():
+        if len(same) > 1:
+            copies += [run.name for run in same]
+    listed = " ".join(names) if len(names) <= 12 else "RUN..."
     return (
         f"{', '.join(copies)} have the same recipe and seed: not independent samples\n"
-        f"  name one of each seed: {command}\n"
+        f"  name one of each seed: efftrain compare {listed}\n"
         "  or pass --allow for the newest"
     )
 
@@ -138,33 +145,25 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     """Name a group so that no other has the name: by its recipe and, if other groups share that, by the run that
     `--name` named, or the first settings that differ."""
     same = [other for other in groups if other.recipe_name == group.recipe_name]
-    chosen = [other.runs[0].name for other in same if len(other.runs) == 1]
-    few = len(group.settings) <= SETTINGS_SHOWN
-    if 1 < len(same) == len(chosen) and not (
-        few and any(name.startswith(group.recipe_name) for name in chosen)
-    ):
+    if len(same) == 1:
+        return group.recipe_name
+    keys = differing_keys([other.conditions for other in same])
+    named = [not other.runs[0].name.startswith(group.recipe_name) for other in same]
+    if all(len(other.runs) == 1 for other in same) and (len(keys) > SETTINGS_SHOWN or all(named)):
         return group.runs[0].name
+
     most = SETTINGS_SHOWN
-    while len({other.settings[:most] for other in same}) < len(same):
+    while len({_settings(other, keys[:most]) for other in same}) < len(same):
         most += 1
-    more = len(group.settings) - most
-    words = [group.recipe_name, *group.settings[:most]]
-    return " ".join(words) + (f" and {more} more" if more > 0 else "")
+    words = [group.recipe_name, *_settings(group, keys[:most])]
+    if len(keys) > most:
+        words.append(f"and {len(keys) - most} more")
+    return " ".join(words)
 
 
-def _settings(firsts: Sequence[RunNumbers]) -> list[tuple[str, ...]]:
-    """The keys that tell a group apart from others that share its recipe's name, with their values."""
-    found = []
-    for run in firsts:
-        same = [_with_devices(other) for other in firsts if other.recipe_name == run.recipe_name]
-        own = _with_devices(run)
-        found.append(tuple(f"{key}={format_value(own.get(key))}" for key in differing_keys(same)))
-    return found
-
-
-def _with_devices(run: RunNumbers) -> dict[str, Any]:
-    """Over how many devices a recipe was trained is part of what was done, though not of the recipe."""
-    return run.recipe | {DEVICES: run.origin.get("world_size", 1)}
+def _settings(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return `key=value` of a group's keys."""
+    return tuple(f"{key}={format_value(group.conditions.get(key))}" for key in keys)
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ BEST_RULE = "the setting with the fewest unfinished runs; of those, the lowest m
 
 
 def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[TriedSetting]]:
-    """Each recipe at its own best setting by BEST_RULE, in the order of the groups, and all the settings tried.
+    """Return each recipe at its own best setting by BEST_RULE, in the order of the groups, and all the settings tried.
 
     Settings with other budgets are other recipes: the longest run would always be the best.
     Where every group is a setting of one recipe all of them stay: they are what is compared.
@@ -197,38 +196,43 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[TriedSetti
     for group in groups:
         alike.setdefault((group.recipe_name, group.budget), []).append(group)
     best = [min(settings, key=rank_of) for settings in alike.values()]
+
     trials = []
     for group in groups:
+        if len(alike[group.recipe_name, group.budget]) == 1:
+            continue
         unfinished, mean = rank_of(group)
-        if len(alike[group.recipe_name, group.budget]) > 1:
-            loss = None if math.isinf(mean) else mean
-            trials.append(
-                TriedSetting(
-                    group.label, group.recipe_name, loss, unfinished, group.seeds, group in best
-                )
-            )
+        trial = TriedSetting(
+            label=group.label,
+            recipe_name=group.recipe_name,
+            mean_final_loss=mean if math.isfinite(mean) else None,
+            unfinished=unfinished,
+            seeds=group.seeds,
+            chosen=group in best,
+        )
+        trials.append(trial)
     return best, trials
 
 
 def rank_of(group: Group) -> tuple[int, float]:
-    """A group's place by BEST_RULE."""
+    """Return a group's place by BEST_RULE."""
     return rank([run.final_loss for run in group.runs])
 
 
 def rank(losses: Sequence[float | None]) -> tuple[int, float]:
-    """The place of a setting, by its final losses: how many are missing, then the mean of the others; lower wins."""
-    there = [loss for loss in losses if loss is not None]
-    return len(losses) - len(there), sum(there) / len(there) if there else math.inf
+    """Return the place of a setting by its final losses: how many are missing, then their mean; lower wins."""
+    known = [loss for loss in losses if loss is not None]
+    missing = len(losses) - len(known)
+    return missing, sum(known) / len(known) if known else math.inf
 
 
 def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("seed",)) -> list[str]:
-    """Dotted keys on which the recipes do not all agree, in the recipes' order; `but` and their sub-keys left out."""
-    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    """Return the dotted keys on which not all recipes agree, in the recipes' order; `but` are left out."""
     missing = object()
-    return [
-        key
-        for key in keys
-        if key not in but
-        and not key.startswith(NOT_COMPUTED)
-        and any(recipe.get(key, missing) != recipes[0].get(key, missing) for recipe in recipes)
-    ]
+    differing = []
+    for key in dict.fromkeys(chain.from_iterable(recipes)):
+        values = [recipe.get(key, missing) for recipe in recipes]
+        is_asked = key not in but and not key.startswith(NOT_COMPUTED)
+        if is_asked and any(value != values[0] for value in values):
+            differing.append(key)
+    return differing

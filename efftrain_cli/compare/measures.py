@@ -8,7 +8,7 @@ as the first crossing of a jittery one comes too early: that of the best-fitting
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from efftrain_cli.compare.formats import format_number, format_quantity
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.groups import Group, finished_runs
 from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import perplexity
@@ -27,13 +27,15 @@ from efftrain_cli.run.stability import SLIGHT
 Value = float | Why
 """A number, or the reason why there is none."""
 NOT_REACHED = Why("not_reached", "not reached")
-NO_EVALUATION = Why("no_evaluation", "no evaluation")
 PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
 SAME_SCHEDULE = 0.02
 """Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
 Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+NATS = "nats/token"
+_LOSS, _COST = "Validation loss", "Cost"
+_STABILITY, _THROUGHPUT = "Stability", "Throughput"
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,16 @@ class Question:
     title: str
     unit: str
     section: str
-    read: Callable[..., Value]
-    """The number of one seed, from its run or from all its runs over learning rates."""
+    read: Callable[..., Value | None]
+    """The number of one seed, from its run or from all its runs over learning rates; None if it is missing."""
     tested: str = ""
     """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method),
     "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "score" (of
     zero-shot results), "" shown and never tested."""
     axis: str = ""
     """Tokens, FLOPs or seconds, if it is about cost."""
+    missing: str = "not logged"
+    """Why a seed has no number."""
     point: float | None = None
     """Cost at which losses are compared; None: at the runs' ends."""
     direction: Direction = "different"
@@ -89,7 +93,13 @@ class Question:
 
     def values(self, group: Group) -> dict[int, Value]:
         """Return the numbers by seed."""
-        return {seed: self.read(*runs) for seed, runs in group.by_seed.items()}
+        values: dict[int, Value] = {}
+        for seed, runs in group.by_seed.items():
+            value = self.read(*runs)
+            if value is None:
+                value = Why("missing", self.missing)
+            values[seed] = value if isinstance(value, Why) else float(value)
+        return values
 
 
 def mean_sd(values: Collection[Value]) -> tuple[float | None, float | None]:
@@ -115,7 +125,6 @@ def numbers(values: Collection[Value]) -> list[float]:
 class EqualPoint:
     """Where the runs are compared at equal tokens, FLOPs or seconds: as far as the finished run that got least far."""
 
-    axis: str
     value: float
     limited_by: str
     """Name of that run."""
@@ -133,26 +142,21 @@ class Costs:
 def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
     """Return the largest tokens, FLOPs and seconds at which every finished run can be read."""
     points = {}
-    over = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
     for axis in AXES:
-        value, name = min(
-            ((float(run.evaluated[axis][-1]), run.name) for run in over), default=(0.0, "")
-        )
-        if value > 0:
-            points[axis] = EqualPoint(axis, value, name)
+        ends = [(float(run.evaluated[axis][-1]), run.name) for run in finished_runs(runs)]
+        if ends and min(ends)[0] > 0:
+            points[axis] = EqualPoint(*min(ends))
     return points
 
 
 def final_loss(run: RunNumbers) -> Value:
     """Return the final loss of a finished run; else its status."""
-    if run.final_loss is not None:
-        return run.final_loss
-    return NO_EVALUATION if run.status == "finished" else Why(run.status, run.status)
+    if run.final_loss is None:
+        return Why(run.status, run.status)
+    return run.final_loss
 
 
-FINAL_LOSS = Question(
-    PRIMARY, "final loss", "nats/token", "Validation loss", final_loss, "difference"
-)
+FINAL_LOSS = Question(PRIMARY, "final loss", NATS, _LOSS, final_loss, tested="difference")
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
@@ -285,14 +289,12 @@ def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
     axis = "schedule_tokens" if cost == "tokens" else cost
     means = []
     for group in (baseline, method):
-        ends = [
-            float(run.evaluated[axis][-1])
-            for run in group.runs
-            if run.status == "finished" and len(run.evaluated.get(axis, ()))
-        ]
+        ends = [float(run.evaluated[axis][-1]) for run in finished_runs(group.runs)]
         if not ends:
             return 1.0
-        means.append(sum(ends) / len(ends) if min(ends) > 0 else math.nan)
+        if min(ends) <= 0:
+            return math.nan
+        means.append(sum(ends) / len(ends))
     return means[1] / means[0]
 
 
@@ -316,9 +318,11 @@ def other_shapes(runs: Sequence[RunNumbers]) -> str:
 
 
 def _shape_text(run: RunNumbers) -> str:
+    shape = str(run.recipe.get("optim.schedule", "cosine"))
     share = run.recipe.get("optim.decay_share")
-    last = f" over the last {100 * share:g} %" if share else ""
-    return f"{run.recipe.get('optim.schedule', 'cosine')}{last}"
+    if share:
+        shape += f" over the last {100 * share:g} %"
+    return shape
 
 
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
@@ -331,14 +335,14 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
     if not has_end(recipe.get("optim.schedule")):
         return None
     if any(key.startswith("stages.") for key in recipe):
-        return 1.0 if len(x) and value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
-    by_steps = recipe.get("optim.decay_steps")
-    end = by_steps or recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
-    if not end or not len(x):
-        return math.nan
+        return 1.0 if value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
     # Steps that a rewind abandoned are cost; the schedule went back with the run.
-    clock = run.evaluated["step"] if by_steps else run.evaluated["schedule_tokens"]
-    return float(min(1.0, np.interp(value, x, clock) / end))
+    clock, end = "schedule_tokens", recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
+    if recipe.get("optim.decay_steps"):
+        clock, end = "step", recipe["optim.decay_steps"]
+    if not end:
+        return math.nan
+    return float(min(1.0, np.interp(value, x, run.evaluated[clock]) / end))
 
 
 def schedule_tokens(run: RunNumbers) -> float:
@@ -348,7 +352,7 @@ def schedule_tokens(run: RunNumbers) -> float:
     if not end:
         return float(recipe.get("optim.decay_tokens") or recipe.get("train.tokens") or math.nan)
     steps, tokens = run.evaluated["step"], run.evaluated["schedule_tokens"]
-    if not len(steps) or steps[-1] <= 0:
+    if steps[-1] <= 0:
         return math.nan
     # Beyond the last step, as many tokens a step as the whole run had.
     if end > steps[-1]:
@@ -361,23 +365,24 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
 
     A longer schedule stands earlier in its decay there, so it looks more costly than it is.
     """
-    finished = [run for run in runs if run.status == "finished" and len(run.evaluated["step"])]
+    finished = finished_runs(runs)
     if not any(has_end(run.recipe.get("optim.schedule")) for run in finished):
         return ""
     lengths = [schedule_tokens(run) for run in finished]
     least, most = min(lengths), max(lengths)
     if most <= (1 + SAME_SCHEDULE) * least:
         return ""
+    shorter, longer = format_number(least, axis="tokens"), format_quantity(most, "tokens")
     return (
-        f"schedules of {format_number(least, axis='tokens')} and {format_quantity(most, 'tokens')}, and the longer is read in "
-        "mid-decay; compare over a ladder of budgets instead: efftrain sweep --set train.tokens=a,b,c"
+        f"schedules of {shorter} and {longer}, and the longer is read in mid-decay; compare over a ladder of budgets "
+        "instead: efftrain sweep --set train.tokens=a,b,c"
     )
 
 
 def measures(
     costs: Costs,
     with_bits: bool,
-    points: dict[str, EqualPoint],
+    points: Mapping[str, EqualPoint],
     target: float | None,
     several: bool = True,
     margin: float | None = None,
@@ -392,69 +397,73 @@ def measures(
         equal: what final losses are judged at.
         unequal_steps: updates are no copy of tokens.
     """
-    loss, cost, nats = "Validation loss", "Cost", "nats/token"
     found = [
         replace(FINAL_LOSS, margin=margin, equal=equal),
-        Question("final_perplexity", "final perplexity", "", loss, _perplexity),
+        Question("final_perplexity", "final perplexity", "", _LOSS, _perplexity),
     ]
     if with_bits:
-        title = "final, per byte of text"
-        found.append(Question("final_bits_per_byte", title, "bits/byte", loss, _bits_per_byte))
+        found.append(_BITS_PER_BYTE)
     for axis, point in points.items():
-        title = f"loss at {format_quantity(point.value, axis)}"
-        read = partial(_loss_at, axis=axis, value=point.value)
-        found.append(
-            Question(
-                f"loss_at_{axis}", title, nats, loss, read, "difference", axis, point=point.value
-            )
+        at_point = Question(
+            f"loss_at_{axis}",
+            f"loss at {format_quantity(point.value, axis)}",
+            NATS,
+            _LOSS,
+            partial(_loss_at, axis=axis, value=point.value),
+            missing="not evaluated",
+            tested="difference",
+            axis=axis,
+            point=point.value,
         )
-    found.append(Question("best_loss", "best loss (never tested)", nats, loss, _best_loss))
+        found.append(at_point)
+    found.append(_BEST_LOSS)
+
     if target is not None or several:
         found += [cost_question(axis, target) for axis in AXES]
-    if target is None:
-        return [*found, *([_UPDATES] if several and unequal_steps else []), *_STEADY]
-    paid = []
-    if costs.price_per_hour is not None:
-        title = f"price at {costs.price_per_hour:g} per hour"
-        paid.append(("price_to_target", title, "", costs.price_per_hour / 3600))
-    if costs.power_watts is not None:
-        title = f"energy at {costs.power_watts:g} W"
-        paid.append(("kwh_to_target", title, "kWh", costs.power_watts / 3.6e6))
-    for key, title, unit, per_second in paid:
-        read = partial(cost_to_reach, axis="seconds", target=target, times=per_second)
-        found.append(Question(key, title, unit, cost, read))
+    if target is None and several and unequal_steps:
+        found.append(_UPDATES)
+    if target is not None:
+        found += _prices(costs, target)
     return [*found, *_STEADY]
+
+
+def _prices(costs: Costs, target: float) -> list[Question]:
+    """Ask what the training time to a target loss costs."""
+    asked = []
+    if costs.price_per_hour is not None:
+        title, per_second = (
+            f"price at {costs.price_per_hour:g} per hour",
+            costs.price_per_hour / 3600,
+        )
+        asked.append(("price_to_target", title, "", per_second))
+    if costs.power_watts is not None:
+        title, per_second = f"energy at {costs.power_watts:g} W", costs.power_watts / 3.6e6
+        asked.append(("kwh_to_target", title, "kWh", per_second))
+    questions = []
+    for key, title, unit, per_second in asked:
+        read = partial(cost_to_reach, axis="seconds", target=target, times=per_second)
+        questions.append(Question(key, title, unit, _COST, read))
+    return questions
 
 
 def cost_question(axis: str, target: float | None) -> Question:
     """Ask for the cost to reach a loss: `target`, or without one, of each pair of runs, the worse run's final loss."""
     if target is None:
         title = f"{AXIS_WORDS[axis]} to match"
-        return Question(f"{axis}_to_match", title, "", "Cost", final_loss, "match", axis)
+        return Question(f"{axis}_to_match", title, "", _COST, final_loss, tested="match", axis=axis)
     read = partial(cost_to_reach, axis=axis, target=target)
     title = f"{AXIS_WORDS[axis]} to target"
-    return Question(f"{axis}_to_target", title, "", "Cost", read, "ratio", axis, target=target)
-
-
-_UPDATES = Question(
-    "updates_to_match",
-    "updates to match",
-    "",
-    "Cost",
-    final_loss,
-    "match",
-    "step",
-    near_copy=False,
-)
+    return Question(
+        f"{axis}_to_target", title, "", _COST, read, tested="ratio", axis=axis, target=target
+    )
 
 
 def has_unequal_steps(runs: Sequence[RunNumbers]) -> bool:
     """Return whether steps of the finished runs, on average up to any evaluation, differ in tokens by more than 2 %."""
     means = []
-    for run in runs:
+    for run in finished_runs(runs):
         steps, tokens = run.evaluated["step"], run.evaluated["schedule_tokens"]
-        if run.status == "finished":
-            means += [*(tokens[steps > 0] / steps[steps > 0])]
+        means += [*(tokens[steps > 0] / steps[steps > 0])]
     return bool(means) and max(means) > (1 + SAME_SCHEDULE) * min(means)
 
 
@@ -468,123 +477,145 @@ def _perplexity(run: RunNumbers) -> Value:
     return value
 
 
-def _bits_per_byte(run: RunNumbers) -> Value:
-    final, data = final_loss(run), run.origin.get("data")
-    bytes_per_token = data.get("valid_bytes_per_token") if isinstance(data, dict) else None
+def _bits_per_byte(run: RunNumbers) -> Value | None:
+    final, bytes_per_token = final_loss(run), valid_bytes_per_token(run)
     if isinstance(final, Why):
         return final
-    return final / math.log(2) / bytes_per_token if bytes_per_token else Why("unknown", "unknown")
+    if not bytes_per_token:
+        return None
+    return final / math.log(2) / bytes_per_token
 
 
-def _loss_at(run: RunNumbers, axis: str, value: float) -> Value:
-    at = loss_at(run, axis, value)
-    if at is not None:
-        return at
+def valid_bytes_per_token(run: RunNumbers) -> float | None:
+    """Return the mean bytes of a token of the validation text; None if unknown."""
+    data = run.origin.get("data")
+    if not isinstance(data, dict):
+        return None
+    return data.get("valid_bytes_per_token")
+
+
+def _loss_at(run: RunNumbers, axis: str, value: float) -> Value | None:
     if not len(run.evaluated["val_loss"]):
-        return NO_EVALUATION
-    return Why("failed", "failed") if run.failed else Why("not_evaluated", "not evaluated")
+        return Why("no_evaluation", "no evaluation")
+    at = loss_at(run, axis, value)
+    if at is None and run.failed:
+        return Why("failed", "failed")
+    return at
 
 
-def _best_loss(run: RunNumbers) -> Value:
-    loss = run.evaluated["val_loss"]
-    return float(loss.min()) if len(loss) else NO_EVALUATION
+def _best_loss(run: RunNumbers) -> float | None:
+    return min(run.evaluated["val_loss"], default=None)
 
 
-def _validation_jumps(run: RunNumbers) -> Value:
-    """Count the evaluations whose loss is above 1.2 times the lowest before them."""
+def _validation_jumps(run: RunNumbers) -> float | None:
+    """Count the evaluations whose loss is above 1.2 times the lowest before them; None without evaluations."""
     loss = run.evaluated["val_loss"]
     if not len(loss):
-        return NO_EVALUATION
+        return None
     return float((loss[1:] > SLIGHT * np.minimum.accumulate(loss)[:-1]).sum())
 
 
-def _plain(
-    key: str,
-    title: str,
-    unit: str,
-    section: str,
-    value: Callable[[RunNumbers], float | None],
-    tested: str = "",
-    missing: str = "not logged",
-    axis: str = "",
-) -> Question:
-    def read(run: RunNumbers) -> Value:
-        found = value(run)
-        return Why("missing", missing) if found is None else float(found)
-
-    return Question(key, title, unit, section, read, tested, axis)
-
-
 def _share(run: RunNumbers, steps: int) -> float | None:
-    return 100 * steps / run.stability.steps if run.stability.steps else None
+    if not run.stability.steps:
+        return None
+    return 100 * steps / run.stability.steps
 
 
-_OVER = "steps with loss ratio above"
+def _mfu(run: RunNumbers) -> float | None:
+    if run.mfu is None:
+        return None
+    return 100 * run.mfu
+
+
+_BITS_PER_BYTE = Question(
+    "final_bits_per_byte",
+    "final, per byte of text",
+    "bits/byte",
+    _LOSS,
+    _bits_per_byte,
+    missing="unknown",
+)
+_BEST_LOSS = Question(
+    "best_loss", "best loss (never tested)", NATS, _LOSS, _best_loss, missing="no evaluation"
+)
+_UPDATES = Question(
+    "updates_to_match",
+    "updates to match",
+    "",
+    _COST,
+    final_loss,
+    tested="match",
+    axis="step",
+    near_copy=False,
+)
 _STEADY = (
-    _plain(
-        "diverged", "runs that diverged", "", "Stability", lambda run: run.has_diverged, "failures"
+    Question(
+        "diverged",
+        "runs that diverged",
+        "",
+        _STABILITY,
+        lambda run: run.has_diverged,
+        tested="failures",
     ),
-    Question("validation_jumps", "validation jumps", "", "Stability", _validation_jumps, "rank"),
+    Question(
+        "validation_jumps",
+        "validation jumps",
+        "",
+        _STABILITY,
+        _validation_jumps,
+        tested="rank",
+        missing="no evaluation",
+    ),
     # Never tested: at small batches the loss of a batch is above its best by chance.
-    _plain(
+    Question(
         "share_over_1_2",
-        f"{_OVER} 1.2",
+        "steps with loss ratio above 1.2",
         "%",
-        "Stability",
+        _STABILITY,
         lambda run: _share(run, run.stability.above_slight),
     ),
-    _plain(
+    Question(
         "share_over_1_5",
-        f"{_OVER} 1.5",
+        "steps with loss ratio above 1.5",
         "%",
-        "Stability",
+        _STABILITY,
         lambda run: _share(run, run.stability.above_severe),
     ),
-    _plain(
+    Question(
         "max_loss_ratio",
         "largest loss ratio",
         "",
-        "Stability",
+        _STABILITY,
         lambda run: run.stability.max_loss_ratio,
     ),
-    _plain("nonfinite_stops", "non-finite stops", "", "Stability", lambda run: run.nonfinite_stops),
-    _plain("rewinds", "rewinds", "", "Stability", lambda run: run.rewinds),
-    _plain(
+    Question(
+        "nonfinite_stops", "non-finite stops", "", _STABILITY, lambda run: run.nonfinite_stops
+    ),
+    Question("rewinds", "rewinds", "", _STABILITY, lambda run: run.rewinds),
+    Question(
         "tokens_per_second",
         "tokens per training second",
         "",
-        "Throughput",
+        _THROUGHPUT,
         lambda run: run.tokens_per_second,
-        missing="N/A",
         axis="tokens",
-    ),
-    _plain(
-        "mfu",
-        "MFU",
-        "%",
-        "Throughput",
-        lambda run: None if run.mfu is None else 100 * run.mfu,
         missing="N/A",
     ),
-    _plain(
-        "trained_tokens",
-        "tokens trained",
-        "",
-        "Throughput",
-        lambda run: run.tokens,
-        axis="tokens",
+    Question("mfu", "MFU", "%", _THROUGHPUT, _mfu, missing="N/A"),
+    Question(
+        "trained_tokens", "tokens trained", "", _THROUGHPUT, lambda run: run.tokens, axis="tokens"
     ),
-    _plain(
-        "trained_flops", "FLOPs executed", "", "Throughput", lambda run: run.flops, axis="flops"
+    Question(
+        "trained_flops", "FLOPs executed", "", _THROUGHPUT, lambda run: run.flops, axis="flops"
     ),
-    _plain(
-        "train_seconds", "training time", "", "Throughput", lambda run: run.seconds, axis="seconds"
+    Question(
+        "train_seconds", "training time", "", _THROUGHPUT, lambda run: run.seconds, axis="seconds"
     ),
-    _plain(
+    Question(
         "train_cpu_seconds",
         "processor time of training",
         "",
-        "Throughput",
+        _THROUGHPUT,
         lambda run: run.cpu_seconds,
         axis="seconds",
     ),

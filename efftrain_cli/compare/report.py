@@ -1,9 +1,13 @@
-"""One HTML file for everything: no network, no scripts, for phones too, light and dark; text in templates/."""
+"""A comparison as a document: HTML, Markdown or LaTeX, whose text is in templates/.
+
+The page is one file for everything: no network, no scripts, for phones too, light and dark.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
+from functools import partial
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.formats import format_value
@@ -11,49 +15,69 @@ from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.compare.tables import (
-    SIGNS,
-    gravest_first,
-    opening_lines,
-    tables_of,
-)
+from efftrain_cli.compare.tables import SIGNS, Table, gravest_first, opening_lines, tables_of
 from efftrain_cli.recipe.toml import flatten
 
 
-def report(comparison: Comparison) -> str:
-    """Return the page."""
+def document(comparison: Comparison, kind: str) -> str:
+    """Return the page ("html"), GitHub's "markdown", or "latex" for the booktabs package."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    environment = Environment(
+        loader=PackageLoader("efftrain_cli.compare"),
+        autoescape=kind == "html",
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    environment.filters["markdown"] = partial(_tabulate, form="github", escapes=_MARKDOWN)
+    environment.filters["booktabs"] = _booktabs
+    environment.filters["latex"] = lambda text: text.translate(_LATEX).rstrip(".")
+    text = environment.get_template(f"report.{kind}").render(
+        comparison=comparison,
+        opening=opening_lines(comparison),
+        signs=SIGNS,
+        tables=tables_of(comparison),
+        page=_page(comparison) if kind == "html" else None,
+    )
+    return text if kind == "html" else f"{text.strip()}\n"
+
+
+def _page(comparison: Comparison) -> dict[str, object]:
     title, *others = (group.label for group in comparison.groups)
     if others:
         against = f"{len(others)} recipes" if len(others) > 2 else " and ".join(others)
         title = f"{against} against {title}"
-    environment = Environment(
-        loader=PackageLoader("efftrain_cli.compare"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-    )
-    return environment.get_template("report.html").render(
-        title=title,
-        opening=opening_lines(comparison),
-        labels=gravest_first(comparison.labels),
-        signs=SIGNS,
-        curves_note=_curves_note(comparison),
-        figures=[inline_svg(plot) for plot in plots_of(comparison)],
-        tables=tables_of(comparison),
-        recipes=[_recipe(comparison, group) for group in comparison.groups],
-        receipts=[_receipt(run) for run in comparison.runs],
-    )
+    return {
+        "title": title,
+        "labels": gravest_first(comparison.labels),
+        "has_seeds": any(len(group.runs) > 1 for group in comparison.groups),
+        "figures": [inline_svg(plot) for plot in plots_of(comparison)],
+        "recipes": [_recipe(comparison, group) for group in comparison.groups],
+        "receipts": [_receipt(run) for run in comparison.runs],
+    }
 
 
-def _curves_note(comparison: Comparison) -> str:
-    text = "Loss at full length on the validation text."
-    if any(len(group.runs) > 1 for group in comparison.groups):
-        text += " Lines are means over seeds, bands reach from the lowest to the highest seed; differences have their 95 % interval."
-    if comparison.target_loss is not None:
-        text += " The dotted line is the target loss."
-    return f"{text} Gradient norms and loss ratios show the largest of each stretch of steps; dotted lines are at 1.2 and 1.5."
+_MARKDOWN = str.maketrans({"|": "\\|"})
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
+    | {mark: f"$^{digit}$" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+)
+
+
+def _booktabs(table: Table) -> str:
+    text = _tabulate(table, "latex_raw", _LATEX)
+    for rule in ("toprule", "midrule", "bottomrule"):
+        text = text.replace("\\hline", f"\\{rule}", 1)
+    return text
+
+
+def _tabulate(table: Table, form: str, escapes: dict[int, str]) -> str:
+    from tabulate import tabulate
+
+    head, *rows = [[cell.translate(escapes) for cell in row] for row in (table.header, *table.rows)]
+    return tabulate(rows, head, tablefmt=form, disable_numparse=True)
 
 
 def _recipe(comparison: Comparison, group: Group) -> dict[str, str]:

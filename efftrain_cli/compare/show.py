@@ -118,25 +118,20 @@ def show_comparison(
 def _text_of(
     comparison: Comparison, kind: str, details: bool, first: Mapping[str, Any] | None
 ) -> str:
-    match kind:
-        case "html":
-            from efftrain_cli.compare.report import report
+    if kind in ("html", "markdown", "latex"):
+        from efftrain_cli.compare.report import document
 
-            return report(comparison)
-        case "table":
-            # As in a pipe: nothing is folded.
-            console = Console(file=StringIO(), width=10_000, soft_wrap=True, highlight=False)
-            with console.capture() as captured:
-                _print_all(console, comparison, details)
-            return captured.get()
-        case "json":
-            values = {**(first or {}), **as_json(comparison)}
-            return json.dumps(values, indent=1, allow_nan=False) + "\n"
-        case "markdown":
-            return _markdown(comparison)
-        case "latex":
-            return _latex(comparison)
-    return comma_separated(comparison)
+        return document(comparison, kind)
+    if kind == "json":
+        values = {**(first or {}), **as_json(comparison)}
+        return json.dumps(values, indent=1, allow_nan=False) + "\n"
+    if kind == "csv":
+        return comma_separated(comparison)
+    # As in a pipe: nothing is folded.
+    console = Console(file=StringIO(), width=10_000, soft_wrap=True, highlight=False)
+    with console.capture() as captured:
+        _print_all(console, comparison, details)
+    return captured.get()
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
@@ -167,52 +162,6 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
     if not details and len(comparison.groups) > 1:
         more = "Every measure, test and run: --details; curves: --plot, --format html"
         console.print(more, style="dim", highlight=False)
-
-
-def _markdown(comparison: Comparison) -> str:
-    """Write the tables in GitHub's Markdown."""
-    parts = [f"{line}  " for line in opening_lines(comparison)]
-    for table in tables_of(comparison):
-        parts += ["", *([f"### {table.title}", ""] if table.title else [])]
-        parts.append(_tabulate(table, _MARKDOWN, "github"))
-        if table.note:
-            parts += ["", table.note]
-    if comparison.labels:
-        parts += ["", "### Read with care", ""]
-        parts += [f"- **{SIGNS[label.kind]}**: {label.text}" for label in comparison.labels]
-    return "\n".join(parts).strip() + "\n"
-
-
-def _latex(comparison: Comparison) -> str:
-    """Write the tables for LaTeX with the booktabs package."""
-    labels = [f"{SIGNS[label.kind]}: {label.text}" for label in comparison.labels]
-    comments = ["needs \\usepackage{booktabs}", *opening_lines(comparison), *labels]
-    parts = [f"% {line}" for line in comments]
-    for table in tables_of(comparison):
-        texts = filter(None, (table.title, table.note))
-        caption = ". ".join(text.translate(_LATEX).rstrip(".") for text in texts)
-        tabular = _tabulate(table, _LATEX, "latex_raw")
-        for rule in ("toprule", "midrule", "bottomrule"):
-            tabular = tabular.replace("\\hline", f"\\{rule}", 1)
-        parts += ["", "\\begin{table}", "\\centering", f"\\caption{{{caption}}}"]
-        parts += [tabular, "\\end{table}"]
-    return "\n".join(parts) + "\n"
-
-
-_MARKDOWN = str.maketrans({"|": "\\|"})
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$", "<": "$<$", ">": "$>$"}
-    | {mark: f"$^{digit}$" for digit, mark in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
-)
-
-
-def _tabulate(table: Table, escapes: dict[int, str], form: str) -> str:
-    from tabulate import tabulate
-
-    head, *rows = [[cell.translate(escapes) for cell in row] for row in (table.header, *table.rows)]
-    return tabulate(rows, head, tablefmt=form, disable_numparse=True)
 
 
 def _write(path: Path, text: str) -> None:

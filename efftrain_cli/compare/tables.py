@@ -6,15 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import CLOCK_SD, count_members
-from efftrain_cli.compare.formats import (
-    format_estimate,
-    format_number,
-    format_p,
-)
-from efftrain_cli.compare.frames import Row, rows_of
+from efftrain_cli.compare.formats import format_estimate, format_number, format_p, format_value
+from efftrain_cli.compare.frames import Row, rows_by_question
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.planning import MOST_SEEDS, assured_sd, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -31,7 +28,7 @@ class Table:
 
     title: str
     header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: Sequence[tuple[str, ...]]
     note: str = ""
 
 
@@ -41,7 +38,6 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
     Args:
         details: add the runs, every recipe key that differs, every measure and every test.
     """
-    rows = rows_of(comparison)
     tables = [
         key_table(comparison),
         answers(comparison),
@@ -49,13 +45,11 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
         answers(comparison, scores=True),
     ]
     if details or len(comparison.groups) == 1:
-        sections = dict.fromkeys(row["section"] for row in rows)
-        tables += [
-            _recipe_differences(comparison),
-            *(_measures(comparison, rows, section) for section in sections),
-            _tests(rows),
-            _runs(comparison),
-        ]
+        asked = rows_by_question(comparison)
+        tables.append(_recipe_differences(comparison))
+        for section in dict.fromkeys(question.section for question in comparison.questions):
+            tables.append(_measures(comparison, asked, section))
+        tables += [_tests(asked), _runs(comparison)]
     return [table for table in tables if table.rows]
 
 
@@ -80,16 +74,18 @@ def key_table(comparison: Comparison) -> Table:
     """Say what the letters stand for, with the first four settings that differ."""
     rows = []
     for i, group in enumerate(comparison.groups):
-        named = []
-        for key, values in comparison.recipe_differences:
-            if values[i] != "-":
-                named.append(f"{key}={values[i]}")
-        if len(named) > 4:
-            named[4:] = [f"and {len(named) - 4} more"]
-        name = group.label if group.label == group.runs[0].name else group.recipe_name
+        settings = []
+        for key, values in comparison.recipe_differences.items():
+            if values[i] is not None:
+                settings.append(f"{key}={format_value(values[i])}")
+        if len(settings) > 4:
+            settings[4:] = [f"and {len(settings) - 4} more"]
+        name = group.recipe_name
+        if group.label == group.runs[0].name:
+            name = group.label
         seeds = counted(len(group.runs), "seed")
-        rows.append((comparison.letter(group), name, seeds, " ".join(named) or "-"))
-    return Table("", ("", "recipe", "seeds", "settings that differ"), tuple(rows))
+        rows.append((comparison.letter(group), name, seeds, " ".join(settings) or "-"))
+    return Table("", ("", "recipe", "seeds", "settings that differ"), rows)
 
 
 def answers(comparison: Comparison, scores: bool = False) -> Table:
@@ -98,32 +94,31 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
     With two recipes a question is one row: both results, how they differ, and the verdict. With more each recipe has a
     row of its own.
     """
-    asked: dict[str, list[Row]] = {}
-    for row in rows_of(comparison):
-        if (row["test"] == "score") == scores:
-            asked.setdefault(row["measure"], []).append(row)
     several = len(comparison.groups) > 2
     footnotes: list[str] = []
     rows: list[tuple[str, ...]] = []
-    for base, *others in asked.values():
+    for base, *others in rows_by_question(comparison):
         judged = [row for row in others if row["text"]]
-        if all(row["kind"] == "nothing" for row in judged):
+        is_none = all(row["kind"] == "nothing" for row in judged)
+        if is_none or (base["test"] == "score") != scores:
             continue
         title = _marked(base["title"], judged, footnotes)
         if not several:
-            rows.append((title, *map(_short_cell, (base, *judged)), *_answer(judged[0])))
+            rows.append((title, _short_cell(base), _short_cell(judged[0]), *_answer(judged[0])))
             continue
-        under = [(row["letter"], _short_cell(row), *_answer(row)) for row in judged]
         if base["test"] != "match":
-            under.insert(0, ("A", _short_cell(base), "", "", ""))
-        rows += [("" if i else title, *cells) for i, cells in enumerate(under)]
+            rows.append((title, "A", _short_cell(base), "", "", ""))
+            title = ""
+        for row in judged:
+            rows.append((title, row["letter"], _short_cell(row), *_answer(row)))
+            title = ""
 
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
     if several:
         head = ("", "", "mean", "against A [95 %]", "p", "verdict")
     notes = [_note(comparison, scores)]
     notes += [f"{_mark(number)} {text}." for number, text in enumerate(footnotes, 1)]
-    return Table("Zero-shot scores" if scores else "", head, tuple(rows), " ".join(notes))
+    return Table("Zero-shot scores" if scores else "", head, rows, " ".join(notes))
 
 
 def _marked(title: str, judged: Sequence[Row], footnotes: list[str]) -> str:
@@ -136,7 +131,7 @@ def _marked(title: str, judged: Sequence[Row], footnotes: list[str]) -> str:
             if text not in footnotes:
                 footnotes.append(text)
             marks[_mark(footnotes.index(text) + 1)] = None
-    return f"{title} {''.join(marks)}" if marks else title
+    return f"{title} {''.join(marks)}".rstrip()
 
 
 def _note(comparison: Comparison, scores: bool) -> str:
@@ -190,17 +185,13 @@ def _difference(row: Row) -> str:
 def _trials(comparison: Comparison) -> Table:
     rows = []
     for trial in comparison.trials:
-        loss = trial.mean_final_loss
-        cells = (
-            trial.label,
-            "-" if loss is None else format_number(loss, "nats/token"),
-            counted(len(trial.seeds), "seed"),
-            str(trial.unfinished or "-"),
-            "compared" if trial.chosen else "",
-        )
-        rows.append(cells)
+        loss = "-"
+        if trial.mean_final_loss is not None:
+            loss = format_number(trial.mean_final_loss, "nats/token")
+        seeds, unfinished = counted(len(trial.seeds), "seed"), str(trial.unfinished or "-")
+        rows.append((trial.label, loss, seeds, unfinished, "compared" * trial.chosen))
     head = ("setting", "mean final loss", "seeds", "unfinished", "")
-    return Table("Settings tried", head, tuple(rows))
+    return Table("Settings tried", head, rows)
 
 
 def _runs(comparison: Comparison) -> Table:
@@ -210,11 +201,13 @@ def _runs(comparison: Comparison) -> Table:
             tokens = format_number(run.tokens, axis="tokens")
             marks = "; ".join(mark.text for mark in run.marks) or "-"
             rows.append((run.name, group.label, str(run.seed), run.status, tokens, marks))
-    return Table("Runs", ("run", "recipe", "seed", "status", "tokens", "marks"), tuple(rows))
+    return Table("Runs", ("run", "recipe", "seed", "status", "tokens", "marks"), rows)
 
 
 def _recipe_differences(comparison: Comparison) -> Table:
-    rows = tuple((key, *values) for key, values in comparison.recipe_differences)
+    rows = [
+        (key, *map(format_value, values)) for key, values in comparison.recipe_differences.items()
+    ]
     return Table("Recipes differ in", ("key", *_letters(comparison)), rows)
 
 
@@ -222,16 +215,15 @@ def _letters(comparison: Comparison) -> list[str]:
     return [comparison.letter(group) for group in comparison.groups]
 
 
-def _measures(comparison: Comparison, rows: Sequence[Row], section: str) -> Table:
-    cells: dict[str, list[str]] = {}
-    for row in rows:
-        if row["section"] == section and row["test"] != "match":
-            title = f"{row['title']}, {row['unit']}" if row["unit"] else row["title"]
-            cells.setdefault(title, []).append(cell_text(row))
+def _measures(comparison: Comparison, asked: Sequence[Sequence[Row]], section: str) -> Table:
+    lines = []
+    for rows in asked:
+        if rows[0]["section"] == section and rows[0]["test"] != "match":
+            names = filter(None, (rows[0]["title"], rows[0]["unit"]))
+            lines.append((", ".join(names), *map(cell_text, rows)))
     note = ""
     if any(len(group.runs) > 1 for group in comparison.groups):
         note = "mean ± standard deviation over seeds; no ± where all seeds agree"
-    lines = tuple((title, *texts) for title, texts in cells.items())
     return Table(section, ("", *_letters(comparison)), lines, note)
 
 
@@ -246,23 +238,19 @@ def cell_text(row: Row) -> str:
     return ", ".join(f"{text} ({n} of {len(values)} seeds)" for text, n in reasons.items())
 
 
-def _tests(rows: Sequence[Row]) -> Table:
+def _tests(asked: Sequence[Sequence[Row]]) -> Table:
     """Show every test in full."""
     lines = []
-    for row in rows:
+    for row in chain.from_iterable(asked):
         if not row["text"] or row["kind"] == "nothing":
             continue
-        size = row["could_see"]
-        seen = "-"
-        if size is not None:
-            seen = f"{1 + size:.3g}x" if row["ratio"] else f"{size:.2g}"
         cells = (
             f"{row['title']}, {row['letter']}",
             _difference(row),
             "-" if row["kind"] == "not_judged" else format_p(row["p"]),
             format_p(row["p_holm"]),
             row["method"] or "-",
-            seen,
+            _could_see(row),
             row["text"],
         )
         lines.append(cells)
@@ -279,7 +267,14 @@ def _tests(rows: Sequence[Row]) -> Table:
         "Could have seen: the smallest true difference that a study with this spread and size shows in 80 % of cases; nats/token "
         "for losses, for costs the ratio. p corrected: by Holm; intervals are not corrected."
     )
-    return Table("Tests against A", head, tuple(lines), note)
+    return Table("Tests against A", head, lines, note)
+
+
+def _could_see(row: Row) -> str:
+    size = row["could_see"]
+    if size is None:
+        return "-"
+    return f"{1 + size:.3g}x" if row["ratio"] else f"{size:.2g}"
 
 
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
@@ -289,10 +284,10 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         question, estimate = verdict.question, verdict.estimate
         if question.tested not in ("difference", "ratio", "match"):
             continue
+        names = (question.title, verdict.arm)
         if not estimate.sd or estimate.p is None:
-            why = estimate.why or verdict.why
-            missing = why.text if why else "no spread"
-            rows.append((question.title, verdict.arm, *["-"] * (1 + len(differences)), missing))
+            why = estimate.why or verdict.why or Why("no_spread", "no spread")
+            rows.append((*names, *["-"] * (1 + len(differences)), why.text))
             continue
         low, high = sd_interval(estimate.sd, estimate.n)
         sd = assured_sd(estimate.sd, estimate.df or estimate.n - 1)
@@ -303,14 +298,14 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
             effect = math.log1p(size) if estimate.log else size
             n = seeds_needed(effect, sd, estimate.paired, alpha, shared)
             needed.append(f">{MOST_SEEDS}" if n is None else str(n))
+        kind = "pairs" if estimate.paired else "unpaired"
         spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"
-        behind = f"{'pairs' if estimate.paired else 'unpaired'}: {estimate.n} so far"
-        rows.append((question.title, verdict.arm, spread, *needed, behind))
-    heads = tuple(f"{size:g}" for size in differences)
+        rows.append((*names, spread, *needed, f"{kind}: {estimate.n} so far"))
+    heads = [f"{size:g}" for size in differences]
     return Table(
         f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided 5 % by Holm, power 80 %)",
         ("measure", "recipe", "sd of differences [95 %]", *heads, "behind it"),
-        tuple(rows),
+        rows,
         "Sizes: nats/token for losses; for costs the share saved or lost, as a ratio less 1. The spread of a few seeds is "
         "itself uncertain: planned is with its 80th percentile, for the strictest of Holm's steps. Plan a new study with new seeds: "
         "adding seeds to this one until it shows something makes false claims in up to a quarter of studies.",

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.formats import format_number
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import Question, Value
+from efftrain_cli.compare.measures import Question
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
 from efftrain_cli.foundation.why import Why
 
@@ -26,8 +27,8 @@ LOWER_IS_BETTER = ("perplexity", "bits_per_byte", "loss")
 """A metric with one of these in its name is better when lower; all others when higher."""
 
 
-Results = Mapping[int, ZeroShot | None]
-"""By seed; None if the run has no such result."""
+Results = Mapping[int, ZeroShot]
+"""By seed, without the seeds whose run has no such result."""
 
 
 def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Question]:
@@ -36,47 +37,48 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
     Args:
         allow: judge checkpoints of different or unknown tokens anyway, labelled.
     """
-    runs = [run for group in groups for run in group.runs]
+    keys: set[tuple[str, ...]] = set()
+    for run in runs_of(groups):
+        keys.update(result.key for result in run.zero_shot)
     questions = []
-    for task, protocol, limit, metric in sorted(
-        {each.key for run in runs for each in run.zero_shot}
-    ):
+    for task, protocol, limit, metric in sorted(keys):
         limited = f", first {limit}" if limit else ""
         name = "/".join((task, protocol, limit, metric))
-        questions.append(
-            Question(
-                name,
-                f"{task} ({protocol}{limited}), {metric}",
-                "",
-                "Zero-shot",
-                partial(_read_score, name),
-                "score",
-                higher=not any(word in metric for word in LOWER_IS_BETTER),
-                allow=allow,
-            )
+        question = Question(
+            name,
+            f"{task} ({protocol}{limited}), {metric}",
+            "",
+            "Zero-shot",
+            partial(_read_score, name),
+            tested="score",
+            missing="missing",
+            higher=not any(word in metric for word in LOWER_IS_BETTER),
+            allow=allow,
         )
+        questions.append(question)
     return questions
 
 
-def find_results(name: str, group: Group) -> dict[int, ZeroShot | None]:
-    """Return every seed's newest result of that name."""
-    return {run.seed: _find_result(name, run) for run in group.runs}
+def find_results(name: str, group: Group) -> dict[int, ZeroShot]:
+    """Return every seed's newest result of that name, without the seeds that have none."""
+    results = {}
+    for run in group.runs:
+        for result in run.zero_shot:
+            if "/".join(result.key) == name:
+                results[run.seed] = result
+    return results
 
 
-def _find_result(name: str, run: RunNumbers) -> ZeroShot | None:
-    return next((each for each in reversed(run.zero_shot) if "/".join(each.key) == name), None)
-
-
-def _read_score(name: str, run: RunNumbers) -> Value:
-    result = _find_result(name, run)
-    return Why("missing", "missing") if result is None else result.score
+def _read_score(name: str, run: RunNumbers) -> float | None:
+    results = find_results(name, Group("", (run,)))
+    return results[run.seed].score if results else None
 
 
 def other_tokens(sides: Sequence[Results]) -> str:
     """Return what keeps the checkpoints from being compared; "" where their tokens are equal."""
-    results = [result for side in sides for result in side.values() if result is not None]
-    tokens = [result.tokens for result in results if result.tokens is not None]
-    if len(tokens) < len(results):
+    every = [result.tokens for result in chain.from_iterable(side.values() for side in sides)]
+    tokens = [each for each in every if each is not None]
+    if len(tokens) < len(every):
         return "the tokens of a checkpoint are unknown"
     if max(tokens) > (1 + SAME_TOKENS) * min(tokens):
         least, most = (format_number(each(tokens), axis="tokens") for each in (min, max))
@@ -89,16 +91,14 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
 
     The others' runs failed, or are still to finish.
     """
-    missing = [
-        run
-        for group, side in zip(groups, sides, strict=True)
-        for run in group.runs
-        if side[run.seed] is None
-    ]
-    if failed := sum(run.failed for run in missing):
+    missing: list[RunNumbers] = []
+    for group, side in zip(groups, sides, strict=True):
+        missing += [run for run in group.runs if run.seed not in side]
+    failed, pending = sum(run.failed for run in missing), sum(run.pending for run in missing)
+    if failed:
         runs = "runs have" if failed > 1 else "run has"
         return Why("not_judged", f"not judged: {failed} failed {runs} no score")
-    if pending := sum(run.pending for run in missing):
+    if pending:
         runs = "runs have" if pending > 1 else "run has"
         return Why("pending", f"pending: {pending} unfinished {runs} no score")
     return None
@@ -111,10 +111,10 @@ def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | No
     seeds. Where items are right or wrong, p is McNemar's. (None, None) without one pair of checkpoints of one seed
     whose items were kept.
     """
-    scored = [{seed: result for seed, result in side.items() if result} for side in sides]
-    if len(scored[0]) != 1 or scored[0].keys() != scored[1].keys():
+    before, after = sides
+    if len(before) != 1 or before.keys() != after.keys():
         return None, None
-    (first,), (second,) = (side.values() for side in scored)
+    (first,), (second,) = before.values(), after.values()
     shared = sorted(first.items.keys() & second.items.keys())
     differences = [second.items[item] - first.items[item] for item in shared]
     if not differences:

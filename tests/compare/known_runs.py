@@ -15,7 +15,7 @@ from efftrain_cli.compare.engine import (
     correct,
 )
 from efftrain_cli.compare.inference import Estimate, ExactTest
-from efftrain_cli.compare.measures import PRIMARY, Question, final_loss, mean_sd
+from efftrain_cli.compare.measures import PRIMARY, Question, Value, final_loss, mean_sd
 from efftrain_cli.run.names import select_runs
 from tests.fake_runs import rows_of, write_run
 
@@ -40,9 +40,16 @@ def decide(results: Sequence[Estimate | ExactTest], margin: float | None = None)
     return correct(verdicts)
 
 
+def values(comparison: Comparison, key: str, label: str) -> dict[int, Value]:
+    """A group's values of a measure by seed."""
+    (question,) = [each for each in comparison.questions if each.key == key]
+    (group,) = [each for each in comparison.groups if each.label == label]
+    return question.values(group)
+
+
 def mean(comparison: Comparison, key: str, label: str) -> float | None:
     """A group's mean of a measure; None where a seed has no number."""
-    return mean_sd(comparison.values[key, label].values())[0]
+    return mean_sd(values(comparison, key, label).values())[0]
 
 
 def scores(comparison: Comparison) -> list[Verdict]:

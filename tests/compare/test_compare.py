@@ -34,7 +34,7 @@ from efftrain_cli.compare.measures import (
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
-from tests.compare.known_runs import PLD, SLW, curve, mean, of, pair
+from tests.compare.known_runs import PLD, SLW, curve, mean, of, pair, values
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
@@ -109,8 +109,8 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None
         curve(root, [6.0, 2.2 + seed / 100, 2.1], "method", seed, more=SLW)
     comparison = of("base", "method", target_loss=2.5)
     assert mean(comparison, "tokens_to_target", "base") is None
-    values = list(comparison.values["tokens_to_target", "base"].values())
-    assert values[:3] == [NOT_REACHED] * 3
+    costs = values(comparison, "tokens_to_target", "base")
+    assert [costs[seed] for seed in range(3)] == [NOT_REACHED] * 3
     tokens = comparison.verdict("tokens_to_target", "method")
     assert (
         tokens.exact.p == pytest.approx(2 / 252)

@@ -8,7 +8,7 @@ import pytest
 
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.why import Why
-from tests.compare.known_runs import PLD, SLW, curve, of, pair
+from tests.compare.known_runs import PLD, SLW, curve, of, pair, values
 from tests.fake_runs import rows_of, write_run
 
 
@@ -16,7 +16,7 @@ def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, steps=50, budget=102400, more=SLW)
     comparison = of("small", "small-slw")
-    assert comparison.values["final_loss", "small-slw"] == {0: Why("crashed", "crashed")}
+    assert values(comparison, "final_loss", "small-slw") == {0: Why("crashed", "crashed")}
     assert {d.text for d in comparison.verdicts} == {"pending: 1 of 2 runs not finished"}
     assert any("the verdict waits" in label.text for label in comparison.labels)
     assert (

@@ -13,7 +13,7 @@ from efftrain_cli.compare import inference
 from efftrain_cli.compare.tables import tables_of
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.zeroshot.results import save_result
-from tests.compare.known_runs import SLW, of, pair, scores
+from tests.compare.known_runs import SLW, of, pair, scores, values
 from tests.fake_runs import write_run
 
 
@@ -54,8 +54,8 @@ def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
         == "one seed: no claim; on its items these two checkpoints differ (p = 0.035)"
     )
     # Under a limit the baseline has no result: nothing is compared with the full one.
-    values = [comparison.values["lambada/p/9/acc", label] for label in ("small", "small-slw")]
-    assert values == [{0: Why("missing", "missing")}, {0: 1.0}]
+    assert values(comparison, "lambada/p/9/acc", "small") == {0: Why("missing", "missing")}
+    assert values(comparison, "lambada/p/9/acc", "small-slw") == {0: 1.0}
     assert limited.text == "missing: no claim"
 
 
