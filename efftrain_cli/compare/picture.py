@@ -106,7 +106,9 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
     """Draw plots below each other over one x axis, or with `across` beside each other over one y axis."""
     from matplotlib.figure import Figure
 
-    rows, columns = (1, len(plots)) if across else (len(plots), 1)
+    rows, columns = len(plots), 1
+    if across:
+        rows, columns = columns, rows
     figure = Figure(figsize=(5.4 * columns, 0.6 + 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=not across, sharey=across, squeeze=False)
     for axes, plot in zip(panels.flat, plots, strict=True):
@@ -114,7 +116,6 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
         _set_axes(axes, plot)
 
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    labels = [label.replace("$", r"\$") for label in labels]  # a foreign name is not a formula
     if labels:
         # Below the axes, so that it lies over no curve; in as many columns as have room.
         fitting = 70 * columns // (8 + max(map(len, labels)))
@@ -130,24 +131,29 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
 
 
 def _draw_lines(axes: Axes, plot: Plot) -> None:
-    labelled = set()
-    for (group, line), points in plot.curves.groupby(["group", "line"], sort=False):
-        label = points.label.iloc[0]
-        lines = plot.curves[plot.curves.group == group].line.max() + 1
+    for group, curves in plot.curves.groupby("group", sort=False):
+        label = curves.label.iloc[0].replace("$", r"\$")  # a foreign name is not a formula
         colour = COLOURS[group % len(COLOURS)]
-        axes.plot(
-            points.x,
-            points.y,
-            label="_" if label in labelled else label,
-            color=colour,
-            linestyle=STYLES[(group + group // len(COLOURS)) % len(STYLES)],
-            linewidth=1.6 if lines == 1 else 1.1,
-            alpha=0.25 + 0.75 * (line + 1) / lines if plot.fades else 0.9,
-            marker="o" if plot.ticks else "",
-            markersize=4,
-        )
-        labelled.add(label)
-        axes.fill_between(points.x, points.low, points.high, color=colour, alpha=0.2, linewidth=0)
+        style = STYLES[(group + group // len(COLOURS)) % len(STYLES)]
+        lines = curves.line.nunique()
+        for line, points in curves.groupby("line", sort=False):
+            alpha = 0.9
+            if plot.fades:
+                alpha = 0.25 + 0.75 * (line + 1) / lines
+            axes.plot(
+                points.x,
+                points.y,
+                label=label,
+                color=colour,
+                linestyle=style,
+                linewidth=1.6 if lines == 1 else 1.1,
+                alpha=alpha,
+                marker="o" if plot.ticks else "",
+                markersize=4,
+            )
+            label = "_"  # one entry of the legend a group
+            low, high = points.low, points.high
+            axes.fill_between(points.x, low, high, color=colour, alpha=0.2, linewidth=0)
     for group, x, y in plot.crosses:
         axes.plot([x], [y], "x", markersize=7, color=COLOURS[group % len(COLOURS)], label="_")
 
@@ -256,48 +262,63 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     from matplotlib.ticker import MaxNLocator
 
     shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
-    if not len(shown):
+    if shown.empty:
         return ""
     scale_x, scale_y = (np.log10 if axis in plot.log else np.asarray for axis in "xy")
-    across = np.array([max(plot.start, shown.x.min()), shown.x.max()], float)
-    if across[0] == across[1]:
-        across[1] += 1.0  # a single point has no width
-    left, right = scale_x(across)
-    low, high = scale_y(plot.low_high)
+    left, right = max(plot.start, float(shown.x.min())), float(shown.x.max())
+    if left == right:
+        right += 1.0  # a single point has no width
+    ends, heights = scale_x([left, right]), scale_y(plot.low_high)
 
     plotext.clear_figure()
     plotext.theme("clear")
     plotext.limit_size(False, False)
     plotext.plot_size(width, HEIGHT)
-    groups = shown.group.nunique()
-    for place, (group, curves) in enumerate(shown.groupby("group")):
-        for _, points in curves.groupby("line"):
-            x, y = scale_x(points.x.to_numpy()), scale_y(points.y.to_numpy())
+    shown = shown.assign(x=scale_x(shown.x), y=scale_y(shown.y))
+    _scatter_in_turns(shown, ends, heights, width)
+
+    plotext.xlim(*ends)
+    plotext.ylim(*heights)
+    ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(left, right)}
+    marks = {mark: text for mark, text in ticks.items() if left <= mark <= right}
+    plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
+    places = np.linspace(heights[0], heights[1], 6)
+    values = 10**places if "y" in plot.log else places
+    plotext.yticks(places.tolist(), [f"{value:.4g}" for value in values])
+    plotext.title(plot.y)
+    plotext.xlabel(plot.x)
+    text = plotext.build()
+    if not colour:
+        text = plotext.uncolorize(text)
+    return f"{text.rstrip()}\n{', '.join(shown.label.unique())}"
+
+
+def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:
+    """Draw the letters of each group, which take turns every few columns, so that none hides another.
+
+    Args:
+        curves: points on the scale of the axes.
+        ends: left and right end of the x axis.
+        heights: lower and upper end of the y axis.
+    """
+    import plotext
+
+    (left, right), (low, high) = ends, heights
+    groups = curves.group.nunique()
+    for place, (group, lines) in enumerate(curves.groupby("group")):
+        for _, points in lines.groupby("line"):
+            x, y = points.x.to_numpy(), points.y.to_numpy()
             # Several points a column, so that a steep line leaves no gaps.
             at = np.linspace(x[0], x[-1], 8 * width)
             height = np.interp(at, x, y)
-            # Groups take turns every few columns, so that none hides another.
-            turn = (at - left) / (right - left) * width // 4 % groups
-            drawn = ((turn == place) | (x[0] == x[-1])) & (low <= height) & (height <= high)
+            is_turn = (at - left) / (right - left) * width // 4 % groups == place
+            drawn = (is_turn | (x[0] == x[-1])) & (low <= height) & (height <= high)
             plotext.scatter(
                 at[drawn].tolist(),
                 height[drawn].tolist(),
                 marker=letter(group),
                 color=_TERMINAL_COLOURS[group % len(_TERMINAL_COLOURS)],
             )
-    plotext.xlim(left, right)
-    plotext.ylim(low, high)
-    ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(*across)}
-    marks = {mark: text for mark, text in ticks.items() if across[0] <= mark <= across[1]}
-    plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
-    heights = np.linspace(low, high, 6)
-    values = 10**heights if "y" in plot.log else heights
-    plotext.yticks(heights.tolist(), [f"{value:.4g}" for value in values])
-    plotext.title(plot.y)
-    plotext.xlabel(plot.x)
-    text = plotext.build()
-    key = ", ".join(shown.label.unique())
-    return (text if colour else plotext.uncolorize(text)).rstrip() + f"\n{key}"
 
 
 def letter(group: int) -> str:

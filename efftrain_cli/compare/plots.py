@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.picture import Plot, curve
-from efftrain_cli.compare.reading import AXES, POINTS, RunNumbers
+from efftrain_cli.compare.reading import AXES, POINTS, RunNumbers, Series
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.run.columns import COLUMNS, Column
 from efftrain_cli.run.stability import SEVERE, SLIGHT
@@ -33,7 +33,8 @@ SCHEDULES = ("seq_len", "batch_size", "lr")
 def plots_of(comparison: Comparison) -> list[Plot]:
     """Return the figures that the runs have data for."""
     plots = []
-    evaluations = max((len(run.evaluated["val_loss"]) for run in comparison.runs), default=0)
+    runs = comparison.runs
+    evaluations = max((len(run.evaluated["val_loss"]) for run in runs), default=0)
     if any(_pairs(comparison, group) for group in comparison.groups):
         plots.append(_difference(comparison))
     if evaluations > 3:
@@ -41,12 +42,13 @@ def plots_of(comparison: Comparison) -> list[Plot]:
     if evaluations:
         plots += [loss_plot(comparison, axis) for axis in AXES]
     for column in COLUMNS:
-        if any(column.name in run.series for run in comparison.runs):
+        if any(column.name in run.series for run in runs):
             plots.append(_series(comparison, column))
-    for column, group in product(COLUMNS, comparison.groups):
-        run = next((run for run in group.runs if column.by and run.parts(column.name)), None)
-        if run is not None:
-            plots.append(_parts(column, comparison.letter(group), run))
+    for column in COLUMNS:
+        for group in comparison.groups:
+            logged = [run for run in group.runs if column.by and run.parts(column.name)]
+            if logged:
+                plots.append(_parts(column, comparison.letter(group), logged[0]))
     return plots
 
 
@@ -83,20 +85,24 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
             if run.status == "diverged":
                 end, loss = run.evaluated[axis][-1], run.evaluated["val_loss"][-1]
                 crosses.append((i, float(end), float(loss)))
+
     points = pd.concat(curves, ignore_index=True)
     furthest = float(points.x.max())
     against = AXIS_LABELS[axis].split(" (")[0]
-    return Plot(
-        "loss-late" if late else f"loss-{axis}",
-        "Validation loss, the last two thirds" if late else f"Validation loss against {against}",
+    plot = Plot(
+        f"loss-{axis}",
+        f"Validation loss against {against}",
         points,
         AXIS_LABELS[axis],
         "validation loss (nats/token)",
-        start=LATE * furthest if late else 0.0,
-        fit_from=(LATE if late else FALL) * furthest,
-        levels=() if comparison.target_loss is None else (comparison.target_loss,),
+        fit_from=FALL * furthest,
+        levels=tuple(filter(None, [comparison.target_loss])),
         crosses=tuple(crosses),
     )
+    if not late:
+        return plot
+    title, begin = "Validation loss, the last two thirds", LATE * furthest
+    return replace(plot, name="loss-late", title=title, start=begin, fit_from=begin)
 
 
 def _difference(comparison: Comparison) -> Plot:
@@ -106,10 +112,10 @@ def _difference(comparison: Comparison) -> Plot:
         pairs = _pairs(comparison, group)
         if not pairs:
             continue
-        end = min(run.evaluated["tokens"][-1] for pair in pairs for run in pair)
-        grid = _thin([pair[0].evaluated["tokens"] for pair in pairs])
-        grid = grid[grid <= end]
         before, after = zip(*pairs, strict=True)
+        end = min(run.evaluated["tokens"][-1] for run in (*before, *after))
+        grid = _thin([run.evaluated["tokens"] for run in before])
+        grid = grid[grid <= end]
         gaps = _losses_at(grid, after, "tokens") - _losses_at(grid, before, "tokens")
         half = np.full(len(grid), np.nan)
         if len(pairs) > 1:
@@ -142,31 +148,31 @@ def _series(comparison: Comparison, column: Column) -> Plot:
         for line, series in enumerate(drawn):
             curves.append(curve(i, label, series.tokens, series.values, line=line))
     points = pd.concat(curves, ignore_index=True)
-    is_ratio = name == "loss_ratio"
-    return Plot(
-        name.replace("_", "-"),
-        column.title,
-        points,
-        AXIS_LABELS["tokens"],
-        column.unit,
-        fit_from=FALL * float(points.x.max()) if name == "loss" else 0.0,
-        include=(SEVERE,) if is_ratio else (0.0,) * (name in SCHEDULES),
-        levels=(SLIGHT, SEVERE) if is_ratio else (),
+    plot = Plot(
+        name.replace("_", "-"), column.title, points, x=AXIS_LABELS["tokens"], y=column.unit
     )
+    if name == "loss":
+        return replace(plot, fit_from=FALL * float(points.x.max()))
+    if name == "loss_ratio":
+        return replace(plot, include=(SEVERE,), levels=(SLIGHT, SEVERE))
+    if name in SCHEDULES:
+        return replace(plot, include=(0.0,))
+    return plot
 
 
 def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
     """Plot a line per site or block: the colour is the kind of activation, a paler line stands earlier in the model."""
-    kinds: dict[str, list[str]] = {}
-    series = run.parts(column.name)
-    for part in series:  # the site "h.3.mlp.c_fc" is of the kind "mlp.c_fc"
+    kinds: dict[str, list[Series]] = {}
+    for part, series in run.parts(column.name).items():
+        # The site "h.3.mlp.c_fc" is of the kind "mlp.c_fc", "ln_f" of its own; "h.3" is a block.
         names = part.split(".", 2)
-        kinds.setdefault("block" if len(names) == 2 else names[-1], []).append(part)
+        kind = "block" if len(names) == 2 else names[-1]
+        kinds.setdefault(kind, []).append(series)
     curves = []
     for i, (kind, parts) in enumerate(kinds.items()):
         label = f"{kind} (paler: earlier blocks)" if len(parts) > 1 else kind
-        for line, part in enumerate(parts):
-            curves.append(curve(i, label, series[part].tokens, series[part].values, line=line))
+        for line, series in enumerate(parts):
+            curves.append(curve(i, label, series.tokens, series.values, line=line))
     points = pd.concat(curves, ignore_index=True)
     name = "sites" if column.by == "site" else column.name.strip("_").replace("_", "-")
     return Plot(
@@ -175,7 +181,7 @@ def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
         points,
         AXIS_LABELS["tokens"],
         column.unit,
-        log="y" if bool((points.y > 0).all()) else "",
+        log="y" if (points.y > 0).all() else "",
         fades=True,
     )
 
@@ -207,7 +213,9 @@ def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNu
 def _label(comparison: Comparison, group: Group) -> str:
     """Return a group's label in a legend: its letter and at most 24 characters of the recipe's name."""
     name = group.recipe_name
-    return f"{comparison.letter(group)} {name if len(name) <= 24 else name[:23] + '…'}"
+    if len(name) > 24:
+        name = f"{name[:23]}…"
+    return f"{comparison.letter(group)} {name}"
 
 
 def _thin(values: Sequence[np.ndarray]) -> np.ndarray:
