@@ -9,14 +9,13 @@ from efftrain_cli.foundation.console import human_seconds, printable
 
 DECIMALS = {"nats/token": 4, "bits/byte": 4, "%": 2}
 """Decimals of a unit; numbers of other units have four significant digits."""
-_PREFIXES = ((8, "Y"), (7, "Z"), (6, "E"), (5, "P"), (4, "T"), (3, "G"), (2, "M"), (1, "k"))
+_FLOPS = [
+    (1000.0**power, 1000.0**power, f" {prefix}FLOPs") for power, prefix in enumerate("kMGTPEZY", 1)
+]
 _SCALES = {
-    "tokens": ((1e12, 1e12, "T"), (1e9, 1e9, "B"), (1e6, 1e6, "M"), (1e4, 1e3, "K")),
-    "flops": (
-        *((1000.0**power, 1000.0**power, f" {prefix}FLOPs") for power, prefix in _PREFIXES),
-        (0.0, 1.0, " FLOPs"),
-    ),
-    "seconds": ((7200.0, 3600.0, " h"), (120.0, 60.0, " min"), (0.0, 1.0, " s")),
+    "tokens": [(1e4, 1e3, "K"), (1e6, 1e6, "M"), (1e9, 1e9, "B"), (1e12, 1e12, "T")],
+    "flops": [(0.0, 1.0, " FLOPs"), *_FLOPS],
+    "seconds": [(0.0, 1.0, " s"), (120.0, 60.0, " min"), (7200.0, 3600.0, " h")],
 }
 """By axis: from which value on it is divided by what, and the suffix that says so."""
 
@@ -42,16 +41,18 @@ def format_number(value: float, unit: str = "", axis: str = "", sd: float | None
         axis: tokens, flops or seconds, for a number without a unit.
         sd: standard deviation, written with two digits in the scale of `value`; None or 0: not written.
     """
-    divisor, suffix = 1.0, ""
     if axis == "seconds" and not unit and not sd and value >= 120:
         return human_seconds(value)
-    if not unit:
-        fitting = (scale[1:] for scale in _SCALES.get(axis, ()) if abs(value) >= scale[0])
-        divisor, suffix = next(fitting, (divisor, suffix))
+    divisor, suffix = 1.0, ""
+    fitting = [scale for scale in _SCALES.get(axis, ()) if abs(value) >= scale[0]]
+    if fitting and not unit:
+        _, divisor, suffix = fitting[-1]
     value /= divisor
     decimals = DECIMALS.get(unit)
     if not sd:
-        return (f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}") + suffix
+        text = f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
+        return text + suffix
+
     sd /= divisor
     if decimals is None:
         digits = 3 - math.floor(math.log10(abs(value))) if value else 0

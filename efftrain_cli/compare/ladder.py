@@ -64,31 +64,45 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
     A seed counts at a rung where the method finished there and the baseline has two rungs or more.
     """
     seeds = [seed for seed in sorted(baseline.keys() & method.keys()) if len(baseline[seed]) >= 2]
+    budgets = set().union(*(method[seed] for seed in seeds))
     points = []
-    for budget in sorted({budget for seed in seeds for budget in method[seed]}):
-        here = [seed for seed in seeds if budget in method[seed]]
-        rungs = {seed: method[seed][budget] for seed in here}
-        logs = [
-            log_cost_of(baseline[seed], rungs[seed].loss) - math.log(rungs[seed].cost)
-            for seed in here
-        ]
-        above, below = (
-            sum(value == math.inf for value in logs),
-            sum(value == -math.inf for value in logs),
-        )
-        if above or below:
-            largest = f"the baseline's largest budget did not reach this loss in {above} of {len(here)} seeds"
-            smallest = f"its smallest budget reached it already in {below} of {len(here)}"
-            reason = "; ".join([*([largest] if above else []), *([smallest] if below else [])])
-            why = Why("beyond", reason)
-            estimate = Estimate(math.nan, n=len(here), why=why, log=True)
-        else:
-            estimate = inference.exponentiated(inference.paired_t(logs))
-        loss = sum(rung.loss for rung in rungs.values()) / len(here)
-        most = min(baseline[seed][max(baseline[seed])].cost / rungs[seed].cost for seed in here)
-        least = max(baseline[seed][min(baseline[seed])].cost / rungs[seed].cost for seed in here)
-        points.append(Gain(budget, loss, estimate, above, below, most, least))
+    for budget in sorted(budgets):
+        rungs = {seed: method[seed][budget] for seed in seeds if budget in method[seed]}
+        ladders = [baseline[seed] for seed in rungs]
+        points.append(_gain(budget, ladders, list(rungs.values())))
     return points
+
+
+def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Rung]) -> Gain:
+    """Return the gain at one budget from the baseline's ladders and the method's rungs, both by seed."""
+    n = len(rungs)
+    logs, most, least = [], [], []
+    for ladder, rung in zip(ladders, rungs, strict=True):
+        logs.append(log_cost_of(ladder, rung.loss) - math.log(rung.cost))
+        most.append(ladder[max(ladder)].cost / rung.cost)
+        least.append(ladder[min(ladder)].cost / rung.cost)
+
+    above, below = logs.count(math.inf), logs.count(-math.inf)
+    reasons = []
+    if above:
+        reasons.append(
+            f"the baseline's largest budget did not reach this loss in {above} of {n} seeds"
+        )
+    if below:
+        reasons.append(f"its smallest budget reached it already in {below} of {n}")
+    if reasons:
+        estimate = Estimate(math.nan, n=n, why=Why("beyond", "; ".join(reasons)), log=True)
+    else:
+        estimate = inference.exponentiated(inference.paired_t(logs))
+    return Gain(
+        budget=budget,
+        loss=sum(rung.loss for rung in rungs) / n,
+        estimate=estimate,
+        above=above,
+        below=below,
+        most=min(most),
+        least=max(least),
+    )
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
@@ -101,12 +115,12 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
     if loss > losses[0]:
         return -math.inf
     flat = [log for log, value in zip(logs, losses, strict=True) if value == loss]
-    if flat:  # on a stretch that pooling has levelled, its middle
+    if flat:
+        # On a stretch that pooling has levelled, its middle.
         return sum(flat) / len(flat)
     i = next(i for i, value in enumerate(losses) if value < loss)
-    return logs[i - 1] + (losses[i - 1] - loss) / (losses[i - 1] - losses[i]) * (
-        logs[i] - logs[i - 1]
-    )
+    share = (losses[i - 1] - loss) / (losses[i - 1] - losses[i])
+    return logs[i - 1] + share * (logs[i] - logs[i - 1])
 
 
 def not_decayed(

@@ -21,15 +21,15 @@ CONTINUED = 20_000
 
 def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
     """Return the chance that a two-sided t test with `n` seeds finds a true `effect`, in standard deviations."""
-    df, noncentrality = (
-        (n - 1, effect * math.sqrt(n)) if paired else (2 * n - 2, effect * math.sqrt(n / 2))
-    )
+    df, noncentrality = 2 * n - 2, effect * math.sqrt(n / 2)
+    if paired:
+        df, noncentrality = n - 1, effect * math.sqrt(n)
     if noncentrality > 30:
         return 1.0
     critical = float(special.stdtrit(df, 1 - alpha / 2))
     upper = special.nctdtr(df, noncentrality, critical)
     lower = special.nctdtr(df, noncentrality, -critical)
-    return float(1 - upper + (0.0 if math.isnan(lower) else lower))
+    return float(1 - upper + np.nan_to_num(lower))
 
 
 def seeds_needed(
@@ -87,12 +87,13 @@ def conditional_power(
         mean = (n * gain + values.sum(1)) / total
         squares = (n - 1) * sd**2 + n * gain**2 + (values**2).sum(1)
         se = np.hypot(np.sqrt((squares - total * mean**2) / (total - 1) / total), shared)
+        lead = mean
         if direction == "different":
             lead, level = np.abs(mean), level / 2
         elif direction == "equivalent":
             lead = margin - np.abs(mean)
-        else:
-            lead = mean + (margin if direction == "noninferior" else 0.0)
+        elif direction == "noninferior":
+            lead = mean + margin
         passed |= lead > se * special.stdtrit(total - 1, 1 - level)
     return float(passed.mean())
 

@@ -11,10 +11,12 @@ seed's loss at the rate whose mean over the seeds is the lowest, and as many rat
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+
+import numpy as np
 
 from efftrain_cli.compare.measures import Question
 from efftrain_cli.compare.reading import RunNumbers
@@ -47,17 +49,16 @@ class Curve:
     def best(self) -> int | None:
         """Return the index of the rate with the lowest mean loss, among those with which every seed finished."""
         means = [(mean, i) for i, mean in enumerate(self.means) if mean is not None]
-        return min(means)[1] if means else None
+        _, best = min(means, default=(math.nan, None))
+        return best
 
     @property
     def sensitivities(self) -> tuple[float, ...]:
         """By seed, nats per token; empty while runs are pending."""
         if self.pending:
             return ()
-        return tuple(
-            sensitivity(self.rates, [row[i] for row in self.losses], start)
-            for i, start in enumerate(self.initial)
-        )
+        by_seed = zip(*self.losses, strict=True)
+        return tuple(map(sensitivity, repeat(self.rates), by_seed, self.initial))
 
 
 def sensitivity(
@@ -76,20 +77,16 @@ def sensitivity(
     Raises:
         ValueError: fewer than two rates, or rates that do not rise.
     """
-    if len(rates) < 2 or any(later <= rate for rate, later in itertools.pairwise(rates)):
+    if len(rates) < 2 or min(np.diff(rates)) <= 0:
         raise ValueError("sensitivity needs two or more learning rates, in rising order")
-    capped = [
-        initial if loss is None or not math.isfinite(loss) else min(loss, initial)
-        for loss in losses
-    ]
-    logs = [math.log(rate) for rate in rates]
-    gaps = [later - log for log, later in itertools.pairwise(logs)]
+    # Of None, NaN and infinity the initial loss is left.
+    capped = np.fmin(np.array(losses, float), initial)
+    gaps = np.diff([math.log(rate) for rate in rates])
     # At the ends the stretch reaches as far outwards as inwards.
-    widths = [
-        (left + right) / 2 for left, right in zip([gaps[0], *gaps], [*gaps, gaps[-1]], strict=True)
-    ]
-    mean = sum(width * loss for width, loss in zip(widths, capped, strict=True)) / sum(widths)
-    return mean - (min(capped) if best is None else capped[best])
+    widths = (np.append(gaps[0], gaps) + np.append(gaps, gaps[-1])) / 2
+    mean = sum(widths * capped) / sum(widths)
+    lowest = capped.min() if best is None else capped[best]
+    return float(mean - lowest)
 
 
 def read_sensitivity(*runs: RunNumbers) -> float:
@@ -109,7 +106,7 @@ LR_SENSITIVITY = Question(
     "nats/token",
     "",
     read_sensitivity,
-    "difference",
+    tested="difference",
     over_rates=True,
 )
 
@@ -159,7 +156,9 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
     """Say what a best value at the edge of those that were tried means; "" if it lies inside."""
     if min(tried) < value < max(tried):
         return ""
-    side, way = ("lowest", "lower") if value == min(tried) else ("highest", "higher")
+    side, way = "highest", "higher"
+    if value == min(tried):
+        side, way = "lowest", "lower"
     return f"{value:g}, is the {side} tried; a {way} one may be better: widen the grid"
 
 
@@ -176,8 +175,10 @@ def unequal_grids(curves: Sequence[Curve]) -> str | None:
 
 def band(curve: Curve, i: int) -> tuple[float, float] | None:
     """Return the lowest and highest loss of the seeds at rate `i`; None if no run finished."""
-    there = [loss for loss in curve.losses[i] if loss is not None]
-    return (min(there), max(there)) if there else None
+    losses = [loss for loss in curve.losses[i] if loss is not None]
+    if not losses:
+        return None
+    return min(losses), max(losses)
 
 
 def as_json(curves: Sequence[Curve]) -> list[Mapping[str, object]]:

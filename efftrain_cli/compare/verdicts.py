@@ -13,7 +13,7 @@ from efftrain_cli.compare.measures import PRIMARY, cost_question
 
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
-    """One sentence per recipe that is compared with the baseline, by its final loss, and what else it changed."""
+    """Return a sentence per recipe that is compared with the baseline, by its final loss, and what else it changed."""
     lines = []
     for group in comparison.groups:
         found = comparison.verdict(PRIMARY, group.label)
@@ -31,13 +31,16 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     assert found is not None
     estimate, why = found.estimate, found.why
     if why is not None:
-        gap = f" ({_gap(estimate)})" if not math.isnan(estimate.mean) else ""
         text = why.text
         if why.kind == "pending":
             text = text.replace("pending:", "the verdict waits:")
-        return f"{b} against {a}: {text}{gap}."
+        if not math.isnan(estimate.mean):
+            text += f" ({_gap(estimate)})"
+        return f"{b} against {a}: {text}."
+    claim = f"{b} against {a} is undecided"
     decided = found.outcome in ("better", "worse")
-    claim = f"{b} is {found.outcome} than {a}" if decided else f"{b} against {a} is undecided"
+    if decided:
+        claim = f"{b} is {found.outcome} than {a}"
     if found.exact is not None:
         return f"{claim}: {found.note}, {p_words(found.p_holm)}."
     behind = f"{estimate.n} pairs" if estimate.paired else estimate.method
@@ -49,19 +52,21 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     if found.outcome == "equivalent":
         return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
     seen, between = found.min_detectable_effect, found.min_detectable_range
-    could = ""
-    if seen and between:
-        could = (
-            f" This study could have seen {seen:.2g} nats/token or more; {between[0]:.2g} to {between[1]:.2g}, as its "
-            "spread is known."
-        )
-    return f"{claim}: {how}.{could}"
+    if not seen or not between:
+        return f"{claim}: {how}."
+    least, most = between
+    return (
+        f"{claim}: {how}. This study could have seen {seen:.2g} nats/token or more; {least:.2g} to {most:.2g}, as its "
+        "spread is known."
+    )
 
 
 def _gap(estimate: Estimate) -> str:
-    """How much better or worse, and the interval in the direction of that word."""
-    sign = -1.0 if estimate.mean < 0 else 1.0
-    text = f"final loss {'better' if sign < 0 else 'worse'} by {abs(estimate.mean):.4f} nats/token"
+    """Say how much better or worse the loss is, and the interval in the direction of that word."""
+    sign, word = 1.0, "worse"
+    if estimate.mean < 0:
+        sign, word = -1.0, "better"
+    text = f"final loss {word} by {abs(estimate.mean):.4f} nats/token"
     if estimate.low is None or estimate.high is None:
         return text
     low, high = sorted((sign * estimate.low, sign * estimate.high))
@@ -69,7 +74,7 @@ def _gap(estimate: Estimate) -> str:
 
 
 def _cost(comparison: Comparison, group: Group) -> str:
-    """The tokens that go with a verdict on the loss, where they were judged too."""
+    """Say how the tokens differ; "" if no cost in tokens was shown."""
     words = "the target loss"
     if comparison.target_loss is None:
         words = "the other's final loss, on its own curve"
@@ -98,5 +103,7 @@ _SHORT = {
 
 
 def short_verdict(found: Verdict) -> str:
-    """The verdict in one or two words."""
-    return _SHORT.get(found.why.kind, "no claim") if found.why else found.outcome
+    """Return the verdict in one or two words."""
+    if found.why:
+        return _SHORT.get(found.why.kind, "no claim")
+    return found.outcome
