@@ -143,7 +143,7 @@ def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) ->
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
     """Name a group so that no other has the name: by its recipe and, if other groups share that, by the run that
-    `--name` named, or the first settings that differ."""
+    `--name` named, or the first settings that differ, or its first run."""
     same = [other for other in groups if other.recipe_name == group.recipe_name]
     if len(same) == 1:
         return group.recipe_name
@@ -152,13 +152,14 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     if all(len(other.runs) == 1 for other in same) and (len(keys) > SETTINGS_SHOWN or all(named)):
         return group.runs[0].name
 
-    most = SETTINGS_SHOWN
-    while len({_settings(other, keys[:most]) for other in same}) < len(same):
-        most += 1
-    words = [group.recipe_name, *_settings(group, keys[:most])]
-    if len(keys) > most:
-        words.append(f"and {len(keys) - most} more")
-    return " ".join(words)
+    for most in range(min(SETTINGS_SHOWN, len(keys)), len(keys) + 1):
+        if len({_settings(other, keys[:most]) for other in same}) == len(same):
+            words = [group.recipe_name, *_settings(group, keys[:most])]
+            if len(keys) > most:
+                words.append(f"and {len(keys) - most} more")
+            return " ".join(words)
+    # Their values differ, but not as they are written.
+    return group.runs[0].name
 
 
 def _settings(group: Group, keys: Sequence[str]) -> tuple[str, ...]:

@@ -268,7 +268,10 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     left, right = max(plot.start, float(shown.x.min())), float(shown.x.max())
     if left == right:
         right += 1.0  # a single point has no width
-    ends, heights = scale_x([left, right]), scale_y(plot.low_high)
+    low, high = plot.low_high
+    if low == high:
+        high += abs(high) / 100 or 1.0  # a flat curve has no height
+    ends, heights = scale_x([left, right]), scale_y([low, high])
 
     plotext.clear_figure()
     plotext.theme("clear")

@@ -16,7 +16,7 @@ from typer.testing import Result
 
 from efftrain_cli.foundation.errors import DiskError, UsageError
 from tests.conftest import Efftrain, invoke, python
-from tests.fake_runs import write_run
+from tests.fake_runs import rows_of, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
 
@@ -137,6 +137,12 @@ def test_terminal_plot(two: Path) -> None:
     for axis in ("tokens trained", "FLOPs executed", "training time (s)"):
         assert axis in out
     assert "\x1b" not in out
+
+
+def test_a_flat_curve_is_drawn_in_the_terminal(two: Path) -> None:
+    for seed in range(2):
+        write_run(two, "flat", seed, rows=[row | {"val_loss": 4.0} for row in rows_of(100, seed)])
+    assert run("flat", "--plot").stdout.count("validation loss (nats/token)") == 3
 
 
 def test_no_curve_hides_another_in_the_terminal(two: Path) -> None:

@@ -189,6 +189,15 @@ def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> N
     }
 
 
+def test_settings_that_are_written_alike_have_two_labels(root: Path) -> None:
+    """Six digits do not tell these two rates apart, so the groups have the names of their first runs."""
+    for seed in (0, 1):
+        write_run(root, "small", seed, lr=1e-3)
+        write_run(root, "small", seed, name=f"small-other-{seed}", lr=1.0000001e-3)
+    labels = {group.label for group in of("small", every_setting=True).groups}
+    assert labels == {"small-seed0", "small-other-0"}
+
+
 def test_groups_have_short_names(root: Path) -> None:
     """Runs that --name named are shown by it; of seven settings that differ three are in a name."""
     many = f"{SLW}multiple = 4\nmode = 'reshape'\nbatch = 'tokens'\n"
