@@ -152,7 +152,7 @@ def compare(
         )
     runs, grid_notes = at_common_evaluations(runs)
     every = group_runs(runs, allow)
-    named = _named(every, baseline) if baseline is not None else None
+    named = _named(every, baseline)
     groups, trials = _choose_groups(every, named, every_setting)
     labels = [
         *(Why("warning", f"a run is left out: {reason}") for reason in left_out),
@@ -238,7 +238,9 @@ def _choose_groups(
     every: Sequence[Group], named: Group | None, every_setting: bool
 ) -> tuple[list[Group], list[TriedSetting]]:
     """Return the groups to compare, a named baseline first, and the settings among which each was chosen."""
-    groups, trials = (list(every), []) if every_setting else best_settings(every)
+    groups, trials = best_settings(every)
+    if every_setting:
+        groups, trials = list(every), []
     if named is None:
         return groups, trials
     # A setting that was named as the baseline is what was asked for, best or not.
@@ -282,8 +284,10 @@ def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
     return max(ends) <= 1.001 * question.point
 
 
-def _named(groups: Sequence[Group], name: str) -> Group:
-    """Return the group that a label, a recipe's name, a run's name or a glob over names stands for."""
+def _named(groups: Sequence[Group], name: str | None) -> Group | None:
+    """Return the group that a label, a recipe's name, a run's name or a glob over names stands for; None for None."""
+    if name is None:
+        return None
     matches = []
     for group in groups:
         if name == group.label:

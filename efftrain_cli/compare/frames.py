@@ -74,7 +74,9 @@ def rows_of(comparison: Comparison) -> list[Row]:
             "sd": sd,
         }
         verdict = comparison.verdict(question.key, group.label)
-        rows.append(row | _test(verdict) if verdict else row)
+        if verdict:
+            row |= _test(verdict)
+        rows.append(row)
     return rows
 
 
@@ -85,16 +87,13 @@ def rows_by_question(comparison: Comparison) -> list[list[Row]]:
 
 
 def _test(verdict: Verdict) -> Row:
-    why, estimate, exact = verdict.why, verdict.estimate, verdict.exact
-    return {
+    estimate, exact = verdict.estimate, verdict.exact
+    row = {
         "estimate": _number(estimate.mean),
         "low": estimate.low,
         "high": estimate.high,
         "p": verdict.test.p,
         "p_holm": verdict.p_holm,
-        "verdict": None if why else verdict.outcome,
-        "reason": why.text if why else None,
-        "kind": why.kind if why else None,
         "tested": verdict.question.tested,
         "shared_seeds": list(verdict.seeds),
         "method": verdict.test.method,
@@ -113,6 +112,9 @@ def _test(verdict: Verdict) -> Row:
         "caveat": verdict.caveat,
         "ratio": estimate.log,
     }
+    if verdict.why:
+        return row | {"reason": verdict.why.text, "kind": verdict.why.kind}
+    return row | {"verdict": verdict.outcome}
 
 
 def comma_separated(comparison: Comparison) -> str:
@@ -131,7 +133,7 @@ def comma_separated(comparison: Comparison) -> str:
             "verdict": row["text"],
             "exploratory": str(comparison.exploratory or bool(comparison.caveat)).lower(),
         }
-        rows.append(["" if row[name] is None else str(row[name]) for name in columns])
+        rows.append([row[name] for name in columns])
     return csv_text(columns, rows)
 
 

@@ -98,7 +98,9 @@ class Question:
             value = self.read(*runs)
             if value is None:
                 value = Why("missing", self.missing)
-            values[seed] = value if isinstance(value, Why) else float(value)
+            if not isinstance(value, Why):
+                value = float(value)
+            values[seed] = value
         return values
 
 
@@ -286,7 +288,7 @@ def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
     1 if no run of a side has finished, NaN if one that has does not say what it spent. Tokens that a rewind abandoned
     do not count: the budget is what the learning rate's schedule ran over.
     """
-    axis = "schedule_tokens" if cost == "tokens" else cost
+    axis = {"tokens": "schedule_tokens"}.get(cost, cost)
     means = []
     for group in (baseline, method):
         ends = [float(run.evaluated[axis][-1]) for run in finished_runs(group.runs)]

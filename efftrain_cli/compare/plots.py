@@ -170,11 +170,15 @@ def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
         kinds.setdefault(kind, []).append(series)
     curves = []
     for i, (kind, parts) in enumerate(kinds.items()):
-        label = f"{kind} (paler: earlier blocks)" if len(parts) > 1 else kind
+        label = kind
+        if len(parts) > 1:
+            label += " (paler: earlier blocks)"
         for line, series in enumerate(parts):
             curves.append(curve(i, label, series.tokens, series.values, line=line))
     points = pd.concat(curves, ignore_index=True)
-    name = "sites" if column.by == "site" else column.name.strip("_").replace("_", "-")
+    name = column.name.strip("_").replace("_", "-")
+    if column.by == "site":
+        name = "sites"
     return Plot(
         f"{name}-{letter}",
         f"{column.title}: {letter}, seed {run.seed}",

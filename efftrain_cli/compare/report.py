@@ -32,17 +32,20 @@ def document(comparison: Comparison, kind: str) -> str:
     environment.filters["markdown"] = partial(_tabulate, form="github", escapes=_MARKDOWN)
     environment.filters["booktabs"] = _booktabs
     environment.filters["latex"] = lambda text: text.translate(_LATEX).rstrip(".")
-    text = environment.get_template(f"report.{kind}").render(
-        comparison=comparison,
-        opening=opening_lines(comparison),
-        signs=SIGNS,
-        tables=tables_of(comparison),
-        page=_page(comparison) if kind == "html" else None,
-    )
-    return text if kind == "html" else f"{text.strip()}\n"
+    values = {
+        "comparison": comparison,
+        "opening": opening_lines(comparison),
+        "signs": SIGNS,
+        "tables": tables_of(comparison),
+    }
+    if kind == "html":
+        values |= _page(comparison)
+    text = environment.get_template(f"report.{kind}").render(values)
+    return f"{text.strip()}\n"
 
 
 def _page(comparison: Comparison) -> dict[str, object]:
+    """Return what only the page shows."""
     title, *others = (group.label for group in comparison.groups)
     if others:
         against = f"{len(others)} recipes" if len(others) > 2 else " and ".join(others)

@@ -292,14 +292,16 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         low, high = sd_interval(estimate.sd, estimate.n)
         sd = assured_sd(estimate.sd, estimate.df or estimate.n - 1)
         alpha = _strictest_level(comparison, question.is_primary)
-        shared = CLOCK_SD if question.axis == "seconds" and estimate.log else 0.0
+        shared = 0.0
+        if question.axis == "seconds" and estimate.log:
+            shared = CLOCK_SD
         needed = []
         for size in differences:
             effect = math.log1p(size) if estimate.log else size
             n = seeds_needed(effect, sd, estimate.paired, alpha, shared)
-            needed.append(f">{MOST_SEEDS}" if n is None else str(n))
-        kind = "pairs" if estimate.paired else "unpaired"
+            needed.append(str(n or f">{MOST_SEEDS}"))
         spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"
+        kind = "pairs" if estimate.paired else "unpaired"
         rows.append((*names, spread, *needed, f"{kind}: {estimate.n} so far"))
     heads = [f"{size:g}" for size in differences]
     return Table(

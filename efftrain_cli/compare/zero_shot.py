@@ -96,12 +96,14 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
         missing += [run for run in group.runs if run.seed not in side]
     failed, pending = sum(run.failed for run in missing), sum(run.pending for run in missing)
     if failed:
-        runs = "runs have" if failed > 1 else "run has"
-        return Why("not_judged", f"not judged: {failed} failed {runs} no score")
+        return Why("not_judged", f"not judged: {_without_score(failed, 'failed')}")
     if pending:
-        runs = "runs have" if pending > 1 else "run has"
-        return Why("pending", f"pending: {pending} unfinished {runs} no score")
+        return Why("pending", f"pending: {_without_score(pending, 'unfinished')}")
     return None
+
+
+def _without_score(runs: int, status: str) -> str:
+    return f"{runs} {status} {'runs have' if runs > 1 else 'run has'} no score"
 
 
 def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | None]:
