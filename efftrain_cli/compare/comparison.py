@@ -100,7 +100,8 @@ def read_valid_runs(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str,
     Raises:
         DataError: none can be read.
     """
-    runs, left_out = [], []
+    runs = []
+    left_out = []
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(read_numbers, path) for path in paths]:
             try:
@@ -240,7 +241,8 @@ def _choose_groups(
     """Return the groups to compare, a named baseline first, and the settings among which each was chosen."""
     groups, trials = best_settings(every)
     if every_setting:
-        groups, trials = list(every), []
+        groups = list(every)
+        trials = []
     if named is None:
         return groups, trials
     # A setting that was named as the baseline is what was asked for, best or not.
@@ -267,9 +269,11 @@ def _judge(
     for question in questions:
         if not question.tested or _is_final_loss(question, finished):
             continue
-        family, why = others, of_losses
+        family = others
+        why = of_losses
         if question.tested == "score":
-            family, why = scores, withheld
+            family = scores
+            why = withheld
         elif question.is_primary:
             family = primary
         family += [verdict(question, groups[0], group, withheld=why) for group in groups[1:]]

@@ -49,6 +49,7 @@ def shares_text(groups: Sequence[Group], failed: Sequence[Collection[int]]) -> s
     for group, lost in zip(groups, failed, strict=True):
         n = len(group.seeds)
         interval = stats.binomtest(len(lost), n).proportion_ci(1 - ALPHA)
-        low, high = 100 * interval.low, 100 * interval.high
+        low = 100 * interval.low
+        high = 100 * interval.high
         parts.append(f"{group.label} {len(lost)} of {n} ({low:.0f} to {high:.0f} %)")
     return f"failed or got stuck: {', '.join(parts)}"

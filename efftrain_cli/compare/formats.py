@@ -43,7 +43,8 @@ def format_number(value: float, unit: str = "", axis: str = "", sd: float | None
     """
     if axis == "seconds" and not unit and not sd and value >= 120:
         return human_seconds(value)
-    divisor, suffix = 1.0, ""
+    divisor = 1.0
+    suffix = ""
     fitting = [scale for scale in _SCALES.get(axis, ()) if abs(value) >= scale[0]]
     if fitting and not unit:
         _, divisor, suffix = fitting[-1]

@@ -82,12 +82,14 @@ def rows_of(comparison: Comparison) -> list[Row]:
 
 def rows_by_question(comparison: Comparison) -> list[list[Row]]:
     """Return the rows of each question: the baseline's, then the other groups'."""
-    rows, n = rows_of(comparison), len(comparison.groups)
+    rows = rows_of(comparison)
+    n = len(comparison.groups)
     return [rows[i : i + n] for i in range(0, len(rows), n)]
 
 
 def _test(verdict: Verdict) -> Row:
-    estimate, exact = verdict.estimate, verdict.exact
+    estimate = verdict.estimate
+    exact = verdict.exact
     row = {
         "estimate": _number(estimate.mean),
         "low": estimate.low,
@@ -119,7 +121,8 @@ def _test(verdict: Verdict) -> Row:
 
 def comma_separated(comparison: Comparison) -> str:
     """Return the frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
-    columns, rows = _CSV_COLUMNS.split(), []
+    columns = _CSV_COLUMNS.split()
+    rows = []
     for row in rows_of(comparison):
         shared = row["shared_seeds"]
         row |= {

@@ -107,24 +107,29 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     """
     by_recipe: dict[str, list[RunNumbers]] = {}
     for run in runs:
-        conditions = Group("", (run,)).conditions
-        computed = {key: conditions[key] for key in conditions if not key.startswith(NOT_COMPUTED)}
-        # Two names for one recipe are two arms: of another version of the code, say, or another device.
-        key = json.dumps([run.recipe_name, computed], sort_keys=True, default=str)
-        by_recipe.setdefault(key, []).append(run)
+        by_recipe.setdefault(_identity(run), []).append(run)
 
     groups = []
     for members in by_recipe.values():
         by_seed = runs_by_seed(members)
-        latest = [
-            max(same, key=lambda run: str(run.origin.get("started"))) for same in by_seed.values()
-        ]
+        latest = []
+        for same in by_seed.values():
+            latest.append(max(same, key=lambda run: str(run.origin.get("started"))))
         if len(latest) < len(members) and not allow:
             older = {run.name for run in members} - {run.name for run in latest}
-            raise UsageError(_twice(by_seed, [run.name for run in runs if run.name not in older]))
+            names = [run.name for run in runs if run.name not in older]
+            raise UsageError(_twice(by_seed, names))
         ordered = sorted(latest, key=lambda run: run.seed)
         groups.append(Group(members[0].recipe_name, tuple(ordered)))
     return [replace(group, label=_label(group, groups)) for group in groups]
+
+
+def _identity(run: RunNumbers) -> str:
+    """Return what the runs of a group share: the recipe's name, its values but the seed, and the number of devices."""
+    conditions = Group("", (run,)).conditions
+    computed = {key: conditions[key] for key in conditions if not key.startswith(NOT_COMPUTED)}
+    # Two names for one recipe are two arms: of another version of the code, say, or another device.
+    return json.dumps([run.recipe_name, computed], sort_keys=True, default=str)
 
 
 def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) -> str:

@@ -27,7 +27,8 @@ FEWEST_PAIRS = 4
 """Pairs among unpaired runs from which their correlation is used; fewer say too little of it."""
 MCNEMAR_FROM = 6
 """Pairs from which McNemar's exact test can reach 5 %."""
-COUNTED_SIDE, COUNTED_RUNS = 10, 5_000
+COUNTED_SIDE = 10
+COUNTED_RUNS = 5_000
 """Ranks are counted exactly up to 50 runs an arm: if runs x runs of the smaller arm are at most COUNTED_RUNS, or the
 smaller arm has fewer than COUNTED_SIDE. The time grows with the fourth power of the runs."""
 
@@ -84,7 +85,17 @@ def _by_t(
 ) -> Estimate:
     half = se * float(special.stdtrit(df, 1 - alpha / 2))
     p = float(2 * special.stdtr(df, -abs(mean) / se))
-    return Estimate(mean, mean - half, mean + half, p, n, sd, se, df, method)
+    return Estimate(
+        mean,
+        low=mean - half,
+        high=mean + half,
+        p=p,
+        n=n,
+        sd=sd,
+        se=se,
+        df=df,
+        method=method,
+    )
 
 
 def half_width(estimate: Estimate, alpha: float) -> float:
@@ -97,9 +108,11 @@ def at_level(estimate: Estimate, alpha: float) -> Estimate:
     if not estimate.se or estimate.df is None:
         return estimate
     half = half_width(estimate, alpha)
-    low, high = estimate.center - half, estimate.center + half
+    low = estimate.center - half
+    high = estimate.center + half
     if estimate.log:
-        low, high = math.exp(low), math.exp(high)
+        low = math.exp(low)
+        high = math.exp(high)
     return replace(estimate, low=low, high=high)
 
 
@@ -129,7 +142,9 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     # Differences of numbers that agree to rounding have a spread of rounding: that is not evidence of anything.
     if sd <= 1e-12 * max(1.0, float(np.abs(values).max())):
         return Estimate(mean, n=n, sd=0.0, paired=True, why=NO_SPREAD)
-    return replace(_by_t(mean, sd / math.sqrt(n), n - 1, n, sd, "paired t", alpha), paired=True)
+    se = sd / math.sqrt(n)
+    estimate = _by_t(mean, se, df=n - 1, n=n, sd=sd, method="paired t", alpha=alpha)
+    return replace(estimate, paired=True)
 
 
 def welch_t(
@@ -144,11 +159,14 @@ def welch_t(
         pairing: pairs among the runs and the correlation within them. With pairs this is the t for partially
             overlapping samples (Derrick, Russ, Toher and White 2017, unequal variances).
     """
-    a, b = np.asarray(baseline, float), np.asarray(method, float)
-    mean, n = float(b.mean() - a.mean()), min(len(a), len(b))
+    a = np.asarray(baseline, float)
+    b = np.asarray(method, float)
+    mean = float(b.mean() - a.mean())
+    n = min(len(a), len(b))
     if n == 1:
         return Estimate(mean, n=1, why=ONE_SEED)
-    va, vb = a.var(ddof=1) / len(a), b.var(ddof=1) / len(b)
+    va = a.var(ddof=1) / len(a)
+    vb = b.var(ddof=1) / len(b)
     scale = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
     if math.sqrt(va + vb) <= 1e-12 * scale:
         return Estimate(mean, n=n, sd=0.0, why=NO_SPREAD)
@@ -159,7 +177,7 @@ def welch_t(
         variance -= 2 * r * math.sqrt(va * vb) * pairs / math.sqrt(len(a) * len(b))
         df = (pairs - 1) + (df - pairs + 1) / (len(a) + len(b)) * (len(a) + len(b) - 2 * pairs)
     sd = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
-    return _by_t(mean, math.sqrt(variance), df, n, sd, name, ALPHA)
+    return _by_t(mean, math.sqrt(variance), df=df, n=n, sd=sd, method=name, alpha=ALPHA)
 
 
 def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
@@ -167,7 +185,9 @@ def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) 
     shared = sorted(baseline.keys() & method.keys())
     x, y = (np.array([side[seed] for seed in shared]) for side in (baseline, method))
     spread = x.std() * y.std()
-    r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread) if spread > 0 else 0.0
+    r = 0.0
+    if spread > 0:
+        r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread)
     return welch_t(
         list(baseline.values()),
         list(method.values()),
@@ -237,7 +257,8 @@ def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
     if table.size == 0:
         return Estimate(math.nan, why=Why("no_values", "no values"))
     # The columns' share enters a difference with the other sign; the mean of all is kept in the rows.
-    rows, columns = table.mean(1), table.mean() - table.mean(0)
+    rows = table.mean(1)
+    columns = table.mean() - table.mean(0)
     return welch_t(columns, rows, "all pairs of runs, seeds not paired")
 
 
@@ -334,24 +355,30 @@ def rank_sum(
         bool,
     )
     failed = np.isinf(values)
-    v, w = values[:, None], values[None, :]
-    above = (v > w) | (beyond[:, None] & (v == w))
-    above = np.where(beyond[None, :], False, above) | (failed[:, None] & ~failed[None, :])
+    above = (values[:, None] > values) | (beyond[:, None] & (values[:, None] == values))
+    above = (above & ~beyond) | (failed[:, None] & ~failed)
     order = above.astype(int) - above.T.astype(int)
     scores = order.sum(1)
-    n, k = len(values), len(method)
+
+    n = len(values)
+    k = len(method)
     if k == 0 or k == n:
         return ExactTest(1.0, 1.0, math.nan, "exact rank sum")
-    observed, smaller = abs(int(scores[n - k :].sum())), min(k, n - k)
+    observed = abs(int(scores[n - k :].sum()))
+    smaller = min(k, n - k)
     if smaller >= COUNTED_SIDE and n * smaller > COUNTED_RUNS:
         spread = math.sqrt(k * (n - k) / (n * (n - 1)) * float((scores**2).sum()))
         far = max(0, observed - 1) / spread if spread else 0.0
-        p, words = min(1.0, 2 * float(special.ndtr(-far))), "rank sum, normal approximation"
+        p = min(1.0, 2 * float(special.ndtr(-far)))
+        words = "rank sum, normal approximation"
     else:
-        p, words = _share_as_extreme(scores, smaller, observed), "exact rank sum"
+        p = _share_as_extreme(scores, smaller, observed)
+        words = "exact rank sum"
+
     pairs = order[n - k :, : n - k]
     wins = float((pairs < 0).mean() + 0.5 * (pairs == 0).mean())
-    return ExactTest(p, min(1.0, 2 / math.comb(n, k)), wins, words)
+    smallest = min(1.0, 2 / math.comb(n, k))
+    return ExactTest(p, smallest_p=smallest, wins=wins, method=words)
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
@@ -376,26 +403,32 @@ def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> Ex
     McNemar's test where all seeds are shared and at least MCNEMAR_FROM, else Fisher's.
     """
     shared = baseline.keys() & method.keys()
-    na, nb = len(baseline), len(method)
-    a, b = sum(baseline.values()), sum(method.values())
+    na = len(baseline)
+    nb = len(method)
+    a = sum(baseline.values())
+    b = sum(method.values())
     if not na or not nb:
         return ExactTest(1.0, 1.0, math.nan, "Fisher's exact test")
     if len(shared) == na == nb and na >= MCNEMAR_FROM:
         only_a = sum(baseline[seed] and not method[seed] for seed in shared)
         only_b = sum(method[seed] and not baseline[seed] for seed in shared)
-        p, smallest, words = mcnemar(only_a, only_b), 2 * 0.5**na, "McNemar's exact test"
+        p = mcnemar(only_a, only_b)
+        smallest = 2 * 0.5**na
+        words = "McNemar's exact test"
     else:
         p = float(stats.fisher_exact([[a, na - a], [b, nb - b]]).pvalue)
         smallest = float(stats.fisher_exact([[na, 0], [0, nb]]).pvalue)
         words = "Fisher's exact test"
     wins = (a * (nb - b) + 0.5 * (a * b + (na - a) * (nb - b))) / (na * nb)
-    return ExactTest(p, smallest, wins, words)
+    return ExactTest(p, smallest_p=smallest, wins=wins, method=words)
 
 
 def mcnemar(only_baseline: int, only_method: int) -> float:
     """Return the exact p-value of two sides being equally often right (or failing) on the same items (McNemar 1947)."""
     n = only_baseline + only_method
-    return float(stats.binomtest(only_baseline, n).pvalue) if n else 1.0
+    if n == 0:
+        return 1.0
+    return float(stats.binomtest(only_baseline, n).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

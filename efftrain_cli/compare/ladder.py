@@ -76,13 +76,16 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
 def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Rung]) -> Gain:
     """Return the gain at one budget from the baseline's ladders and the method's rungs, both by seed."""
     n = len(rungs)
-    logs, most, least = [], [], []
+    logs = []
+    most = []
+    least = []
     for ladder, rung in zip(ladders, rungs, strict=True):
         logs.append(log_cost_of(ladder, rung.loss) - math.log(rung.cost))
         most.append(ladder[max(ladder)].cost / rung.cost)
         least.append(ladder[min(ladder)].cost / rung.cost)
 
-    above, below = logs.count(math.inf), logs.count(-math.inf)
+    above = logs.count(math.inf)
+    below = logs.count(-math.inf)
     reasons = []
     if above:
         reasons.append(

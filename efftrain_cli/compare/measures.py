@@ -34,8 +34,10 @@ SAME_SCHEDULE = 0.02
 Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 NATS = "nats/token"
-_LOSS, _COST = "Validation loss", "Cost"
-_STABILITY, _THROUGHPUT = "Stability", "Throughput"
+_LOSS = "Validation loss"
+_COST = "Cost"
+_STABILITY = "Stability"
+_THROUGHPUT = "Throughput"
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,8 @@ FINAL_LOSS = Question(PRIMARY, "final loss", NATS, _LOSS, final_loss, tested="di
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
     """Return the validation loss at `value` tokens, FLOPs or seconds; None outside of the evaluations."""
-    x, loss = run.evaluated[axis], run.evaluated["val_loss"]
+    x = run.evaluated[axis]
+    loss = run.evaluated["val_loss"]
     if not len(x) or not x[0] <= value <= x[-1]:
         return None
     return float(np.interp(value, x, loss))
@@ -198,7 +201,8 @@ def cost_to_reach(run: RunNumbers, axis: str, target: float, times: float = 1.0)
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
     """Return the loss at the run's end on a line through the last fifth of its evaluations; the last one of few."""
-    x, loss = run.evaluated[axis], run.evaluated["val_loss"]
+    x = run.evaluated[axis]
+    loss = run.evaluated["val_loss"]
     last = len(loss) // 5
     if last < 3 or x[-1] <= x[-last]:
         return float(loss[-1])
@@ -230,9 +234,13 @@ def match(baseline: Ended, method: Ended) -> float:
     `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
     quietly.
     """
-    better, worse, sign = baseline, method, -1.0
+    better = baseline
+    worse = method
+    sign = -1.0
     if method.end < baseline.end:
-        better, worse, sign = method, baseline, 1.0
+        better = method
+        worse = baseline
+        sign = 1.0
     # Where its isotonic fit ends above, the better run needs all that it spent.
     needed = better.spent
     if better.end < worse.end and better.loss[-1] <= worse.end:
@@ -247,11 +255,13 @@ def crossing_error(curve: Ended, target: float) -> float:
 
     It is read on the chord; the two neighbouring segments, drawn on, bound it where the curve bends one way.
     """
-    x, loss = curve.x, curve.loss
+    x = curve.x
+    loss = curve.loss
     after = int(np.searchsorted(-loss, -target))
     if after in (0, len(loss)):
         return 0.0
-    left, right = float(x[after - 1]), float(x[after])
+    left = float(x[after - 1])
+    right = float(x[after])
     read = float(np.interp(-target, -loss, x))
     bounds = []
     for j in (after - 2, after):
@@ -333,15 +343,18 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
     None if the schedule has no end. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end,
     NaN before.
     """
-    recipe, x = run.recipe, run.evaluated[axis]
+    recipe = run.recipe
+    x = run.evaluated[axis]
     if not has_end(recipe.get("optim.schedule")):
         return None
     if any(key.startswith("stages.") for key in recipe):
         return 1.0 if value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
     # Steps that a rewind abandoned are cost; the schedule went back with the run.
-    clock, end = "schedule_tokens", recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
+    clock = "schedule_tokens"
+    end = recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
     if recipe.get("optim.decay_steps"):
-        clock, end = "step", recipe["optim.decay_steps"]
+        clock = "step"
+        end = recipe["optim.decay_steps"]
     if not end:
         return math.nan
     return float(min(1.0, np.interp(value, x, run.evaluated[clock]) / end))
@@ -353,7 +366,8 @@ def schedule_tokens(run: RunNumbers) -> float:
     end = recipe.get("optim.decay_steps")
     if not end:
         return float(recipe.get("optim.decay_tokens") or recipe.get("train.tokens") or math.nan)
-    steps, tokens = run.evaluated["step"], run.evaluated["schedule_tokens"]
+    steps = run.evaluated["step"]
+    tokens = run.evaluated["schedule_tokens"]
     if steps[-1] <= 0:
         return math.nan
     # Beyond the last step, as many tokens a step as the whole run had.
@@ -371,10 +385,12 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
     if not any(has_end(run.recipe.get("optim.schedule")) for run in finished):
         return ""
     lengths = [schedule_tokens(run) for run in finished]
-    least, most = min(lengths), max(lengths)
+    least = min(lengths)
+    most = max(lengths)
     if most <= (1 + SAME_SCHEDULE) * least:
         return ""
-    shorter, longer = format_number(least, axis="tokens"), format_quantity(most, "tokens")
+    shorter = format_number(least, axis="tokens")
+    longer = format_quantity(most, "tokens")
     return (
         f"schedules of {shorter} and {longer}, and the longer is read in mid-decay; compare over a ladder of budgets "
         "instead: efftrain sweep --set train.tokens=a,b,c"
@@ -433,13 +449,12 @@ def _prices(costs: Costs, target: float) -> list[Question]:
     """Ask what the training time to a target loss costs."""
     asked = []
     if costs.price_per_hour is not None:
-        title, per_second = (
-            f"price at {costs.price_per_hour:g} per hour",
-            costs.price_per_hour / 3600,
-        )
+        title = f"price at {costs.price_per_hour:g} per hour"
+        per_second = costs.price_per_hour / 3600
         asked.append(("price_to_target", title, "", per_second))
     if costs.power_watts is not None:
-        title, per_second = f"energy at {costs.power_watts:g} W", costs.power_watts / 3.6e6
+        title = f"energy at {costs.power_watts:g} W"
+        per_second = costs.power_watts / 3.6e6
         asked.append(("kwh_to_target", title, "kWh", per_second))
     questions = []
     for key, title, unit, per_second in asked:
@@ -464,7 +479,8 @@ def has_unequal_steps(runs: Sequence[RunNumbers]) -> bool:
     """Return whether steps of the finished runs, on average up to any evaluation, differ in tokens by more than 2 %."""
     means = []
     for run in finished_runs(runs):
-        steps, tokens = run.evaluated["step"], run.evaluated["schedule_tokens"]
+        steps = run.evaluated["step"]
+        tokens = run.evaluated["schedule_tokens"]
         means += [*(tokens[steps > 0] / steps[steps > 0])]
     return bool(means) and max(means) > (1 + SAME_SCHEDULE) * min(means)
 
@@ -480,7 +496,8 @@ def _perplexity(run: RunNumbers) -> Value:
 
 
 def _bits_per_byte(run: RunNumbers) -> Value | None:
-    final, bytes_per_token = final_loss(run), valid_bytes_per_token(run)
+    final = final_loss(run)
+    bytes_per_token = valid_bytes_per_token(run)
     if isinstance(final, Why):
         return final
     if not bytes_per_token:

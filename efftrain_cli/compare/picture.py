@@ -106,7 +106,8 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
     """Draw plots below each other over one x axis, or with `across` beside each other over one y axis."""
     from matplotlib.figure import Figure
 
-    rows, columns = len(plots), 1
+    rows = len(plots)
+    columns = 1
     if across:
         rows, columns = columns, rows
     figure = Figure(figsize=(5.4 * columns, 0.6 + 3.1 * rows), layout="constrained")
@@ -152,7 +153,8 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
                 markersize=4,
             )
             label = "_"  # one entry of the legend a group
-            low, high = points.low, points.high
+            low = points.low
+            high = points.high
             axes.fill_between(points.x, low, high, color=colour, alpha=0.2, linewidth=0)
     for group, x, y in plot.crosses:
         axes.plot([x], [y], "x", markersize=7, color=COLOURS[group % len(COLOURS)], label="_")
@@ -265,13 +267,15 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     if shown.empty:
         return ""
     scale_x, scale_y = (np.log10 if axis in plot.log else np.asarray for axis in "xy")
-    left, right = max(plot.start, float(shown.x.min())), float(shown.x.max())
+    left = max(plot.start, float(shown.x.min()))
+    right = float(shown.x.max())
     if left == right:
         right += 1.0  # a single point has no width
     low, high = plot.low_high
     if low == high:
         high += abs(high) / 100 or 1.0  # a flat curve has no height
-    ends, heights = scale_x([left, right]), scale_y([low, high])
+    ends = scale_x([left, right])
+    heights = scale_y([low, high])
 
     plotext.clear_figure()
     plotext.theme("clear")
@@ -306,11 +310,13 @@ def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width
     """
     import plotext
 
-    (left, right), (low, high) = ends, heights
+    (left, right) = ends
+    (low, high) = heights
     groups = curves.group.nunique()
     for place, (group, lines) in enumerate(curves.groupby("group")):
         for _, points in lines.groupby("line"):
-            x, y = points.x.to_numpy(), points.y.to_numpy()
+            x = points.x.to_numpy()
+            y = points.y.to_numpy()
             # Several points a column, so that a steep line leaves no gaps.
             at = np.linspace(x[0], x[-1], 8 * width)
             height = np.interp(at, x, y)

@@ -21,9 +21,11 @@ CONTINUED = 20_000
 
 def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
     """Return the chance that a two-sided t test with `n` seeds finds a true `effect`, in standard deviations."""
-    df, noncentrality = 2 * n - 2, effect * math.sqrt(n / 2)
+    df = 2 * n - 2
+    noncentrality = effect * math.sqrt(n / 2)
     if paired:
-        df, noncentrality = n - 1, effect * math.sqrt(n)
+        df = n - 1
+        noncentrality = effect * math.sqrt(n)
     if noncentrality > 30:
         return 1.0
     critical = float(special.stdtrit(df, 1 - alpha / 2))
@@ -83,13 +85,15 @@ def conditional_power(
     drawn = random.normal(gain, sd, (CONTINUED, more[-1]))
     passed = np.zeros(CONTINUED, bool)
     for added, level in zip(more, levels, strict=True):
-        values, total = drawn[:, :added], n + added
+        values = drawn[:, :added]
+        total = n + added
         mean = (n * gain + values.sum(1)) / total
         squares = (n - 1) * sd**2 + n * gain**2 + (values**2).sum(1)
         se = np.hypot(np.sqrt((squares - total * mean**2) / (total - 1) / total), shared)
         lead = mean
         if direction == "different":
-            lead, level = np.abs(mean), level / 2
+            lead = np.abs(mean)
+            level = level / 2
         elif direction == "equivalent":
             lead = margin - np.abs(mean)
         elif direction == "noninferior":

@@ -69,7 +69,8 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
         axis: tokens, flops or seconds.
         late: begin at LATE of the cost.
     """
-    curves, crosses = [], []
+    curves = []
+    crosses = []
     for i, group in enumerate(comparison.groups):
         runs = [run for run in group.runs if len(run.evaluated[axis])]
         if not runs:
@@ -79,11 +80,13 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
         label = _label(comparison, group)
         if len(runs) > 1:
             label += f" ({len(runs)} seeds)"
-        low, high = np.nanmin(losses, 0), np.nanmax(losses, 0)
+        low = np.nanmin(losses, 0)
+        high = np.nanmax(losses, 0)
         curves.append(curve(i, label, grid, np.nanmean(losses, 0), low, high))
         for run in runs:
             if run.status == "diverged":
-                end, loss = run.evaluated[axis][-1], run.evaluated["val_loss"][-1]
+                end = run.evaluated[axis][-1]
+                loss = run.evaluated["val_loss"][-1]
                 crosses.append((i, float(end), float(loss)))
 
     points = pd.concat(curves, ignore_index=True)
@@ -101,7 +104,8 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
     )
     if not late:
         return plot
-    title, begin = "Validation loss, the last two thirds", LATE * furthest
+    title = "Validation loss, the last two thirds"
+    begin = LATE * furthest
     return replace(plot, name="loss-late", title=title, start=begin, fit_from=begin)
 
 
@@ -137,7 +141,8 @@ def _difference(comparison: Comparison) -> Plot:
 
 
 def _series(comparison: Comparison, column: Column) -> Plot:
-    curves, name = [], column.name
+    curves = []
+    name = column.name
     for i, group in enumerate(comparison.groups):
         drawn = [run.series[name] for run in group.runs if name in run.series]
         alike = all(np.array_equal(series.values, drawn[0].values) for series in drawn)
@@ -194,7 +199,8 @@ def _losses_at(grid: np.ndarray, runs: Sequence[RunNumbers], axis: str) -> np.nd
     """Interpolate the validation losses of runs at a grid of costs, (runs, points); NaN beyond a run's evaluations."""
     losses = []
     for run in runs:
-        x, loss = run.evaluated[axis], run.evaluated["val_loss"]
+        x = run.evaluated[axis]
+        loss = run.evaluated["val_loss"]
         losses.append(np.interp(grid, x, loss, np.nan, np.nan))
     return np.array(losses)
 

@@ -130,9 +130,11 @@ def why_not_judged(curves: Sequence[Curve]) -> str:
     for curve in curves:
         if curve.best is None:
             return edge_warning(curve) or ""
-    rates, last = curves[0].rates, len(curves[0].rates) - 1
+    rates = curves[0].rates
+    last = len(curves[0].rates) - 1
     best = [curve.best or 0 for curve in curves]
-    below, above = BESIDE - min(best), BESIDE - last + max(best)
+    below = BESIDE - min(best)
+    above = BESIDE - last + max(best)
     added = [rates[0] * (rates[0] / rates[1]) ** i for i in range(below, 0, -1)]
     added += [rates[-1] * (rates[-1] / rates[-2]) ** i for i in range(1, above + 1)]
     if not added:
@@ -156,9 +158,11 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
     """Say what a best value at the edge of those that were tried means; "" if it lies inside."""
     if min(tried) < value < max(tried):
         return ""
-    side, way = "highest", "higher"
+    side = "highest"
+    way = "higher"
     if value == min(tried):
-        side, way = "lowest", "lower"
+        side = "lowest"
+        way = "lower"
     return f"{value:g}, is the {side} tried; a {way} one may be better: widen the grid"
 
 

@@ -170,7 +170,8 @@ def _answer(row: Row) -> tuple[str, str, str]:
 
 def _difference(row: Row) -> str:
     """Write the estimate with its interval, or what an exact test counted."""
-    exact, items = row["exact"], row["items"]
+    exact = row["exact"]
+    items = row["items"]
     if items and row["low"] is None:
         text = format_estimate(items["mean"], items["low"], items["high"])
         return f"{text} over {items['n']} items"
@@ -188,7 +189,8 @@ def _trials(comparison: Comparison) -> Table:
         loss = "-"
         if trial.mean_final_loss is not None:
             loss = format_number(trial.mean_final_loss, "nats/token")
-        seeds, unfinished = counted(len(trial.seeds), "seed"), str(trial.unfinished or "-")
+        seeds = counted(len(trial.seeds), "seed")
+        unfinished = str(trial.unfinished or "-")
         rows.append((trial.label, loss, seeds, unfinished, "compared" * trial.chosen))
     head = ("setting", "mean final loss", "seeds", "unfinished", "")
     return Table("Settings tried", head, rows)
@@ -281,7 +283,8 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
     """Show how many seeds per recipe would show true differences of these sizes, from the spread so far."""
     rows = []
     for verdict in comparison.verdicts:
-        question, estimate = verdict.question, verdict.estimate
+        question = verdict.question
+        estimate = verdict.estimate
         if question.tested not in ("difference", "ratio", "match"):
             continue
         names = (question.title, verdict.arm)

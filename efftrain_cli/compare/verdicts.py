@@ -29,7 +29,8 @@ def _sentence(comparison: Comparison, group: Group) -> str:
     a, b = (f"{comparison.letter(each)} {each.label}" for each in (base, group))
     found = comparison.verdict(PRIMARY, group.label)
     assert found is not None
-    estimate, why = found.estimate, found.why
+    estimate = found.estimate
+    why = found.why
     if why is not None:
         text = why.text
         if why.kind == "pending":
@@ -51,7 +52,8 @@ def _sentence(comparison: Comparison, group: Group) -> str:
         return f"{claim}: {how}.{_cost(comparison, group)}"
     if found.outcome == "equivalent":
         return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
-    seen, between = found.min_detectable_effect, found.min_detectable_range
+    seen = found.min_detectable_effect
+    between = found.min_detectable_range
     if not seen or not between:
         return f"{claim}: {how}."
     least, most = between
@@ -63,9 +65,11 @@ def _sentence(comparison: Comparison, group: Group) -> str:
 
 def _gap(estimate: Estimate) -> str:
     """Say how much better or worse the loss is, and the interval in the direction of that word."""
-    sign, word = 1.0, "worse"
+    sign = 1.0
+    word = "worse"
     if estimate.mean < 0:
-        sign, word = -1.0, "better"
+        sign = -1.0
+        word = "better"
     text = f"final loss {word} by {abs(estimate.mean):.4f} nats/token"
     if estimate.low is None or estimate.high is None:
         return text

@@ -94,7 +94,8 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
     missing: list[RunNumbers] = []
     for group, side in zip(groups, sides, strict=True):
         missing += [run for run in group.runs if run.seed not in side]
-    failed, pending = sum(run.failed for run in missing), sum(run.pending for run in missing)
+    failed = sum(run.failed for run in missing)
+    pending = sum(run.pending for run in missing)
     if failed:
         return Why("not_judged", f"not judged: {_without_score(failed, 'failed')}")
     if pending:
@@ -116,7 +117,8 @@ def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | No
     before, after = sides
     if len(before) != 1 or before.keys() != after.keys():
         return None, None
-    (first,), (second,) = before.values(), after.values()
+    (first,) = before.values()
+    (second,) = after.values()
     shared = sorted(first.items.keys() & second.items.keys())
     differences = [second.items[item] - first.items[item] for item in shared]
     if not differences:
