@@ -23,6 +23,7 @@ the bound of 50, are recollected from the paper, the equations are those of a pu
 from __future__ import annotations
 
 import math
+import re
 from functools import lru_cache
 
 LN_50 = math.log(50.0)
@@ -33,7 +34,9 @@ MOST_BITS = 23
 
 def swamping_offset(m_acc: int, m_p: int, stage: int | None = None) -> float:
     """Return alpha_j of partial-swamping `stage` j; None: alpha = alpha_(m_p + 1)."""
-    total = sum(2**i * (2**i - 1) * (2 ** (i + 1) - 1) for i in range(1, stage or m_p + 1))
+    total = 0
+    for i in range(1, stage or m_p + 1):
+        total += 2**i * (2**i - 1) * (2 ** (i + 1) - 1)
     return math.ldexp(total, m_acc - 3 * m_p) / 3
 
 
@@ -44,23 +47,37 @@ def variance_retention(m_acc: int, m_p: int, n: float) -> float:
 
     if n <= 2:
         return 1.0
-    i = np.arange(2, math.ceil(n), dtype=np.float64)
-    alpha = swamping_offset(m_acc, m_p)
-    scale = 2.0**m_acc / math.sqrt(2)
+
     # 2 Q(x) = erfc(x / sqrt 2), 1 - 2 Q(x) = erf(x / sqrt 2)
-    q = erfc(scale / np.sqrt(i)) * erf(scale / np.sqrt(i - 1))
-    full = i > alpha
-    kept = float(((i - alpha) * q)[full].sum())
-    weight = float(q[full].sum())
+    # Full swamping: k_1 and its term of the numerator.
+    i = np.arange(2, math.ceil(n), dtype=np.float64)
+    scale = 2.0**m_acc / math.sqrt(2)
+    swamped = erfc(scale / np.sqrt(i))
+    not_before = erf(scale / np.sqrt(i - 1))
+    q = swamped * not_before
+    alpha = swamping_offset(m_acc, m_p)
+    counts = i > alpha
+    weight = float(q[counts].sum())
+    kept = float(((i - alpha) * q)[counts].sum())
+
+    # Partial swamping: k_2 and its term.
+    root = math.sqrt(2 * n)
     for stage in range(2, m_p + 1):
         offset = swamping_offset(m_acc, m_p, stage)
-        if n > offset:
-            steps = 2.0 ** (m_acc - m_p + stage)
-            share = steps * erfc(steps / 2 / math.sqrt(2 * n)) * erf(steps / math.sqrt(2 * n))
-            kept += (n - offset) * float(share)
-            weight += float(share)
-    none = float(erf(2.0 ** (m_acc - m_p + 1) / math.sqrt(2 * n)))
-    return (kept + n * none) / (n * (weight + none))
+        if n <= offset:
+            continue
+        steps = 2.0 ** (m_acc - m_p + stage)
+        swamped = erfc(steps / 2 / root)
+        not_before = erf(steps / root)
+        q = float(steps * swamped * not_before)
+        weight += q
+        kept += (n - offset) * q
+
+    # No swamping: k_3.
+    none = float(erf(2.0 ** (m_acc - m_p + 1) / root))
+    weight += none
+    kept += n * none
+    return kept / (n * weight)
 
 
 def log_v(m_acc: int, m_p: int, n: float) -> float:
@@ -75,21 +92,27 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
     """
     if chunk == 0 or chunk >= n:
         return [(m_p, n)]
-    return [(m_p, chunk), (min(m_acc, m_p + round(math.log2(chunk))), math.ceil(n / chunk))]
+    grown = m_p + round(math.log2(chunk))
+    chunks = math.ceil(n / chunk)
+    return [(m_p, chunk), (min(m_acc, grown), chunks)]
 
 
 @lru_cache(maxsize=1024)
 def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
     """Return the fewest mantissa bits with v < 50 in every stage; `MOST_BITS` if no number suffices."""
     for m_acc in range(1, MOST_BITS):
-        if all(
-            log_v(m_acc, bits, length) < LN_50 for bits, length in stages_of(m_acc, m_p, n, chunk)
-        ):
+        stages = stages_of(m_acc, m_p, n, chunk)
+        if all(log_v(m_acc, bits, length) < LN_50 for bits, length in stages):
             return m_acc
     return MOST_BITS
 
 
-MANTISSA_BITS = {"fp32": 23, "bf16": 7, "fp8_e4m3": 3, "fp8_e5m2": 2}
+MANTISSA_BITS = {
+    "fp32": 23,
+    "bf16": 7,
+    "fp8_e4m3": 3,
+    "fp8_e5m2": 2,
+}
 
 
 def product_bits(a: str, b: str) -> int:
@@ -106,10 +129,10 @@ def parse_shape(text: str) -> tuple[int, int]:
     Raises:
         ValueError: it is not written so.
     """
-    depth, cross, width = text.lower().partition("x")
-    if not (cross and depth.isdigit() and width.isdigit() and int(depth) and int(width)):
+    shape = re.fullmatch(r"0*([1-9]\d*)x0*([1-9]\d*)", text.lower())
+    if shape is None:
         raise ValueError(f"{text!r} is not a shape: write layers x width, such as 48x1600")
-    return int(depth), int(width)
+    return int(shape[1]), int(shape[2])
 
 
 def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, int]]:
@@ -121,9 +144,16 @@ def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, i
         "mlp.c_proj": (4 * n_embd, n_embd),
         "head": (n_embd, vocab_rows),
     }
-    sums = [(name, "forward", inputs) for name, (inputs, _) in layers.items()]
-    sums += [(name, "grad_input", outputs) for name, (_, outputs) in layers.items()]
-    return sums + [(name, "grad_weight", tokens) for name in layers]
+    lengths = {
+        "forward": [inputs for inputs, _ in layers.values()],
+        "grad_input": [outputs for _, outputs in layers.values()],
+        "grad_weight": [tokens] * len(layers),
+    }
+    sums = []
+    for role, of_role in lengths.items():
+        for name, length in zip(layers, of_role, strict=True):
+            sums.append((name, role, length))
+    return sums
 
 
 def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
