@@ -45,7 +45,9 @@ class ScalingLaw:
     def steps(self, size: float, loss: float) -> float:
         """Return the steps that `size` parameters need for `loss`; infinite at and below their floor."""
         above = loss - self.floor(size)
-        return float(2 * self.s_c / above ** (1 / self.alpha_s)) if above > 0 else math.inf
+        if above <= 0:
+            return math.inf
+        return float(2 * self.s_c / above ** (1 / self.alpha_s))
 
     def critical_batch(self, loss: float) -> float:
         """Return the tokens per step at which halving the steps begins to cost tokens."""
@@ -61,7 +63,8 @@ class ScalingLaw:
 
     def optimal_size(self, loss: float) -> float:
         """Return the size that reaches `loss` cheapest in one stage."""
-        return float(self.n_c / (loss / (1 + self.alpha_n / self.alpha_s)) ** (1 / self.alpha_n))
+        floor = loss / (1 + self.alpha_n / self.alpha_s)
+        return float(self.n_c / floor ** (1 / self.alpha_n))
 
     def switch_loss(self, size: float, factor: float) -> float:
         """Return the loss at which growing `size` by `factor` pays: where both sizes' marginal costs are equal."""
@@ -106,29 +109,34 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
         raise UsageError(
             "a scaling law is fitted to curves of two sizes or more: give runs of another size too"
         )
+
     columns = []
     for size, curve in curves:
         late = curve.steps >= FITTED_FROM * curve.steps[-1]
-        each = np.ones(int(late.sum()))
-        columns.append(
-            (
-                each * math.log(size),
-                np.log(curve.steps[late]),
-                np.log(curve.losses[late]),
-                each / math.sqrt(len(each)),
-            )
-        )
+        ones = np.ones(int(late.sum()))
+        log_size = ones * math.log(size)
+        log_steps = np.log(curve.steps[late])
+        log_losses = np.log(curve.losses[late])
+        # Every curve weighs the same, however many evaluations it has.
+        weight = ones / math.sqrt(len(ones))
+        columns.append((log_size, log_steps, log_losses, weight))
     log_n, log_s, log_loss, weights = map(np.concatenate, zip(*columns, strict=True))
 
     def residuals(constants: np.ndarray) -> np.ndarray:
         log_n_c, alpha_n, log_s_c, alpha_s = constants
-        model = np.exp(alpha_n * (log_n_c - log_n)) + np.exp(alpha_s * (log_s_c - log_s))
-        return np.asarray(np.log(model) - log_loss)
+        floor = np.exp(alpha_n * (log_n_c - log_n))
+        above = np.exp(alpha_s * (log_s_c - log_s))
+        return np.asarray(np.log(floor + above) - log_loss)
 
+    # log n_c, alpha_n, log 2 s_c, alpha_s
     start = [math.log(KAPLAN.n_c), KAPLAN.alpha_n, math.log(2 * KAPLAN.s_c), KAPLAN.alpha_s]
-    low, high = [0.0, 1e-3, -10.0, 1e-2], [500.0, 2.0, 100.0, 5.0]
+    lowest = [0.0, 1e-3, -10.0, 1e-2]
+    highest = [500.0, 2.0, 100.0, 5.0]
     fit = least_squares(
-        lambda x: weights * residuals(x), start, bounds=(low, high), x_scale=[1.0, 0.01, 1.0, 0.1]
+        lambda x: weights * residuals(x),
+        start,
+        bounds=(lowest, highest),
+        x_scale=[1.0, 0.01, 1.0, 0.1],
     )
     log_n_c, alpha_n, log_s_c, alpha_s = map(float, fit.x)
     law = ScalingLaw(
@@ -139,16 +147,16 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
         b_star=batch_tokens,
         alpha_b=math.inf,  # one batch size whatever the loss
     )
-    rms = math.sqrt(float(np.mean(residuals(fit.x) ** 2)))
+    mean_square = float(np.mean(residuals(fit.x) ** 2))
     return FittedLaw(
         law=law,
-        rms=rms,
+        rms=math.sqrt(mean_square),
         sizes=tuple(sizes),
         last_step=max(float(curve.steps[-1]) for _, curve in curves),
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlannedStage:
     """One stage of a planned schedule."""
 
@@ -165,7 +173,9 @@ class PlannedStage:
 
 
 def cost(
-    law: ScalingLaw, stages: Sequence[tuple[float, float]], batch: float | None
+    law: ScalingLaw,
+    stages: Sequence[tuple[float, float]],
+    batch: float | None,
 ) -> list[PlannedStage]:
     """Cost stages of (size, loss at its end).
 
@@ -176,8 +186,17 @@ def cost(
     before = math.inf
     for size, loss in stages:
         steps = law.steps(size, loss) - law.steps(size, before)
-        tokens = law.critical_batch(loss) if batch is None else batch
-        planned.append(PlannedStage(size, loss, steps, tokens, flops=6 * size * tokens * steps))
+        tokens = batch
+        if tokens is None:
+            tokens = law.critical_batch(loss)
+        stage = PlannedStage(
+            size=size,
+            loss=loss,
+            steps=steps,
+            batch_tokens=tokens,
+            flops=6 * size * tokens * steps,
+        )
+        planned.append(stage)
         before = loss
     return planned
 
@@ -209,19 +228,29 @@ def plan_schedule(
         raise UsageError(
             f"a loss of {target_loss:g} cannot be reached with {largest:.3g} parameters: their floor is {law.floor(largest):.4g}"
         )
-    tokens = law.critical_batch(target_loss) if batch == "fixed" else None
+    tokens = None
+    if batch == "fixed":
+        tokens = law.critical_batch(target_loss)
     if stages == 1:
         return cost(law, [(largest, target_loss)], tokens)
-    free_sizes = stages - 1 if target_size else stages
+    free_sizes = stages
+    if target_size:
+        free_sizes -= 1
 
+    # The point x: logarithms of the first size / e^20, if it is free, of each growth factor - 1, and of each drop of
+    # the loss from a stage's end to the next one's. So every x is a schedule whose sizes grow and whose losses fall.
     def unpack(x: np.ndarray) -> list[tuple[float, float]]:
-        # growth factors and losses above the target, as logarithms of positive numbers
-        steps_up = np.exp(x[:free_sizes])
+        positive = np.exp(x)
         if target_size:
-            sizes = target_size / np.cumprod(np.append(1.0, 1 + steps_up[::-1]))[::-1]
+            growth = 1 + positive[:free_sizes]
+            below_target = np.cumprod(np.append(1.0, growth[::-1]))[::-1]
+            sizes = target_size / below_target
         else:
-            sizes = math.exp(20.0) * steps_up[0] * np.cumprod(np.append(1.0, 1 + steps_up[1:]))
-        losses = target_loss + np.append(np.cumsum(np.exp(x[free_sizes:])[::-1])[::-1], 0.0)
+            growth = 1 + positive[1:free_sizes]
+            sizes = math.exp(20.0) * positive[0] * np.cumprod(np.append(1.0, growth))
+        drops = positive[free_sizes:]
+        above_target = np.cumsum(drops[::-1])[::-1]
+        losses = target_loss + np.append(above_target, 0.0)
         return list(zip(sizes.tolist(), losses.tolist(), strict=True))
 
     def objective(x: np.ndarray) -> float:
@@ -231,19 +260,29 @@ def plan_schedule(
             return 200.0
         return math.log(total)
 
-    # start: sizes 4 apart below the best single one, each stage up to where growth pays
-    sizes = [largest / 3 ** (stages - 1 - k) * (1 if target_size else 2) for k in range(stages)]
-    losses = [
-        max(law.switch_loss(size, 3), target_loss + 1e-3 * (stages - k))
-        for k, size in enumerate(sizes[:-1])
-    ]
-    drops = [max(a - b, 1e-4) for a, b in pairwise([*losses, target_loss])]
-    grow = [math.log(2.0)] * (stages - 1)
-    x0 = np.array([*([] if target_size else [math.log(sizes[0]) - 20.0]), *grow, *np.log(drops)])
-    starts = [x0 + shift * (np.arange(len(x0)) >= free_sizes) for shift in (0.0, -0.7, 0.7)]
-    options = {"ftol": 1e-12, "maxiter": 2000}
-    optima = [minimize(objective, start, method="SLSQP", options=options) for start in starts]
-    best = min(optima, key=lambda each: each.fun)
+    # Start with sizes a factor of 3 apart, the last one free at twice the best single one, each stage up to where
+    # growth pays.
+    last = largest
+    if not target_size:
+        last *= 2
+    sizes = [last / 3**later for later in range(stages - 1, -1, -1)]
+    losses = []
+    for stage, size in enumerate(sizes[:-1]):
+        lowest = target_loss + 1e-3 * (stages - stage)
+        losses.append(max(law.switch_loss(size, 3), lowest))
+    x = [math.log(2.0)] * (stages - 1)
+    if not target_size:
+        x.insert(0, math.log(sizes[0]) - 20.0)
+    for before, after in pairwise([*losses, target_loss]):
+        x.append(math.log(max(before - after, 1e-4)))
+
+    optima = []
+    for shift in (0.0, -0.7, 0.7):
+        start = np.array(x)
+        start[free_sizes:] += shift
+        options = {"ftol": 1e-12, "maxiter": 2000}
+        optima.append(minimize(objective, start, method="SLSQP", options=options))
+    best = min(optima, key=lambda optimum: optimum.fun)
     return cost(law, unpack(best.x), tokens)
 
 
