@@ -35,7 +35,10 @@ GREEDY = Sampling(temperature=0)
 
 
 def generate(
-    model: GPT, prompt: Tensor, sampling: Sampling, context_length: int | None = None
+    model: GPT,
+    prompt: Tensor,
+    sampling: Sampling,
+    context_length: int | None = None,
 ) -> Iterator[Tensor]:
     """Continue `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and step.
 
@@ -45,16 +48,22 @@ def generate(
     length = context_length or model.config.seq_len
     # Drawn on the CPU, so that a device has no say in the random numbers.
     generator = torch.Generator().manual_seed(sampling.seed)
-    unread = text = prompt[:, -length:]
+    text = prompt[:, -length:]
+    unread = text
     caches = model.new_caches()
+
     while True:
         # Entered for each step and left before `yield`: the caller's own torch code is not to run in this mode.
         with torch.inference_mode(), attention_kernels(prompt.device, same_shape=False):
             if caches[0].length + unread.shape[1] > length:
-                unread = text[:, -max(1, length // 2) :]
+                half = max(1, length // 2)
+                unread = text[:, -half:]
                 caches = model.new_caches()
+
             last = model.hidden(unread, caches)[:, -1]
-            token = draw(model.head(last).float(), sampling, generator)
+            logits = model.head(last).float()
+            token = draw(logits, sampling, generator)
+
             unread = token[:, None]
             text = torch.cat([text, unread], dim=1)[:, -length:]
         yield token
@@ -64,15 +73,21 @@ def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tens
     """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits' device."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
+
     logits = logits / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < logits.shape[-1]:
-        kth = logits.topk(sampling.top_k, dim=-1).values[:, -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
+        largest = logits.topk(sampling.top_k).values
+        smallest_kept = largest[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+
     probabilities = logits.softmax(-1)
     if sampling.top_p is not None:
-        falling, order = probabilities.sort(-1, descending=True)
+        falling, order = probabilities.sort(descending=True)
         # Those before it already add up to top_p.
-        beyond = falling.cumsum(-1) - falling >= sampling.top_p
-        probabilities = probabilities.masked_fill(beyond.gather(-1, order.argsort(-1)), 0.0)
-    drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)[:, 0]
-    return drawn.to(logits.device)
+        before = falling.cumsum(-1) - falling
+        is_dropped = before >= sampling.top_p
+        in_order_of_tokens = is_dropped.gather(-1, order.argsort())
+        probabilities = probabilities.masked_fill(in_order_of_tokens, 0.0)
+
+    drawn = torch.multinomial(probabilities.cpu(), 1, generator=generator)
+    return drawn[:, 0].to(logits.device)

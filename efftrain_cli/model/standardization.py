@@ -7,13 +7,13 @@ The divergence of N(mu, v) from N(0, 1) is (mu^2 + v - log v - 1) / 2 nats.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from efftrain_cli.model.cross_entropy import at_least_fp32
-from efftrain_cli.model.gpt import GPT, Affine, Block
+from efftrain_cli.model.gpt import GPT
 
 Moments = Literal["channel", "token"]
 
@@ -34,9 +34,11 @@ class _Divergence(torch.autograd.Function):
         mean = wide.mean(dim, keepdim=True)
         # In place: a second large tensor costs more than the sums.
         variance = (wide - mean).square_().mean(dim, keepdim=True)
+
         ctx.save_for_backward(x, mean, variance)
         ctx.eps = eps  # type: ignore[attr-defined]
-        return 0.5 * (mean.square() + variance - (variance + eps).log() - 1).mean()
+        divergences = mean.square() + variance - (variance + eps).log() - 1
+        return 0.5 * divergences.mean()
 
     @staticmethod
     def backward(
@@ -45,15 +47,17 @@ class _Divergence(torch.autograd.Function):
         x, mean, variance = ctx.saved_tensors  # type: ignore[attr-defined]
         share = grad / x.numel()
         slope = 1 - 1 / (variance + ctx.eps)  # type: ignore[attr-defined]
-        return (
-            torch.addcmul(share * mean * (1 - slope), x.to(mean.dtype), share * slope).to(x.dtype),
-            None,
-            None,
-        )
+        # mu + (x - mu) slope = mu (1 - slope) + x slope: one pass over x
+        at_zero = share * mean * (1 - slope)
+        grad_x = torch.addcmul(at_zero, x.to(mean.dtype), share * slope)
+        return grad_x.to(x.dtype), None, None
 
 
 def standardization_loss(
-    x: Tensor, moments: Moments = "channel", eps: float = 0.0, skip_first: bool = False
+    x: Tensor,
+    moments: Moments = "channel",
+    eps: float = 0.0,
+    skip_first: bool = False,
 ) -> Tensor:
     """Compute the divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 if x is).
 
@@ -82,25 +86,24 @@ def folded(model: GPT) -> GPT:
     plain = GPT(replace(model.config, affine=kept)).to(model.device, dtype)
     plain.residual_dtype = model.residual_dtype
     plain.train(model.training)
+
     weights = model.state_dict()
-    for number, module in enumerate(model.h):
-        block = cast(Block, module)
-        for norm, name, layer, affine in (
-            (block.ln_1, "attn.c_attn", block.attn.c_attn, block.attn.c_attn_affine),
-            (None, "attn.c_proj", block.attn.c_proj, block.attn.c_proj_affine),
-            (block.ln_2, "mlp.c_fc", block.mlp.c_fc, block.mlp.c_fc_affine),
-            (None, "mlp.c_proj", block.mlp.c_proj, block.mlp.c_proj_affine),
-        ):
-            matrix, bias = layer.weight.detach().double(), layer.bias.detach().double()
-            if isinstance(norm, Affine):
-                bias = bias + matrix @ norm.bias.detach().double()
-                matrix = matrix * norm.weight.detach().double()
-            if isinstance(affine, Affine):
-                scale = affine.weight.detach().double()
-                matrix, bias = scale[:, None] * matrix, scale * bias + affine.bias.detach().double()
-            weights[f"h.{number}.{name}.weight"], weights[f"h.{number}.{name}.bias"] = (
-                matrix.to(dtype),
-                bias.to(dtype),
-            )
+    # Linear layer -> the norm, or the scale and shift in its place, that it reads.
+    norms = {"attn.c_attn": "ln_1", "attn.c_proj": None, "mlp.c_fc": "ln_2", "mlp.c_proj": None}
+    for number in range(len(model.h)):
+        for layer, norm in norms.items():
+            prefix = f"h.{number}."
+            matrix = weights[f"{prefix}{layer}.weight"].double()
+            bias = weights[f"{prefix}{layer}.bias"].double()
+            if norm in model.config.affine:
+                bias = bias + matrix @ weights[f"{prefix}{norm}.bias"].double()
+                matrix = matrix * weights[f"{prefix}{norm}.weight"].double()
+            if layer in model.config.affine:
+                scale = weights[f"{prefix}{layer}_affine.weight"].double()
+                shift = weights[f"{prefix}{layer}_affine.bias"].double()
+                matrix = scale[:, None] * matrix
+                bias = scale * bias + shift
+            weights[f"{prefix}{layer}.weight"] = matrix.to(dtype)
+            weights[f"{prefix}{layer}.bias"] = bias.to(dtype)
     plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
     return plain
