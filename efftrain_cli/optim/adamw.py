@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping
 
 import torch
@@ -56,18 +57,24 @@ class AdamW:
         self._adamw = _FusedAdamW(options, lr=0.0, betas=settings.betas, fused=True)
 
         named = parameters.named
+        sizes = []
+        for parameter in named.values():
+            lines = math.ceil(parameter.numel() / _ALIGNMENT)
+            sizes.append(lines * _ALIGNMENT)
         first = next(iter(named.values()))
-        sizes = [-(-parameter.numel() // _ALIGNMENT) * _ALIGNMENT for parameter in named.values()]
         # fp32 (elements,): all of `exp_avg_sq`, each parameter's padded with zeros to whole cache lines.
-        self._second_moments = torch.zeros(sum(sizes), dtype=first.dtype, device=first.device)
+        self._second_moments = first.new_zeros(sum(sizes))
+
         self._state = {}
         views = self._second_moments.split(sizes)
         for (name, parameter), view in zip(named.items(), views, strict=True):
-            self._state[name] = self._adamw.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            state = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": view[: parameter.numel()].view(parameter.shape),
             }
+            self._adamw.state[parameter] = state
+            self._state[name] = state
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""
@@ -91,15 +98,19 @@ class AdamW:
         """
         moments = self._second_moments
         if not moments.numel():  # a rank that holds no rows
-            return {name: moments.new_zeros(()) for name in ("adam_sqrt_v_l1", "adam_sqrt_v_max")}
-        size = min(_CHUNK.get(moments.device.type, 1 << 22), moments.numel())
+            zero = moments.new_zeros(())
+            return {"adam_sqrt_v_l1": zero, "adam_sqrt_v_max": zero.clone()}
+
         # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in the cache.
-        scratch = torch.empty(size, dtype=moments.dtype, device=moments.device)
-        sums, largest = [], []
+        size = min(_CHUNK.get(moments.device.type, 1 << 22), moments.numel())
+        roots = moments.new_empty(size)
+        sums = []
+        maxima = []
         for chunk in moments.split(size):
-            sums.append(torch.sqrt(chunk, out=scratch[: chunk.numel()]).sum())
-            largest.append(chunk.max())
+            torch.sqrt(chunk, out=roots[: chunk.numel()])
+            sums.append(roots[: chunk.numel()].sum())
+            maxima.append(chunk.max())
         return {
             "adam_sqrt_v_l1": torch.stack(sums).sum(),
-            "adam_sqrt_v_max": torch.stack(largest).max().sqrt(),
+            "adam_sqrt_v_max": torch.stack(maxima).max().sqrt(),
         }

@@ -33,8 +33,14 @@ def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
     return gradients
 
 
+def combined_norm(norms: Iterable[Tensor]) -> Tensor:
+    """Return the l2 norm, 0-d, of tensors with these norms."""
+    return torch.linalg.vector_norm(torch.stack(list(norms)))
+
+
 def norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the l2 norm of each tensor, 0-d."""
     if not tensors:
         return {}
-    return dict(zip(tensors, torch._foreach_norm(list(tensors.values())), strict=True))
+    norms = torch._foreach_norm(list(tensors.values()))
+    return dict(zip(tensors, norms, strict=True))

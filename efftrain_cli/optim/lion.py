@@ -28,28 +28,28 @@ class Lion:
         """See `Optimizer`."""
         self._parameters = dict(parameters.named)
         self._betas = settings.betas
-        self._decay = {
-            name: settings.weight_decay * decays(parameters.kinds[name])
-            for name in self._parameters
-        }
-        self._momentum = {
-            name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()
-        }
+        self._decay = {}
+        self._momentum = {}
+        for name, parameter in self._parameters.items():
+            self._decay[name] = settings.weight_decay * decays(parameters.kinds[name])
+            self._momentum[name] = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""
         skip = found_inf.bool()
         for name, parameter in self._parameters.items():
-            gradient, momentum = parameter.grad, self._momentum[name]
+            gradient = parameter.grad
             if gradient is None:
                 continue
+            momentum = self._momentum[name]
             direction = torch.lerp(gradient, momentum, self._betas[0]).sign_()
             weight = parameter * (1 - lr * self._decay[name])
-            torch.where(skip, parameter, weight.sub_(direction, alpha=lr), out=parameter)
-            torch.where(
-                skip, momentum, torch.lerp(gradient, momentum, self._betas[1]), out=momentum
-            )
+            weight.sub_(direction, alpha=lr)
+            torch.where(skip, parameter, weight, out=parameter)
+
+            next_momentum = torch.lerp(gradient, momentum, self._betas[1])
+            torch.where(skip, momentum, next_momentum, out=momentum)
 
     def tensors(self) -> dict[str, Tensor]:
         """See `Optimizer.tensors`: `exp_avg.NAME`."""

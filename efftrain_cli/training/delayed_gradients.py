@@ -37,7 +37,7 @@ from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT, Note, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
-from efftrain_cli.optim.gradients import norms_of, take_gradients
+from efftrain_cli.optim.gradients import combined_norm, norms_of, take_gradients
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
@@ -141,7 +141,8 @@ def replay(
             after[f"{PREFIX}input.{step}.{module}.{part.number}"] = x
             with torch.no_grad():
                 x = modules.run(module, x)
-        loss, delta = modules.last(x, part.targets, tokens, note if part.is_last else None)
+        reads = note if part.is_last else None
+        loss, delta = modules.last(x, part.targets, tokens, reads)
         after[f"{PREFIX}delta.{step}.{count - 1}.{part.number}"] = delta
         losses.append(loss)
 
@@ -192,10 +193,12 @@ def join_modules(modules: Modules, due: Due, names: Sequence[str], mean: bool) -
     for name in names:
         users = [module for module in order if name in modules.leaves[module - 1]]
         parts = [due[module][name] for module in users if name in due.get(module, ())]
-        if parts:
-            gradients[name] = reduce(add, parts)
-            if mean and len(users) > 1:
-                gradients[name] = gradients[name] * 0.5
+        if not parts:
+            continue
+        gradient = reduce(add, parts)
+        if mean and len(users) > 1:
+            gradient = gradient * 0.5
+        gradients[name] = gradient
     return gradients
 
 
@@ -211,15 +214,19 @@ def clip_groups(
         norms: those of all parameters' gradients, including those that another rank has.
         largest: 0: no bound.
     """
+    total_norm = combined_norm(norms.values())
+    if not largest:
+        return total_norm, gradients
     bounded = dict(gradients)
-    for group in groups if largest else ():
-        group_norms = [norms[name] for name in group if name in norms]
+    for group in groups:
         names = [name for name in group if name in gradients]
-        if names:
-            scale = largest / (_norm_of(group_norms) + EPSILON)
-            scaled = torch._foreach_mul([gradients[name] for name in names], scale.clamp(max=1.0))
-            bounded |= dict(zip(names, scaled, strict=True))
-    return _norm_of(list(norms.values())), bounded
+        if not names:
+            continue
+        group_norm = combined_norm([norms[name] for name in group if name in norms])
+        scale = largest / (group_norm + EPSILON)
+        scaled = torch._foreach_mul([gradients[name] for name in names], scale.clamp(max=1.0))
+        bounded |= dict(zip(names, scaled, strict=True))
+    return total_norm, bounded
 
 
 def cosine(a: Tensors, b: Tensors) -> Tensor:
@@ -231,10 +238,6 @@ def cosine(a: Tensors, b: Tensors) -> Tensor:
 
     norms = (dot(a, a) * dot(b, b)).sqrt()
     return (dot(a, b) / norms).float()
-
-
-def _norm_of(norms: Sequence[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
 def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -250,8 +253,12 @@ def put(tensors: dict[str, Tensor], prefix: str, values: Tensors) -> None:
 
 def nan_unless_finite(after: Tensors, before: Tensors) -> Tensor:
     """Return 0 if all newly in-flight tensors are finite, else NaN, 0-d: they are applied only in later steps."""
-    new = [tensor for name, tensor in after.items() if name not in before]
-    return 0.0 * torch.nn.utils.get_total_norm([t for t in new if t.is_floating_point()])
+    new = []
+    for name, tensor in after.items():
+        if name not in before and tensor.is_floating_point():
+            new.append(tensor)
+    # 0 times NaN or infinity is NaN.
+    return 0.0 * torch.nn.utils.get_total_norm(new)
 
 
 # --- a GPT in modules ------------------------------------------------------------------------------------------------
@@ -288,7 +295,9 @@ def cut_gpt(
         note: Note | None = None,
     ) -> Tensor:
         blocks = [of_block == module for of_block in module_of]
-        with lookup_apart(model, lookup) if module == 1 else nullcontext():
+        if module > 1:
+            return run(x, blocks, targets, note)
+        with lookup_apart(model, lookup):
             return run(x, blocks, targets, note)
 
     # Inputs and weights of an earlier step were noted in that step; its gradient is first computed now.
@@ -302,8 +311,10 @@ def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
     The gradient of a tied head gathers in the matrix.
     """
 
-    def look_up(module: object, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        return F.embedding(arguments[0], lookup) if torch.is_grad_enabled() else None
+    def look_up(module: object, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return output
+        return F.embedding(arguments[0], lookup)
 
     with model.wte.register_forward_hook(look_up):
         yield
@@ -321,19 +332,24 @@ class DelayedGradients:
         assert section is not None
         self.section = section
         split = section.blocks(model.config)
-        self.modules = modules = cut_gpt(model, split, build_run(recipe, model, sharing))
-        self.parameters = dict(model.named_parameters())
-        self.of_devices = [set[str]() for _ in range(section.devices)]
-        """Names of the parameters whose gradient gathers on each device."""
-        for module, leaves in enumerate(modules.leaves, 1):
-            self.of_devices[section.device_of(module)].update(leaves)
-        together = [set(self.parameters)] if section.clip == "global" else self.of_devices
-        self._groups = [[name for name in self.parameters if name in names] for names in together]
-        """Names of the parameters that are clipped by one norm."""
         self.layout = layout_of(section, split)
+        self.modules = cut_gpt(model, split, build_run(recipe, model, sharing))
+        self.parameters = dict(model.named_parameters())
         self._model = model
         self._grad_clip = recipe.optim.grad_clip
         self._stopped = False
+
+        self.of_devices = [set[str]() for _ in range(section.devices)]
+        """Names of the parameters whose gradient gathers on each device."""
+        for module, leaves in enumerate(self.modules.leaves, 1):
+            self.of_devices[section.device_of(module)].update(leaves)
+
+        self._groups = [list(self.parameters)]
+        """Names of the parameters that are clipped by one norm."""
+        if section.clip == "module":
+            self._groups = []
+            for names in self.of_devices:
+                self._groups.append([name for name in self.parameters if name in names])
 
     def join(self, due: Due, delayed: bool) -> dict[str, Tensor]:
         """Return the due gradients of a step, with or without delay, by parameter."""
@@ -345,7 +361,9 @@ class DelayedGradients:
 
         `norms` as in `clip_groups`.
         """
-        groups = self._groups if delayed else [list(self.parameters)]
+        groups = self._groups
+        if not delayed:
+            groups = [list(self.parameters)]
         grad_norm, gradients = clip_groups(gradients, norms, groups, self._grad_clip)
         for name, parameter in self.parameters.items():
             parameter.grad = gradients.get(name)
@@ -365,11 +383,13 @@ class DelayedGradients:
         nan = torch.full((), math.nan, device=self._model.device)
         columns = {}
         for module in range(1, self.modules.count + 1):
-            column = f"ouroboros_staleness_{module}"
-            columns[column] = nan
+            staleness = nan
             if module in due:
-                staleness = self.section.staleness(module) if delayed else 0
-                columns[column] = torch.full_like(nan, staleness)
+                steps = 0
+                if delayed:
+                    steps = self.section.staleness(module)
+                staleness = torch.full_like(nan, steps)
+            columns[f"ouroboros_staleness_{module}"] = staleness
         if self.section.cosine_every:
             for module in range(1, self.modules.count):
                 columns[f"ouroboros_cosine_{module}"] = cosines.get(module, nan)
@@ -401,6 +421,7 @@ class DelayedGradients:
         cosines = {}
         if self.section.cosine_every:
             cosines = self._cosines(due, after, micro_batches, plan.step, passes)
+
         # A longer warmup than the run began with leaves gradients that are never due.
         oldest = plan.step - modules.count + 1
         after.pop(f"{PREFIX}layout", None)
@@ -413,14 +434,13 @@ class DelayedGradients:
         norms = norms_of(gradients)
         nan_or_zero = nan_unless_finite(after, in_flight)
         grad_norm = self.leave(gradients, norms, delayed=True) + nan_or_zero
-        self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(losses["ce"]))
-        return GradientStep(
-            losses,
-            grad_norm,
-            norms,
-            None if self._stopped else after,
-            self.columns(due, cosines),
-        )
+        is_finite = torch.isfinite(grad_norm) & torch.isfinite(losses["ce"])
+        if not is_finite:
+            self._stopped = True
+        step = GradientStep(losses, grad_norm, norms, columns=self.columns(due, cosines))
+        if self._stopped:
+            return step
+        return step._replace(method_tensors=after)
 
     def _cosines(
         self,
@@ -437,40 +457,51 @@ class DelayedGradients:
         for part in micro_batches:
             after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens
             after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
+
         cosines = {}
-        lookup = self.modules.leaves[0]["wte.weight"]
-        measured = range(1, self.modules.count) if self.section.measures_cosine_at(step) else ()
-        for module in measured:
-            batch = step - self.section.staleness(module)
-            kept = [name for name in after if name.startswith(f"{PREFIX}tokens.{batch}.")]
-            if module not in due or not kept:
-                continue
-            # Any number will do: nothing is drawn by it.
-            parts = [
-                MicroBatch(0, after[name], after[name.replace("tokens", "targets")])
-                for name in kept
-            ]
-            with lookup_apart(self._model, lookup), unnoticed(self._model):
-                passes(parts)
-            fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
-            cosines[module] = cosine(due[module], fresh[module - 1])
+        if self.section.measures_cosine_at(step):
+            for module in range(1, self.modules.count):
+                parts = self._kept_batch(after, step - self.section.staleness(module))
+                if module in due and parts:
+                    fresh = self._fresh_gradient(passes, parts, module)
+                    cosines[module] = cosine(due[module], fresh)
 
         oldest = step - self.section.staleness(1)
         for kind in ("tokens", "targets"):
             pop(after, f"{PREFIX}{kind}.{oldest}.")
         return cosines
 
+    def _kept_batch(self, in_flight: Tensors, step: int) -> list[MicroBatch]:
+        """Return the micro-batches of an earlier `step`; none if they were not kept."""
+        parts = []
+        for name, tokens in in_flight.items():
+            if name.startswith(f"{PREFIX}tokens.{step}."):
+                targets = in_flight[name.replace("tokens", "targets")]
+                # Any number will do: nothing is drawn by it.
+                parts.append(MicroBatch(0, tokens, targets))
+        return parts
+
+    def _fresh_gradient(
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        module: int,
+    ) -> dict[str, Tensor]:
+        """Compute the gradient of a module at the current weights; leave none in `.grad`."""
+        lookup = self.modules.leaves[0]["wte.weight"]
+        with lookup_apart(self._model, lookup), unnoticed(self._model):
+            passes(micro_batches)
+        fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
+        return fresh[module - 1]
+
 
 def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]:
     """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for batches that `sharing` processes share."""
     device = model.device
-    dtype, compiled = compute_dtype(recipe.train.dtype, device), compiles(recipe, device)
+    dtype = compute_dtype(recipe.train.dtype, device)
+    compiled = compiles(recipe, device)
     recompute = checkpoints_activations(
-        recipe,
-        model.config,
-        device,
-        dtype=dtype,
-        compiled=compiled,
+        recipe, model.config, device, dtype=dtype, compiled=compiled
     )
     parts = Parts(run_eagerly, model.head_loss_sum)
     if compiled:
@@ -508,12 +539,16 @@ def dropped(in_flight: Tensors, section: Ouroboros | None, shape: GPTConfig) -> 
         return None
     layout = in_flight[f"{PREFIX}layout"].cpu()
     variant, modules, *split = layout.tolist()
-    was = f"{modules} modules of {', '.join(map(str, split))} blocks on gradients by {VARIANTS[variant]}"
+    blocks = ", ".join(map(str, split))
+    was = f"{modules} modules of {blocks} blocks on gradients by {VARIANTS[variant]}"
     if section is None or section.modules == 1:
         return f"the checkpoint is of a run with {was}: those in flight, of up to {modules - 1} steps ago, are dropped, and training goes on without delay"
-    if torch.equal(layout, layout_of(section, section.blocks(shape))):
+
+    new_split = section.blocks(shape)
+    if torch.equal(layout, layout_of(section, new_split)):
         return None
+    blocks = ", ".join(map(str, new_split))
     return (
-        f"the checkpoint is of a run with {was}, and this one has {section.modules} of {', '.join(map(str, section.blocks(shape)))} by "
+        f"the checkpoint is of a run with {was}, and this one has {section.modules} of {blocks} by "
         f"{section.variant}: the gradients in flight are dropped, and in {section.modules - 1} steps every module has one again"
     )

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from efftrain_cli.model.gpt import GPT, Block
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import unnoticed
+from efftrain_cli.optim.gradients import combined_norm
 from efftrain_cli.training.build import autocast
 from efftrain_cli.training.devices import Devices
 
@@ -61,20 +62,25 @@ class UpdateWatch:
             if name.startswith("h."):
                 self._weights[name] = parameter.detach()
                 self._before[name] = parameter.detach().clone()
+
         if self._norms is None:
             self._norms = self._devices.norms(gradients)
 
     def end(self) -> dict[str, Tensor]:
         """Return the columns `grad_norm_*` and `update_ratio_*`, each 0-d, after the step."""
         assert self._norms is not None
-        changes = {name: self._weights[name] - before for name, before in self._before.items()}
+        changes = {}
+        for name, before in self._before.items():
+            changes[name] = self._weights[name] - before
         weight_norms = norms_by_layer(self._devices.norms(self._before))
+        change_norms = norms_by_layer(self._devices.norms(changes))
         grad_norms = norms_by_layer(self._norms)
+
         columns = {}
-        for block, change in norms_by_layer(self._devices.norms(changes)).items():
-            not_due = torch.full_like(change, torch.nan)
+        for block, change_norm in change_norms.items():
+            not_due = torch.full_like(change_norm, torch.nan)
             columns[f"grad_norm_{block}"] = grad_norms.get(block, not_due)
-            columns[f"update_ratio_{block}"] = change / weight_norms[block]
+            columns[f"update_ratio_{block}"] = change_norm / weight_norms[block]
         return columns
 
 
@@ -82,12 +88,12 @@ def norms_by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Combine l2 norms by parameter, "h.0.ln_1.weight", into those of blocks, "h.0", and of tables outside, "wte"."""
     by_layer: dict[str, list[Tensor]] = {}
     for name, norm in norms.items():
-        depth = 2 if name.startswith("h.") else 1
-        layer = ".".join(name.split(".")[:depth])
+        layer, _, rest = name.partition(".")
+        if layer == "h":
+            number = rest.partition(".")[0]
+            layer = f"h.{number}"
         by_layer.setdefault(layer, []).append(norm)
-    return {
-        layer: torch.linalg.vector_norm(torch.stack(parts)) for layer, parts in by_layer.items()
-    }
+    return {layer: combined_norm(parts) for layer, parts in by_layer.items()}
 
 
 # --- a validation window ---------------------------------------------------------------------------------------------
@@ -107,20 +113,20 @@ def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Ten
     def run(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
         activations: dict[str, Tensor] = {}
         x = block(x, scale, see=activations.__setitem__)
-        queries, keys = activations["attn.q"], activations["attn.k"]
 
         number = len(columns) // 2
-        columns[f"residual_rms_h.{number}"] = x.float().square().mean().sqrt()
-        columns[f"attention_logit_max_h.{number}"] = largest_logit(queries, keys)
+        rms = x.float().square().mean().sqrt()
+        columns[f"residual_rms_h.{number}"] = rms
+        largest = largest_logit(activations["attn.q"], activations["attn.k"])
+        columns[f"attention_logit_max_h.{number}"] = largest
         return x
 
-    window = window.to(model.device, non_blocking=True)
-    with (
-        torch.no_grad(),
-        autocast(dtype, model.device),
-        attention_kernels(model.device, same_shape=True),
-    ):
-        model.loss_sum(window[:, :-1], window[:, 1:], run_block=run)
+    device = model.device
+    window = window.to(device, non_blocking=True)
+    tokens = window[:, :-1]
+    targets = window[:, 1:]
+    with torch.no_grad(), autocast(dtype, device), attention_kernels(device, same_shape=True):
+        model.loss_sum(tokens, targets, run_block=run)
     return columns
 
 
@@ -133,17 +139,15 @@ def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
     ones = torch.ones(length, length, dtype=torch.bool, device=queries.device)
     future = ones.triu(1)
 
-    largest = []
+    maxima = []
     with torch.autocast(queries.device.type, enabled=False):
-        heads = zip(
-            queries.flatten(0, 1).float(),
-            keys.flatten(0, 1).float(),
-            strict=True,
-        )
-        for q, k in heads:
+        queries = queries.flatten(0, 1).float()
+        keys = keys.flatten(0, 1).float()
+        for q, k in zip(queries, keys, strict=True):
             logits = q @ k.T / size**0.5
-            largest.append(logits.masked_fill_(future, -torch.inf).max())
-    return torch.stack(largest).max()
+            logits.masked_fill_(future, -torch.inf)
+            maxima.append(logits.max())
+    return torch.stack(maxima).max()
 
 
 # --- the last micro-batch --------------------------------------------------------------------------------------------
@@ -157,7 +161,8 @@ def mean_entropy(model: GPT, x: Tensor) -> Tensor:
     positions = x.flatten(0, 1)
     total = torch.zeros((), device=x.device)
     for part in positions.split(POSITIONS):
-        log_shares = torch.log_softmax(model.head(part).float(), dim=-1)
+        logits = model.head(part).float()
+        log_shares = torch.log_softmax(logits, dim=-1)
         total -= (log_shares.exp() * log_shares).sum()
     return total / len(positions)
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
-from efftrain_cli.optim.gradients import norms_of
+from efftrain_cli.optim.gradients import gradients_of, norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.delayed_gradients import (
@@ -85,19 +87,18 @@ class Rings(Devices):
         self._section = section
         self._delayed = DelayedGradients(recipe, state.model, self.sharing.world_size)
         self._modules = self._delayed.modules
+        self._module_numbers = range(1, self._modules.count + 1)
+        self._mine = [k for k in self._module_numbers if section.device_of(k) == self._position]
         self._parameters = self._delayed.parameters
-
         self._boundary_dtype = torch.float32
         if compute_dtype(recipe.train.dtype, state.model.device) == "bf16":
             self._boundary_dtype = state.model.residual_dtype
+
         first = ranks.rank - self._position
         self._next = first + (self._position + 1) % size
         self._before = first + (self._position - 1) % size
-        module_numbers = range(1, self._modules.count + 1)
-        self._mine = [k for k in module_numbers if section.device_of(k) == self._position]
-        self._peers = ranks.new_group(
-            [range(position, ranks.world_size, size) for position in range(size)]
-        )
+        members = [range(position, ranks.world_size, size) for position in range(size)]
+        self._peers = ranks.new_group(members)
         """The ranks with these modules in every ring; None if there is one ring."""
         self._mailbox: list[Tensor] = []  # messages to itself, if the ring is one rank
         self._sent: list[Any] = []
@@ -113,11 +114,10 @@ class Rings(Devices):
             if kind not in ("gradient", "input", "delta") or int(rest[1]) not in self._mine:
                 continue
             if kind != "gradient":
-                start = name.rpartition(".")[0] + "."
-                numbers = sorted(
-                    int(other.removeprefix(start)) for other in tensors if other.startswith(start)
-                )
-                if numbers.index(int(rest[2])) not in self.sharing.share_of(len(numbers)):
+                # STEP.MODULE.MICROBATCH: this ring has a share of the step's micro-batches.
+                start, _, number = name.rpartition(".")
+                numbers = numbers_after(f"{start}.", tensors)
+                if numbers.index(number) not in self.sharing.share_of(len(numbers)):
                     continue
             selected[name] = tensor
         return selected
@@ -156,7 +156,9 @@ class Rings(Devices):
             due_names.update(self._modules.leaves[k - 1])
         norms = {name: norm for name, norm in all_norms.items() if name in due_names}
         grad_norm = self._delayed.leave(gradients, norms, delayed) + nan_or_zero
-        self._stopped |= not bool(torch.isfinite(grad_norm) & torch.isfinite(loss))
+        is_finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
+        if not is_finite:
+            self._stopped = True
         if not self._stopped:
             self._in_flight = after
         columns = self._delayed.columns(all_due, {}, delayed)
@@ -216,7 +218,9 @@ class Rings(Devices):
                 self._send(modules.run(module, x), self._next)
 
         gradients, by_inputs = self._backward(module, step, after)
-        due = {module: gradients} if gradients else {}
+        due = {}
+        if gradients:
+            due[module] = gradients
         losses = list[Tensor]()
         to_send = list(by_inputs.values())
         if module == 1:
@@ -242,10 +246,10 @@ class Rings(Devices):
         """
         for delta in backward:
             self._send(delta, self._before)
+
         batch = step - self._section.staleness(module + 1)
         prefix = f"{PREFIX}input.{batch}.{module}."
-        numbers = [name.removeprefix(prefix) for name in after if name.startswith(prefix)]
-        for number in sorted(numbers, key=int):
+        for number in numbers_after(prefix, after):
             shape = after[prefix + number].shape[:2]
             after[f"{PREFIX}delta.{batch}.{module}.{number}"] = self._receive(shape, self._next)
         self._wait()
@@ -290,23 +294,27 @@ class Rings(Devices):
             if module > 1:
                 x = self._receive(shape, self._before).requires_grad_()
             out = modules.run(module, x)
-            self._send(out.detach(), self._next)
+            self._send(out, self._next)
+
             if module == 1:
                 end = self._receive(shape, self._before)
                 loss, by_input = modules.last(end, part.targets, plan.tokens, passes.note_of(part))
                 losses.append(loss)
                 self._send(by_input, self._before)
+
             out.backward(self._receive(shape, self._next))
             if x.grad is not None:
                 self._send(x.grad, self._before)
             self._wait()
+
             if module == 1 and len(uses) == 2:
-                head, lookup = (leaf.grad for leaf in uses)
-                assert head is not None and lookup is not None
-                both = head + lookup
-                tied = both if tied is None else tied + both
+                both = reduce(add, gradients_of(uses))
+                if tied is not None:
+                    both = tied + both
+                tied = both
                 for leaf in uses:
                     leaf.grad = None
+
         fresh = {k: modules.take(k) for k in self._mine}
         if tied is not None:
             fresh[modules.count][name] = tied
@@ -326,18 +334,19 @@ class Rings(Devices):
         each ring.
         """
         zero = torch.zeros((), device=self._state.model.device)
-        # Every ring has the same gradients: the first reports them.
-        leads = self.sharing.rank == 0
-        norms = norms_of(gradients) if leads else {}
-        module_numbers = range(1, self._modules.count + 1)
+        if self.sharing.rank:
+            # Every ring has the same gradients: the first reports them.
+            gradients = {}
+            due = {}
+        norms = norms_of(gradients)
         values = [norms.get(name, zero) for name in self._parameters]
-        values += [torch.full_like(zero, float(leads and k in due)) for k in module_numbers]
+        values += [torch.full_like(zero, k in due) for k in self._module_numbers]
         values += [sum(losses, zero), nan_or_zero.to(zero.device)]
 
         *numbers, loss, nan_or_zero = self._sum(values)
         norms = dict(zip(self._parameters, numbers, strict=False))
         flags = numbers[len(self._parameters) :]
-        all_due = [k for k, flag in zip(module_numbers, flags, strict=True) if flag]
+        all_due = [k for k, flag in zip(self._module_numbers, flags, strict=True) if flag]
         return norms, all_due, loss, nan_or_zero
 
     def _sum(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -384,7 +393,9 @@ class Rings(Devices):
         """
         if self.is_whole:
             return
-        optimizer = self._state.optimizer.tensors() if everything else {}
+        optimizer = {}
+        if everything:
+            optimizer = self._state.optimizer.tensors()
         for position, names in enumerate(self._delayed.of_devices):
             tensors = []
             for name, parameter in self._parameters.items():
@@ -396,6 +407,7 @@ class Rings(Devices):
             self.ranks.broadcast(tensors, src=position)
         if not everything:
             return
+
         if self._section.variant == "stash":
             self._run_out(self._state.progress.step)
         self._collect()
@@ -434,6 +446,12 @@ class Rings(Devices):
             gathered[f"{PREFIX}layout"] = self._delayed.layout
         self._state.method_tensors.clear()
         self._state.method_tensors.update(gathered)
+
+
+def numbers_after(prefix: str, tensors: Tensors) -> list[str]:
+    """Return the numbers that follow `prefix` in the tensors' names, in ascending order."""
+    numbers = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+    return sorted(numbers, key=int)
 
 
 @contextmanager

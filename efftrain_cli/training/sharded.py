@@ -7,6 +7,7 @@ gather a checkpoint, which holds whole tensors under their names as that of one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -44,57 +45,60 @@ class Sharded(Devices):
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
         super().__init__(ranks)
-        before = state.optimizer.tensors()
-        self._shapes = {name: parameter.shape for name, parameter in state.model.named_parameters()}
+        model = state.model
+        whole = state.optimizer.tensors()
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+
         mesh = init_device_mesh(device.type, (ranks.world_size,))
-        for block in state.model.h:
+        for block in model.h:
             fully_shard(block, mesh=mesh)
-        fully_shard(state.model, mesh=mesh)
-        register_fsdp_forward_method(state.model, "loss_sum")
-        for module in state.model.modules():
+        fully_shard(model, mesh=mesh)
+        register_fsdp_forward_method(model, "loss_sum")
+        for module in model.modules():
             if isinstance(module, FSDPModule):
                 # The loss is divided by the step's tokens already, and gloo has only plain sums.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        state.model.lockstep = True
+        model.lockstep = True
         if device.type == "cuda":  # as `build_model` chooses
-            state.model.residual_dtype = torch.bfloat16
+            model.residual_dtype = torch.bfloat16
 
-        self._sharded = dict(state.model.named_parameters())
-        self._local = {
-            name: nn.Parameter(_local(parameter)) for name, parameter in self._sharded.items()
-        }
+        self._sharded = dict(model.named_parameters())
+        self._local = {}
         """This rank's rows, in the memory of the model's parameters."""
-        state.optimizer = build_optimizer(recipe, state.model, self._local)
+        for name, parameter in self._sharded.items():
+            self._local[name] = nn.Parameter(_local(parameter))
+
+        state.optimizer = build_optimizer(recipe, model, self._local)
         with torch.no_grad():
             for key, tensor in state.optimizer.tensors().items():
-                tensor.copy_(self._rows(before[key], key.split(".", 1)[1]))
+                tensor.copy_(self._rows(whole[key]))
         state.nonfinite = state.nonfinite.to(device)
 
-    def _rows(self, tensor: Tensor, name: str) -> Tensor:
-        """Return this rank's rows of a whole tensor of parameter `name`."""
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """Return this rank's rows of a whole tensor; a number is whole on every rank."""
         if not tensor.dim():
             return tensor
         rows = self._rows_per_rank(tensor.shape)
-        return tensor[rows * self.ranks.rank : rows * (self.ranks.rank + 1)]
+        first = rows * self.ranks.rank
+        return tensor[first : first + rows]
 
     def _rows_per_rank(self, shape: torch.Size) -> int:
-        return -(-shape[0] // self.ranks.world_size)
+        return math.ceil(shape[0] / self.ranks.world_size)
 
     def begin_step(self, state: TrainState) -> None:
-        self._serve(state, GO)  # waits while rank 0 saves
+        self._synchronize(state, GO)  # waits while rank 0 saves
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
         """Cut as `Devices`, with a micro-batch of weight 0 for each that is empty.
 
         The other ranks' passes need the shards of this one.
         """
+        parts = split_micro_batches(batch, plan, self.sharing)
         padding = batch.tokens.new_zeros(1, plan.seq_len)
-        parts = []
-        for part in split_micro_batches(batch, plan, self.sharing):
+        for index, part in enumerate(parts):
             if not len(part.tokens):
-                part = part._replace(tokens=padding, targets=padding, weight=0.0)
-            parts.append(part)
+                parts[index] = part._replace(tokens=padding, targets=padding, weight=0.0)
         return parts
 
     def gradient(
@@ -121,32 +125,31 @@ class Sharded(Devices):
         return square.sqrt()
 
     def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        squares = [norm.square() for norm in super().norms(tensors).values()]
+        norms = super().norms(tensors)
+        squares = [norm.square() for norm in norms.values()]
         self.ranks.all_reduce(squares)
-        return {name: square.sqrt() for name, square in zip(tensors, squares, strict=True)}
+        return {name: square.sqrt() for name, square in zip(norms, squares, strict=True)}
 
     def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
-        whole = {}
-        for name, local in state.optimizer.columns().items():
-            value = local.clone()
-            whole[name] = value
+        columns = {name: value.clone() for name, value in state.optimizer.columns().items()}
+        for name, value in columns.items():
             if name in state.optimizer.columns_by_max:
                 self.ranks.all_reduce_max(value)
             else:
                 self.ranks.all_reduce([value])
-        return whole
+        return columns
 
     # --- between steps ---
 
     def end(self, state: TrainState) -> None:
-        self._serve(state, END)
+        self._synchronize(state, END)
         super().end(state)
 
     def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
         return (Stop,)  # a lost rank takes its shard with it
 
     def after_stop(self, state: TrainState) -> None:
-        self._serve(state, END)
+        self._synchronize(state, END)
 
     def rewind(self) -> None:
         self._order(REWIND)
@@ -165,14 +168,16 @@ class Sharded(Devices):
         self.ranks.all_reduce_max(given, patient=True)
         return int(given)
 
-    def _serve(self, state: TrainState, until: int) -> None:
+    def _synchronize(self, state: TrainState, until: int) -> None:
         """Send the order `until` from rank 0; on the other ranks carry out its orders until that one arrives.
 
         Raises:
             Rewinding: rank 0 has gone back to an earlier state.
         """
         self._order(until)
-        while self.ranks.rank and (order := self._exchange()) != until:
+        if self.ranks.rank == 0:
+            return
+        while (order := self._exchange()) != until:
             if order == REWIND:
                 raise Rewinding
             if order == GATHER:
@@ -180,7 +185,7 @@ class Sharded(Devices):
 
     def local_tensors(self, state: TrainState) -> dict[str, Tensor]:
         local = {name: parameter.detach() for name, parameter in self._local.items()}
-        return {**local, **state.optimizer.tensors()}
+        return local | state.optimizer.tensors()
 
     def full_state_dict(self, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gather the state on the CPU; the other ranks take part, and get empty dictionaries."""
@@ -194,14 +199,19 @@ class Sharded(Devices):
             if not tensor.dim():  # every rank has it
                 whole[key] = tensor.detach().cpu()
                 continue
-            name = key if key in self._shapes else key.split(".", 1)[1]
+            name = key
+            if key not in self._shapes:  # a moment: STATE.PARAMETER
+                name = key.split(".", 1)[1]
             shape = self._shapes[name]
-            padded = tensor.new_zeros((self._rows_per_rank(shape), *shape[1:]))
+            padded = tensor.new_zeros(self._rows_per_rank(shape), *shape[1:])
             padded[: len(tensor)] = tensor.detach()
             parts = self.ranks.gather(padded)
             if parts:
-                whole[key] = torch.cat([part.cpu() for part in parts])[: shape[0]]
-        return whole if self.ranks.rank == 0 else {}
+                rows = torch.cat([part.cpu() for part in parts])
+                whole[key] = rows[: shape[0]]
+        if self.ranks.rank:
+            return {}
+        return whole
 
 
 def _local(tensor: Tensor) -> Tensor:
