@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from efftrain_cli.foundation.step import StepPlan
     from efftrain_cli.model.config import Dimensions
-    from efftrain_cli.model.gpt import GPT
+    from efftrain_cli.model.gpt import GPT, Gates
 
 SITES: dict[str, tuple[str, ...]] = {
     "preact": ("attn.c_attn", "mlp.c_fc"),
@@ -182,9 +182,7 @@ class StandardizationLoss(Method):
             activation = activation.detach()
         return standardization_loss(activation, self.moments, self.eps, self.skip_first_position)
 
-    def of_sites(
-        self, terms: Sequence[Tensor], gates: Sequence[bool] | None, x: Tensor, n_layer: int
-    ) -> Tensor:
+    def of_sites(self, terms: Sequence[Tensor], gates: Gates, x: Tensor, n_layer: int) -> Tensor:
         """Return the divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks that did not run.
 
         Args:
@@ -210,7 +208,7 @@ class StandardizationLoss(Method):
         divergences: Tensor,
         shares: Tensor,
         plan: StepPlan,
-        gates: Sequence[Sequence[bool] | None],
+        gates: Sequence[Gates],
         n_layer: int,
     ) -> dict[str, Tensor]:
         """Return a step's columns, each 0-d: the mean, and in steps that are evaluated the divergence of each site.

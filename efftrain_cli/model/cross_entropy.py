@@ -45,8 +45,9 @@ def summed_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5, for the second.
     """
+    loss = F.cross_entropy(logits, targets, reduction="sum")
     squares = torch.logsumexp(logits, dim=-1).square().sum()
-    return torch.stack([F.cross_entropy(logits, targets, reduction="sum"), squares])
+    return torch.stack([loss, squares])
 
 
 def summed_cross_entropy(
@@ -80,13 +81,17 @@ def summed_cross_entropy(
 
 
 def _without_gradient(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int, softcap: float | None
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    vocab_size: int,
+    softcap: float | None,
 ) -> Tensor:
     loss = torch.zeros((), device=x.device)
     tokens = _chunk_tokens(x, weight.shape[0])
-    for part, hit in zip(x.split(tokens), targets.split(tokens), strict=True):
-        logits = capped(F.linear(part, weight)[:, :vocab_size].float(), softcap)
-        loss += F.cross_entropy(logits, hit, reduction="sum")
+    for part, target in zip(x.split(tokens), targets.split(tokens), strict=True):
+        logits = F.linear(part, weight)[:, :vocab_size].float()
+        loss += F.cross_entropy(capped(logits, softcap), target, reduction="sum")
     return loss
 
 
@@ -103,28 +108,31 @@ class _SummedCrossEntropy(Function):
         logits = x @ weight.t()
         tokens = _chunk_tokens(x, logits.shape[1])
         # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
-        narrow = logits.dtype in (torch.bfloat16, torch.float16)
+        is_narrow = logits.dtype in (torch.bfloat16, torch.float16)
+        chunks = logits[:, :vocab_size].split(tokens)
         losses = []
-        for chunk, target in zip(
-            logits.split(tokens), targets.unsqueeze(1).split(tokens), strict=True
-        ):
-            real = chunk[:, :vocab_size]
-            work = at_least_fp32(real)
+        for chunk, target in zip(chunks, targets.unsqueeze(1).split(tokens), strict=True):
+            # The chunk itself unless its type is narrow.
+            work = at_least_fp32(chunk)
             if softcap is not None:
                 work.div_(softcap).tanh_()
                 slope = 1 - work.square()
                 work.mul_(softcap)
+
+            # log-sum-exp minus the logit of the target
             work.sub_(work.amax(dim=1, keepdim=True))
-            hit = work.gather(1, target)
+            of_target = work.gather(1, target)
             total = work.exp_().sum(dim=1, keepdim=True)
-            losses.append((total.log() - hit).sum())
+            losses.append((total.log() - of_target).sum())
+
             # softmax minus one at the target: the gradient of the loss by the logits
             work.mul_(total.reciprocal())
             work.scatter_(1, target, work.gather(1, target) - 1.0)
             if softcap is not None:
                 work.mul_(slope)
-            if narrow:
-                real.copy_(work)
+            if is_narrow:
+                chunk.copy_(work)
+
         logits[:, vocab_size:] = 0.0
         ctx.save_for_backward(x, weight, logits)
         return torch.stack(losses).sum().float()
@@ -137,4 +145,6 @@ class _SummedCrossEntropy(Function):
         if x.dtype == torch.float64:
             scale = grad_loss.double()
         # The factor goes to the small sides of the products; the gradient of the logits is left as it is.
-        return (grad_logits @ weight).mul_(scale), grad_logits.t() @ (x * scale), None, None, None
+        grad_x = (grad_logits @ weight).mul_(scale)
+        grad_weight = grad_logits.t() @ (x * scale)
+        return grad_x, grad_weight, None, None, None

@@ -48,11 +48,13 @@ def norm_parameters(config: GPTConfig) -> int:
 
 def block_matrices(config: Dimensions) -> list[tuple[int, int]]:
     """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three matrices."""
-    width, units = config.n_embd, config.ff_size
-    into = [*config.qkv_rows, units]
+    width = config.n_embd
+    units = config.ff_size
+    outputs = [*config.qkv_rows, units]
     if config.mlp_facts.is_gated:
-        into.append(units)
-    return [*((rows, width) for rows in into), (width, config.attention_size), (width, units)]
+        outputs.append(units)
+    matrices = [(rows, width) for rows in outputs]
+    return [*matrices, (width, config.attention_size), (width, units)]
 
 
 def newton_schulz_flops(config: Dimensions) -> float:
@@ -73,15 +75,17 @@ def block_parameters(config: GPTConfig) -> int:
     They are the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a scale and shift for
     each of the block's activations in `affine`.
     """
-    matrices = block_matrices(config)
-    total = sum(rows * columns for rows, columns in matrices)
-    if config.bias:
-        total += sum(rows for rows, _ in matrices)
+    total = 2 * norm_parameters(config)
+    for rows, columns in block_matrices(config):
+        total += rows * columns
+        if config.bias:
+            total += rows
     if config.qk_norm:
         total += 2 * config.head_size
-    sizes = channels(config)
-    total += sum(2 * sizes[name] for name in config.affine if name != "ln_f")
-    return total + 2 * norm_parameters(config)
+    for name in config.affine:
+        if name != "ln_f":
+            total += 2 * channels(config)[name]
+    return total
 
 
 def last_norm_parameters(config: GPTConfig) -> int:

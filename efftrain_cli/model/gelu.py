@@ -9,7 +9,6 @@ memory is held.
 from __future__ import annotations
 
 import math
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -26,11 +25,8 @@ _CHUNK = 1 << 19
 
 def gelu(x: Tensor) -> Tensor:
     """Compute x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is PyTorch's tanh form within rounding."""
-    if (
-        x.device.type != "cpu"
-        or x.dtype not in (torch.float32, torch.float64)
-        or torch.compiler.is_compiling()
-    ):
+    is_wide = x.dtype in (torch.float32, torch.float64)
+    if x.device.type != "cpu" or not is_wide or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
     if torch.is_grad_enabled() and x.requires_grad:
         return _Gelu.apply(x)
@@ -55,18 +51,22 @@ class _Gelu(Function):
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
     """Compute the function of `x`, contiguous; write its derivative to `slope` unless that is None."""
     y = torch.empty_like(x)
+    # Scratch of one chunk: z = 2u, and s = sigmoid(z).
     z, s = x.new_empty(2, min(_CHUNK, x.numel()))
-    slopes = repeat(None) if slope is None else slope.view(-1).split(_CHUNK)
-    for x_, y_, slope_ in zip(
-        x.view(-1).split(_CHUNK), y.view(-1).split(_CHUNK), slopes, strict=False
-    ):
-        z, s = z[: x_.numel()], s[: x_.numel()]
+    flat_x = x.view(-1)
+    flat_y = y.view(-1)
+    for start in range(0, x.numel(), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        x_ = flat_x[chunk]
+        z = z[: x_.numel()]
+        s = s[: x_.numel()]
         torch.mul(x_, x_, out=z)
-        torch.addcmul(x_, x_, z, value=_CUBIC, out=z).mul_(_SCALE)  # 2u
+        torch.addcmul(x_, x_, z, value=_CUBIC, out=z).mul_(_SCALE)
         torch.sigmoid(z, out=s)
-        torch.mul(x_, s, out=y_)
-        if slope_ is not None:
+        torch.mul(x_, s, out=flat_y[chunk])
+        if slope is not None:
             # d(x s)/dx = s + s (1 - s) x dz/dx, and x dz/dx = 3 z - 2 SCALE x
+            slope_ = slope.view(-1)[chunk]
             torch.add(z, x_, alpha=-2 * _SCALE / 3, out=z)
             torch.ops.aten.sigmoid_backward.grad_input(z, s, grad_input=slope_)
             torch.add(s, slope_, alpha=3, out=slope_)

@@ -41,6 +41,8 @@ block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), 
 Note = Callable[[Tensor], None]
 """(residual stream after the last block, (B, T, C)) -> nothing: reads what a forward pass notes and does not minimize,
 where the weights of the head are whole."""
+Gates = Sequence[bool] | None
+"""The blocks that a micro-batch runs, one flag per block; None: all."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
 """(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
 
@@ -71,7 +73,8 @@ class KeyValueCache:
         if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], dim=2)
             values = torch.cat([self.values, values], dim=2)
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
         return keys, values
 
 
@@ -118,8 +121,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = at_least_fp32(x)
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (wide * self.weight).to(x.dtype)
+        mean_square = wide.square().mean(-1, keepdim=True)
+        normalized = wide * torch.rsqrt(mean_square + self.eps)
+        return (normalized * self.weight).to(x.dtype)
 
 
 class Rope(nn.Module):
@@ -144,15 +148,18 @@ class Rope(nn.Module):
     def forward(self, x: Tensor, position: int) -> Tensor:
         """Rotate x (B, T, heads, D), whose first token stands at `position`."""
         end = position + x.shape[1]
-        cos, sin = self.cos[position:end], self.sin[position:end]
+        cos = self.cos[position:end]
+        sin = self.sin[position:end]
         a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        return rotated.to(x.dtype)
 
 
 class CausalSelfAttention(nn.Module):
     def __init__(self, config: GPTConfig, rope: Rope | None = None) -> None:
         super().__init__()
-        self.head_size, self.rows = config.head_size, config.qkv_rows
+        self.head_size = config.head_size
+        self.rows = config.qkv_rows
         self.queries_per_key = config.n_head // config.kv_heads
         self.c_attn = nn.Linear(config.n_embd, sum(self.rows), bias=config.bias)
         self.c_attn_affine = _affine(config, "attn.c_attn")
@@ -175,14 +182,15 @@ class CausalSelfAttention(nn.Module):
         see("attn.c_attn", qkv)
         qkv = self.c_attn_affine(qkv)
         # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
-        q, k, v = (
-            part.view(batch, seq_len, -1, self.head_size) for part in qkv.split(self.rows, dim=2)
-        )
+        parts = qkv.split(self.rows, dim=2)
+        q, k, v = (part.view(batch, seq_len, -1, self.head_size) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q = self.q_norm(q)
+            k = self.k_norm(k)
         if self.rope is not None:
-            q, k = self.rope(q, past), self.rope(k, past)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+            q = self.rope(q, past)
+            k = self.rope(k, past)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if cache is not None:
             k, v = cache.extend(k, v)
 
@@ -192,12 +200,14 @@ class CausalSelfAttention(nn.Module):
             v = v.repeat_interleave(self.queries_per_key, dim=1)
         see("attn.q", q)
         see("attn.k", k)
+
         if past == 0:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            mask = torch.ones(seq_len, past + seq_len, dtype=torch.bool, device=x.device).tril(past)
-            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        y = self.c_proj(y.transpose(1, 2).reshape(batch, seq_len, -1))
+            ones = torch.ones(seq_len, past + seq_len, dtype=torch.bool, device=x.device)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=ones.tril(past))
+        y = y.transpose(1, 2).reshape(batch, seq_len, -1)
+        y = self.c_proj(y)
         see("attn.c_proj", y)
         return self.c_proj_affine(y)
 
@@ -232,8 +242,7 @@ class MLP(nn.Module):
     def forward(self, x: Tensor, see: See = ignore) -> Tensor:
         hidden = self.c_fc(x)
         see("mlp.c_fc", hidden)
-        hidden = self.c_fc_affine(hidden)
-        hidden = self.activation(hidden)
+        hidden = self.activation(self.c_fc_affine(hidden))
         if self.c_up is not None:
             hidden = hidden * self.c_up(x)
         y = self.c_proj(hidden)
@@ -355,9 +364,11 @@ class GPT(nn.Module):
         self, seq_len: int | None = None, blocks: float | None = None
     ) -> FlopsPerToken:
         """Return FLOPs per trained token at `seq_len` (default: the full length) if `blocks` ran (default: all)."""
+        if seq_len is None:
+            seq_len = self.config.seq_len
         if blocks is None:
             blocks = self.config.n_layer
-        return flops_per_token(self.config, seq_len or self.config.seq_len, blocks)
+        return flops_per_token(self.config, seq_len, blocks)
 
     def init_weights(self, seed: int) -> None:
         """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.
@@ -366,12 +377,8 @@ class GPT(nn.Module):
         and position embedding has variance 1 and matrices are N(0, 1 / sqrt(inputs)). Padding rows are 0. Drawn on the
         CPU, so that every device starts from the same weights.
         """
-        config, generator = self.config, torch.Generator().manual_seed(seed)
-        facts = config.init_facts
-        tables = ("wte.weight", "wpe.weight", "lm_head.weight")
-        table_std = 1.0
-        if config.position_facts.has_table:
-            table_std = math.sqrt(0.5)
+        generator = torch.Generator().manual_seed(seed)
+        vocab_size = self.config.vocab_size
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if name.endswith("bias"):
@@ -379,16 +386,24 @@ class GPT(nn.Module):
                 elif parameter.dim() == 1:
                     parameter.fill_(1.0)
                 else:
-                    std = facts.std
-                    if std is None and name in tables:
-                        std = table_std
-                    elif std is None:
-                        std = 1 / math.sqrt(parameter.shape[1])
-                    if facts.shrinks_projections and name.endswith("c_proj.weight"):
-                        std /= math.sqrt(2 * config.n_layer)
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-            self.wte.weight[config.vocab_size :].zero_()
-            self.head_weight[config.vocab_size :].zero_()
+                    drawn = torch.randn(parameter.shape, generator=generator)
+                    parameter.copy_(drawn * self._init_std(name, parameter))
+            self.wte.weight[vocab_size:].zero_()
+            self.head_weight[vocab_size:].zero_()
+
+    def _init_std(self, name: str, parameter: Tensor) -> float:
+        """Return the standard deviation that a matrix or table is drawn with."""
+        config = self.config
+        std = config.init_facts.std
+        if std is None and name in ("wte.weight", "wpe.weight", "lm_head.weight"):
+            std = 1.0
+            if config.position_facts.has_table:
+                std = math.sqrt(0.5)
+        elif std is None:
+            std = 1 / math.sqrt(parameter.shape[1])
+        if config.init_facts.shrinks_projections and name.endswith("c_proj.weight"):
+            std /= math.sqrt(2 * config.n_layer)
+        return std
 
     def replace_linears(self, make: Callable[[str, nn.Linear], nn.Module]) -> None:
         """Put `make(name, layer)` in the place of every linear layer of the blocks, in order, the head excluded.
@@ -420,7 +435,7 @@ class GPT(nn.Module):
     def run_blocks(
         self,
         x: Tensor,
-        gates: Sequence[bool] | None = None,
+        gates: Gates = None,
         scales: Tensor | None = None,
         recompute: bool = False,
         run_block: RunBlock = run_eagerly,
@@ -442,6 +457,7 @@ class GPT(nn.Module):
             scale = None
             if scales is not None:
                 scale = scales[i]
+
             if recompute:
                 out = checkpoint(run_block, block, x, scale, use_reentrant=False)
             else:
@@ -475,23 +491,27 @@ class GPT(nn.Module):
 
         While gradients are wanted of a model `with_squares`, return `summed_losses`, (2,).
         """
-        config, targets = self.config, targets.flatten()
+        targets = targets.flatten()
         with_squares = self.with_squares and torch.is_grad_enabled()
         if self.narrow_head is not None:
             logits = self.head(x).flatten(0, -2).float()
             if with_squares:
                 return summed_losses(logits, targets)
             return F.cross_entropy(logits, targets, reduction="sum")
-        x = self.before_head(x).flatten(0, -2)
         return summed_cross_entropy(
-            x, self.head_weight, targets, config.vocab_size, config.softcap, with_squares
+            self.before_head(x).flatten(0, -2),
+            self.head_weight,
+            targets,
+            vocab_size=self.config.vocab_size,
+            softcap=self.config.softcap,
+            with_squares=with_squares,
         )
 
     def loss_sum(
         self,
         tokens: Tensor,
         targets: Tensor,
-        gates: Sequence[bool] | None = None,
+        gates: Gates = None,
         scales: Tensor | None = None,
         recompute: bool = False,
         run_block: RunBlock = run_eagerly,

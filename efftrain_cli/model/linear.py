@@ -129,9 +129,9 @@ def seen_by_layers(model: nn.Module) -> Tensor:
 
 def combine_stats(seen: Tensor) -> Tensor:
     """Combine the buffers of layers or of ranks, fp64 (n, 9), into one of (9,): counts add up, scales are extremes."""
-    return torch.cat(
-        [seen[:, : SaturationStats.LARGEST].sum(0), seen[:, SaturationStats.LARGEST :].amax(0)]
-    )
+    counts = seen[:, : SaturationStats.LARGEST]
+    scales = seen[:, SaturationStats.LARGEST :]
+    return torch.cat([counts.sum(0), scales.amax(0)])
 
 
 def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
@@ -152,9 +152,12 @@ class NarrowLinear(nn.Linear):
     seen: Tensor
 
     def __init__(self, linear: nn.Linear, arithmetic: Arithmetic) -> None:
+        # Not nn.Linear's, which would draw weights of its own.
         nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.weight = linear.weight
+        self.bias = linear.bias
         self.arithmetic = arithmetic
         _register_buffers(self, linear.weight.device)
 
@@ -199,7 +202,8 @@ def narrow_linear(
 
     Without gradients, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of its own.
     """
-    device, dtype = x.device.type, torch.float32
+    device = x.device.type
+    dtype = torch.float32
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     noise = None
@@ -210,7 +214,8 @@ def narrow_linear(
         linear = _Hardware
 
     with torch.autocast(device, enabled=False):
-        y = linear.apply(x.float().flatten(0, -2), weight, bias, arithmetic, noise, seen, dtype)
+        rows = x.float().flatten(0, -2)
+        y = linear.apply(rows, weight, bias, arithmetic, noise, seen, dtype)
     return y.unflatten(0, x.shape[:-1])
 
 
@@ -222,11 +227,10 @@ def note_scale(seen: Tensor, scale: Tensor | None, kind: int) -> None:
 
 def _note_scale(seen: Tensor, scale: Tensor, kind: int) -> None:
     log2 = scale.double().log2()
-    for place, value in (
-        (SaturationStats.LARGEST + kind, log2),
-        (SaturationStats.SMALLEST + kind, -log2),
-    ):
-        seen[place] = torch.maximum(seen[place], value)
+    largest = SaturationStats.LARGEST + kind
+    smallest = SaturationStats.SMALLEST + kind
+    seen[largest] = torch.maximum(seen[largest], log2)
+    seen[smallest] = torch.maximum(seen[smallest], -log2)
 
 
 # An operator that changes its argument: torch.compile keeps it, in its place.
@@ -238,6 +242,10 @@ _LIBRARY.impl("note_scale", _note_scale, "CompositeExplicitAutograd")
 @torch.library.register_fake("efftrain::note_scale", lib=_LIBRARY)  # type: ignore[untyped-decorator]
 def _shape_of_nothing(seen: Tensor, scale: Tensor, kind: int) -> None:
     return None
+
+
+_Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]
+"""Of inputs, weight and bias; the other arguments have none."""
 
 
 class _Emulated(Function):
@@ -252,13 +260,15 @@ class _Emulated(Function):
         seen: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.arithmetic, ctx.seen = arithmetic, seen
+        ctx.arithmetic = arithmetic
+        ctx.seen = seen
         ctx.has_bias = bias is not None
         x, scale = to_operand(x, arithmetic.operands)
         note_scale(seen, scale, INPUTS)
         ctx.save_for_backward(x, weight, scale, draw)
         if arithmetic.is_wide(arithmetic.forward) and arithmetic.operands == "fp32":
             return F.linear(x, weight, bias).to(dtype)
+
         rounded, weight_scale = to_operand(weight, arithmetic.operands)
         note_scale(seen, weight_scale, WEIGHTS)
         product = arithmetic.product(x, rounded.t(), arithmetic.forward, draw, seen[0])
@@ -269,16 +279,16 @@ class _Emulated(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> _Gradients:
         x, weight, scale, draw = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
         grad = grad.float()
-        wide_grad = grad
+        grad_x = grad_weight = grad_bias = None
+        if ctx.has_bias:
+            grad_bias = grad.sum(0)
         grad, grad_scale = to_operand(grad, arithmetic.gradient_operands)
         note_scale(ctx.seen, grad_scale, GRADIENTS)
-        grad_x = grad_weight = None
+
         if ctx.needs_input_grad[0]:
             rounded, weight_scale = to_operand(weight, arithmetic.operands)
             noise = _next_draw(draw, 1)
@@ -288,7 +298,6 @@ class _Emulated(Function):
             noise = _next_draw(draw, 2)
             product = arithmetic.product(grad.t(), x, arithmetic.grad_weight, noise, ctx.seen[2])
             grad_weight = _unscaled(product, grad_scale, scale)
-        grad_bias = wide_grad.sum(0) if ctx.has_bias else None
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
@@ -321,31 +330,38 @@ class _Hardware(Function):
         seen: Tensor,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.arithmetic, ctx.dtype, ctx.seen = arithmetic, dtype, seen
+        ctx.arithmetic = arithmetic
+        ctx.dtype = dtype
+        ctx.seen = seen
         ctx.has_bias = bias is not None
         ctx.save_for_backward(x.to(dtype), weight)
-        role, format_ = arithmetic.forward, arithmetic.operands
+        if bias is not None:
+            bias = bias.to(dtype)
+        role = arithmetic.forward
         if role is None:
-            narrow_bias = None if bias is None else bias.to(dtype)
-            return F.linear(x.to(dtype), weight.to(dtype), narrow_bias)
+            return F.linear(x.to(dtype), weight.to(dtype), bias)
+
+        format_ = arithmetic.operands
         y, scale, weight_scale = fp8_matmul(
             x, format_, weight, format_, role.fast_accumulation, dtype
         )
         note_scale(seen, scale, INPUTS)
         note_scale(seen, weight_scale, WEIGHTS)
         if bias is not None:
-            y = y + bias.to(dtype)
+            y = y + bias
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> _Gradients:
         x, weight = ctx.saved_tensors
         arithmetic: Arithmetic = ctx.arithmetic
-        of_gradient, format_ = arithmetic.gradient_operands, arithmetic.operands
-        grad_x = grad_weight = None
+        of_gradient = arithmetic.gradient_operands
+        format_ = arithmetic.operands
+        grad_x = grad_weight = grad_bias = None
+        if ctx.has_bias:
+            grad_bias = grad.float().sum(0)
+
         if ctx.needs_input_grad[0]:
             role = arithmetic.grad_input
             if role is None:
@@ -356,24 +372,30 @@ class _Hardware(Function):
                 )
                 note_scale(ctx.seen, scale, GRADIENTS)
             grad_x = grad_x.float()
+
         if ctx.needs_input_grad[1]:
             role = arithmetic.grad_weight
             if role is None:
                 grad_weight = (grad.to(ctx.dtype).t() @ x).float()
             else:
                 # The sum runs over tokens, whose number may be any; the units take multiples of 16.
-                short = -x.shape[0] % 16
-                left, right = F.pad(grad, (0, 0, 0, short)).t(), F.pad(x, (0, 0, 0, short)).t()
+                missing = -x.shape[0] % 16
+                left = F.pad(grad, (0, 0, 0, missing)).t()
+                right = F.pad(x, (0, 0, 0, missing)).t()
                 grad_weight, scale, _ = fp8_matmul(
                     left, of_gradient, right, format_, role.fast_accumulation, torch.float32
                 )
                 note_scale(ctx.seen, scale, GRADIENTS)
-        grad_bias = grad.float().sum(0) if ctx.has_bias else None
         return grad_x, grad_weight, grad_bias, None, None, None, None
 
 
 def fp8_matmul(
-    a: Tensor, format_a: str, b: Tensor, format_b: str, fast: bool, dtype: torch.dtype
+    a: Tensor,
+    format_a: str,
+    b: Tensor,
+    format_b: str,
+    fast: bool,
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Multiply `a` (m, k) by `b` (n, k) transposed, each in its fp8 format with one scale.
 
@@ -384,12 +406,12 @@ def fp8_matmul(
     and `fast` changes nothing.
     """
     if a.device.type == "cpu":
-        (left, scale_a), (right, scale_b) = (
-            to_operand(a.float(), format_a),
-            to_operand(b.float(), format_b),
-        )
-        return _unscaled(left @ right.t(), scale_a, scale_b).to(dtype), scale_a, scale_b
-    scale_a, scale_b = scale_of(a, format_a), scale_of(b, format_b)
+        left, of_a = to_operand(a.float(), format_a)
+        right, of_b = to_operand(b.float(), format_b)
+        return _unscaled(left @ right.t(), of_a, of_b).to(dtype), of_a, of_b
+
+    scale_a = scale_of(a, format_a)
+    scale_b = scale_of(b, format_b)
     a8 = (a.float() * scale_a).to(FP8[format_a]).contiguous()
     b8 = (b.float() * scale_b).to(FP8[format_b]).contiguous()
     product = torch._scaled_mm(

@@ -11,6 +11,7 @@ neighbour. Stochastic rounding goes up with the probability of what it drops, so
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -25,8 +26,11 @@ _SUMS = 1 << 14
 """Running sums worked on at once in each width, likewise."""
 _EXPONENT = 0x7F800000
 """The exponent bits of fp32: a number without its sign and mantissa is its power of two."""
-_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B9, 0x85EBCA6B, 0xC2B2AE35
-_LCG = 1664525, 1013904223
+_GOLDEN = 0x9E3779B9
+_MIX_1 = 0x85EBCA6B
+_MIX_2 = 0xC2B2AE35
+_LCG_FACTOR = 1664525
+_LCG_TERM = 1013904223
 
 
 def _signed(value: int) -> int:
@@ -60,12 +64,12 @@ def random_bits(draw: Tensor, count: int, first: int = 0) -> Tensor:
 
 
 def _mix_(bits: Tensor) -> Tensor:
-    for shift, factor in ((16, _MIX_1), (13, _MIX_2), (16, None)):
-        bits ^= (bits >> shift) & (
-            (1 << (32 - shift)) - 1
-        )  # the shift of signed numbers drags the sign along
-        if factor is not None:
-            bits *= _signed(factor)
+    """Mix each element as `mix` does, in place."""
+    for shift, factor in ((16, _MIX_1), (13, _MIX_2), (16, 1)):
+        # The shift of a signed number fills its high bits with copies of the sign.
+        low_bits = (1 << (32 - shift)) - 1
+        bits ^= (bits >> shift) & low_bits
+        bits *= _signed(factor)
     return bits
 
 
@@ -81,7 +85,9 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
     if drop <= 0:
         return x
     last = torch.bitwise_right_shift(x.view(torch.int32), drop, out=scratch)
-    return _add_and_cut_(x, drop, last.bitwise_and_(1).add_((1 << (drop - 1)) - 1))
+    # Half of the last bit kept, less one bit where that is 0: a tie goes up only from an odd number.
+    addend = last.bitwise_and_(1).add_((1 << (drop - 1)) - 1)
+    return _add_and_cut_(x, drop, addend)
 
 
 def _add_and_cut_(x: Tensor, drop: int, addend: Tensor) -> Tensor:
@@ -97,7 +103,10 @@ def _add_and_cut_(x: Tensor, drop: int, addend: Tensor) -> Tensor:
 
 
 def round_stochastic_(
-    x: Tensor, bits: int, random: Tensor, scratch: Tensor | None = None
+    x: Tensor,
+    bits: int,
+    random: Tensor,
+    scratch: Tensor | None = None,
 ) -> Tensor:
     """Round `x`, fp32, to `bits` mantissa bits, in place, away from zero with the probability of the dropped part.
 
@@ -132,24 +141,29 @@ def round_in_range_(
         How many numbers became the largest one: 0-d int64.
     """
     bias = 2 ** (exponent_bits - 1) - 1
-    smallest = 2.0 ** (1 - bias)
+    smallest_normal = 2.0 ** (1 - bias)
     largest = 2.0**bias * (2 - 2.0**-bits)
     step = 2.0 ** (1 - bias - bits)
-    finite = x.isfinite()
-    below = x.abs() < smallest
+    is_finite = x.isfinite()
+    is_subnormal = x.abs() < smallest_normal
+
     if random is None:
         # The sum's last bit is one step: the addition rounds, once and to even.
         magic = 1.5 * 2.0**23 * step
-        small = (x + magic) - magic
+        subnormal = (x + magic) - magic
         round_nearest_(x, bits, scratch)
     else:
-        up = (random.bitwise_right_shift(8) & 0xFFFFFF).to(x.dtype) * 2.0**-24
-        small = torch.floor(x.abs() / step + up).mul_(step).copysign_(x)
+        # From 24 random bits: uniform in [0, 1).
+        share = (random.bitwise_right_shift(8) & 0xFFFFFF).to(x.dtype) * 2.0**-24
+        steps = torch.floor(x.abs() / step + share)
+        subnormal = steps.mul_(step).copysign_(x)
         round_stochastic_(x, bits, random, scratch)
-    over = finite & (x.abs() > largest)
-    limited = torch.where(over, torch.copysign(torch.full_like(x, largest), x), x)
-    x.copy_(torch.where(below, small, limited))
-    return over.sum()
+
+    saturates = is_finite & (x.abs() > largest)
+    limit = torch.full_like(x, largest).copysign_(x)
+    limited = torch.where(saturates, limit, x)
+    x.copy_(torch.where(is_subnormal, subnormal, limited))
+    return saturates.sum()
 
 
 # --- operands --------------------------------------------------------------------------------------------------------
@@ -191,12 +205,13 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
 
 def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
     """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks; chunk 0: one chunk."""
-    n = terms.shape[0]
+    n, *rest = terms.shape
     chunk = min(chunk or n, n)
-    count = -(-n // chunk)
-    if count * chunk > n:  # a sum does not change by adding zeros
-        terms = torch.cat([terms, terms.new_zeros(count * chunk - n, *terms.shape[1:])])
-    return terms.view(count, chunk, *terms.shape[1:]).transpose(0, 1)
+    count = math.ceil(n / chunk)
+    missing = count * chunk - n
+    if missing:  # a sum does not change by adding zeros
+        terms = torch.cat([terms, terms.new_zeros(missing, *rest)])
+    return terms.view(count, chunk, *rest).transpose(0, 1)
 
 
 def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tensor:
@@ -218,24 +233,25 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
     factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device)
     factors = factors.view(-1, 1, 1)
 
-    def running(steps: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def add_in_order(steps: Tensor, shape: tuple[int, ...]) -> Tensor:
         total = steps.new_zeros(shape)
         power = torch.empty_like(total)
         for step in steps:
             total.add_(step)
             torch.bitwise_and(total.view(torch.int32), _EXPONENT, out=power.view(torch.int32))
-            total.addcmul_(power, factors).addcmul_(power, factors, value=-1)
+            total.addcmul_(power, factors)
+            total.addcmul_(power, factors, value=-1)
         return total
 
     sums = []
-    chunks = -(-terms.shape[0] // (chunk or terms.shape[0]))
+    chunks = math.ceil(terms.shape[0] / (chunk or terms.shape[0]))
     for samples in terms.split(max(16, _SUMS // chunks), dim=1):
         steps = _in_chunks(samples.contiguous(), chunk)
-        partial = running(steps, (len(widths), *steps.shape[1:]))  # (widths, chunks, samples)
-        if partial.shape[1] > 1:
-            partial = running(
-                partial.unsqueeze(2).transpose(0, 1), (len(widths), 1, partial.shape[2])
-            )
+        # (widths, chunks, samples)
+        partial = add_in_order(steps, (len(widths), *steps.shape[1:]))
+        if chunks > 1:
+            steps = partial.transpose(0, 1).unsqueeze(2)
+            partial = add_in_order(steps, (len(widths), 1, partial.shape[2]))
         sums.append(partial[:, 0])
     return torch.cat(sums, dim=1)
 
@@ -262,7 +278,8 @@ def narrow_matmul(
         exponent_bits: of the accumulators, 2 to 8; 8: fp32's range.
         saturated: 0-d, to which is added how many roundings saturated.
     """
-    (m, k), n = a.shape, b.shape[1]
+    m, k = a.shape
+    n = b.shape[1]
     chunk = min(chunk or k, k)
     if block == 0:
         # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks is the only one.
@@ -273,7 +290,8 @@ def narrow_matmul(
     if a.device.type == "cpu":
         rows = max(1, _TILE // n)
     for start in range(0, m, rows):
-        tile, left = out[start : start + rows], a[start : start + rows]
+        tile = out[start : start + rows]
+        left = a[start : start + rows]
         scratch = torch.empty(tile.shape, dtype=torch.int32, device=a.device)
         within = tile
         if chunk < k:
@@ -281,9 +299,11 @@ def narrow_matmul(
         random = None
         if draw is not None:
             random = random_bits(draw, tile.numel(), start * n).view(tile.shape)
+
         for first in range(0, k, chunk):
-            for begin in range(first, min(first + chunk, k), block):
-                part = slice(begin, min(begin + block, first + chunk, k))
+            end = min(first + chunk, k)
+            for begin in range(first, end, block):
+                part = slice(begin, min(begin + block, end))
                 if begin == first:
                     torch.mm(left[:, part], b[part], out=within)
                 else:
@@ -294,7 +314,8 @@ def narrow_matmul(
             if first == 0:
                 tile.copy_(within)
             else:
-                _round_(tile.add_(within), bits, scratch, _next(random), exponent_bits, saturated)
+                tile.add_(within)
+                _round_(tile, bits, scratch, _next(random), exponent_bits, saturated)
     return out
 
 
@@ -302,7 +323,7 @@ def _next(random: Tensor | None) -> Tensor | None:
     """Advance each element's own sequence of random numbers, in place."""
     if random is None:
         return None
-    return random.mul_(_LCG[0]).add_(_LCG[1])
+    return random.mul_(_LCG_FACTOR).add_(_LCG_TERM)
 
 
 def _round_(

@@ -46,7 +46,10 @@ def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
 
 
 def model_config(
-    recipe: Recipe, vocab_size: int, vocab_rows: int | None = None, stage: int | None = None
+    recipe: Recipe,
+    vocab_size: int,
+    vocab_rows: int | None = None,
+    stage: int | None = None,
 ) -> GPTConfig:
     """Return the shape of the recipe's model, of a stage from 0; default: of [model].
 
@@ -67,16 +70,18 @@ def config_of(
 
 def model_overrides(config: GPTConfig) -> list[str]:
     """List overrides that give any recipe's [model] this shape, the vocabulary apart."""
+    fields = vars(config)
     arch = "gpt2"
-    if all(vars(config)[key] == value for key, value in LLAMA.items()):
+    if all(fields[key] == value for key, value in LLAMA.items()):
         arch = "llama"
     overrides = [f"model.arch={arch}"]
     for name in Model.__dataclass_fields__:
-        if name in _SHARED_FIELDS:
-            value = vars(config)[name]
-            if value is None:
-                value = False
-            overrides.append(f"model.{name}={json.dumps(value)}")
+        if name not in _SHARED_FIELDS:
+            continue
+        value = fields[name]
+        if value is None:
+            value = False
+        overrides.append(f"model.{name}={json.dumps(value)}")
     return overrides
 
 
@@ -86,7 +91,11 @@ def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) 
 
 
 def token_flops(
-    recipe: Recipe, rows: int, seq_len: int, blocks: float, stage: int | None = None
+    recipe: Recipe,
+    rows: int,
+    seq_len: int,
+    blocks: float,
+    stage: int | None = None,
 ) -> FlopsPerToken:
     """Return FLOPs per trained token of the recipe's model (of a stage) at `seq_len` over `blocks` executed blocks."""
     return flops_per_token(model_config(recipe, rows, rows, stage), seq_len, blocks)
@@ -100,16 +109,21 @@ def optimizer_flops(recipe: Recipe, model: Dimensions) -> float:
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
     """Decide the step after `progress`. On several `ranks` only the number of micro-batches may differ."""
     step = progress.step + 1
-    full = recipe.model.seq_len
-    train, optim, n_layer = recipe.train, recipe.optim, recipe.model.n_layer
+    train = recipe.train
+    optim = recipe.optim
+    n_layer = recipe.model.n_layer
     if recipe.stages:
         n_layer, optim = _stage(recipe, progress.stage)
 
-    seq_len, per_window, batch_size = full, 1, train.batch_size
-    if recipe.seq_len_warmup is not None:
-        seq_len = recipe.seq_len_warmup.seq_len_at(step, full)
-        batch_size = recipe.seq_len_warmup.batch_size_at(seq_len, full, train.batch_size)
-        per_window = recipe.seq_len_warmup.sequences_per_window_at(seq_len, full)
+    full = recipe.model.seq_len
+    seq_len = full
+    per_window = 1
+    batch_size = train.batch_size
+    length_warmup = recipe.seq_len_warmup
+    if length_warmup is not None:
+        seq_len = length_warmup.seq_len_at(step, full)
+        batch_size = length_warmup.batch_size_at(seq_len, full, train.batch_size)
+        per_window = length_warmup.sequences_per_window_at(seq_len, full)
     if recipe.batch_size_warmup is not None:
         batch_size = recipe.batch_size_warmup.batch_size_at(progress.sequences, train.batch_size)
     if recipe.simigrad is not None and progress.batch_size:
@@ -127,29 +141,28 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
         measures = recipe.simigrad.measures_at(step)
         lr *= recipe.simigrad.lr_factor(batch_size, train.batch_size)
     if progress.stage:
-        lr *= rewarmup_factor(
-            step - progress.stage_step, recipe.stages[progress.stage].rewarmup_steps
-        )
+        stage = recipe.stages[progress.stage]
+        lr *= rewarmup_factor(step - progress.stage_step, stage.rewarmup_steps)
 
-    keep, scales = _keep_all(n_layer), None
-    if recipe.progressive_layer_drop is not None:
-        keep = recipe.progressive_layer_drop.keep_probabilities(step, n_layer)
-        scales = recipe.progressive_layer_drop.branch_scales(step, n_layer)
+    keep = _keep_all(n_layer)
+    scales = None
+    layer_drop = recipe.progressive_layer_drop
+    if layer_drop is not None:
+        keep = layer_drop.keep_probabilities(step, n_layer)
+        scales = layer_drop.branch_scales(step, n_layer)
 
-    evaluate = step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens
-    micro_batches = accumulation_steps(recipe, batch_size, seq_len, ranks)
     return StepPlan(
-        step,
-        lr,
-        batch_size,
-        seq_len,
-        micro_batches,
-        progress.windows,
-        per_window,
-        keep,
-        evaluate,
-        scales,
-        measures,
+        step=step,
+        lr=lr,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        accumulation_steps=accumulation_steps(recipe, batch_size, seq_len, ranks),
+        window_start=progress.windows,
+        sequences_per_window=per_window,
+        keep=keep,
+        evaluate=step % recipe.eval.every == 0 or progress.tokens + tokens >= train.tokens,
+        branch_scales=scales,
+        measure_similarity=measures,
     )
 
 
@@ -162,6 +175,7 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
     """
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
     multiple = micro_batch_multiple(recipe, ranks)
+    # Rounded up to whole micro-batches, then to a multiple of them.
     return -(-batch_size // fits // multiple) * multiple
 
 
@@ -183,15 +197,28 @@ def micro_batch_multiple(recipe: Recipe, ranks: int = 1) -> int:
 
 
 def full_plan(
-    recipe: Recipe, sequences: int, seq_len: int, n_layer: int, micro_batches: int = 1
+    recipe: Recipe,
+    sequences: int,
+    seq_len: int,
+    n_layer: int,
+    micro_batches: int = 1,
 ) -> StepPlan:
     """Plan a step that no schedule shortens, with all blocks and all measurements, for probes: its rate is 0."""
     scales = None
     if recipe.progressive_layer_drop is not None:
         scales = (1.0,) * n_layer
-    measures = recipe.simigrad is not None
     return StepPlan(
-        1, 0.0, sequences, seq_len, micro_batches, 0, 1, _keep_all(n_layer), False, scales, measures
+        step=1,
+        lr=0.0,
+        batch_size=sequences,
+        seq_len=seq_len,
+        accumulation_steps=micro_batches,
+        window_start=0,
+        sequences_per_window=1,
+        keep=_keep_all(n_layer),
+        evaluate=False,
+        branch_scales=scales,
+        measure_similarity=recipe.simigrad is not None,
     )
 
 
@@ -205,7 +232,8 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
     lr_warmup_tokens = progress.lr_warmup_tokens
     if schedule_step <= recipe.optim.warmup_steps:
         lr_warmup_tokens = schedule_tokens
-    batch_size, window = progress.batch_size, progress.simigrad_window
+    batch_size = progress.batch_size
+    window = progress.simigrad_window
     if recipe.simigrad is not None:
         batch_size, window = recipe.simigrad.decide(
             plan.step, plan.batch_size, window, result.simigrad_dots
@@ -247,8 +275,9 @@ def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Pro
     are left out.
     """
     stage = recipe.stages[progress.stage]
+    warming = progress.schedule_step <= recipe.optim.warmup_steps
     rewarming = progress.stage > 0 and progress.step - progress.stage_step <= stage.rewarmup_steps
-    if stage.switch is None or rewarming or progress.schedule_step <= recipe.optim.warmup_steps:
+    if stage.switch is None or warming or rewarming:
         return progress
     curve = stage.switch.with_evaluation(progress.stage_curve, progress.schedule_tokens, val_loss)
     return progress._replace(stage_curve=curve)
@@ -291,7 +320,9 @@ def after_growth(recipe: Recipe, progress: Progress) -> Progress:
 
 
 def plan_run(
-    recipe: Recipe, progress: Progress | None = None, vocab_size: int | None = None
+    recipe: Recipe,
+    progress: Progress | None = None,
+    vocab_size: int | None = None,
 ) -> Iterator[tuple[StepPlan, Progress]]:
     """Yield every step from `progress` to the end of the budget, each with the progress after it.
 
@@ -313,7 +344,10 @@ def plan_run(
 
 
 def assumed_result(
-    recipe: Recipe, plan: StepPlan, vocab_rows: int | None, stage: int = 0
+    recipe: Recipe,
+    plan: StepPlan,
+    vocab_rows: int | None,
+    stage: int = 0,
 ) -> StepResult:
     """Return what a step is expected to be before it runs: every target trained on, blocks at their mean."""
     tokens = plan.batch_size * plan.seq_len

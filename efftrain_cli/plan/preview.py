@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,35 +39,42 @@ def summarize_plan(
     until: int | None = None,
 ) -> PlanSummary:
     """Add up the plan from `progress` to the end of the budget, or to step `until`."""
+    train = recipe.train
+    largest_batch = 0
+    for method in recipe.methods.values():
+        largest_batch = max(largest_batch, method.batch_bounds(train.batch_size)[1])
+
     after = progress or Progress()
-    largest, shapes, smallest_batch = (0, 0), set(), recipe.train.batch_size
-    largest_batch = max(
-        (m.batch_bounds(recipe.train.batch_size)[1] for m in recipe.methods.values()), default=0
-    )
-    for plan, end in steps_until(recipe, progress, vocab_size, until):
-        after = end
+    largest = (0, 0, 0)  # (tokens, seq_len, sequences)
+    shapes = set()
+    smallest_batch = train.batch_size
+    for plan, after in steps_until(recipe, progress, vocab_size, until):
         smallest_batch = min(smallest_batch, plan.batch_size)
         shapes.add((plan.batch_size, plan.seq_len))
-        sequences = -(-plan.batch_size // plan.accumulation_steps)
+        sequences = math.ceil(plan.batch_size / plan.accumulation_steps)
         if "steps" in recipe.varies:
             # The batch may yet grow until the micro-batches are full; a step that measures has two of them at least.
-            fits = max(1, recipe.train.micro_batch_tokens // plan.seq_len)
-            sequences = max(sequences, min(fits, -(-largest_batch // 2)))
-        if (sequences * plan.seq_len, plan.seq_len) > (largest[0] * largest[1], largest[1]):
-            largest = (sequences, plan.seq_len)
+            fits = max(1, train.micro_batch_tokens // plan.seq_len)
+            sequences = max(sequences, min(fits, math.ceil(largest_batch / 2)))
+        largest = max(largest, (sequences * plan.seq_len, plan.seq_len, sequences))
+
+    _, seq_len, sequences = largest
     return PlanSummary(
         steps=after.step,
         tokens=after.tokens,
         windows=after.windows,
         flops=after.flops,
-        largest_micro_batch=largest,
+        largest_micro_batch=(sequences, seq_len),
         shapes=frozenset(shapes),
         smallest_batch=smallest_batch,
     )
 
 
 def steps_until(
-    recipe: Recipe, progress: Progress | None, vocab_size: int | None, until: int | None
+    recipe: Recipe,
+    progress: Progress | None,
+    vocab_size: int | None,
+    until: int | None,
 ) -> Iterator[tuple[StepPlan, Progress]]:
     """Yield the steps of `plan_run` up to `until`."""
     for plan, after in plan_run(recipe, progress, vocab_size):
@@ -88,20 +96,26 @@ def csv_lines(
         )
 
 
+TurningPoint = tuple[str, StepPlan, Progress]
+"""(reason, step, progress after it)."""
+MOST_CHANGES = 12
+"""Changes of length or batch size among the turning points."""
+
+
 def turning_points(
-    recipe: Recipe, until: int | None = None, vocab_size: int | None = None, most: int = 24
-) -> tuple[list[tuple[str, StepPlan, Progress]], int]:
-    """Return the steps at which the schedule turns, with the reason, and how many changes are left out.
+    recipe: Recipe, until: int | None = None, vocab_size: int | None = None
+) -> tuple[list[TurningPoint], int]:
+    """Return the steps at which the schedule turns, and how many changes are left out.
 
     They are the first and last step, the end of the learning-rate warmup, the begin of a late decay, growth, changes of
     length or batch size (thinned to the first, the last and a few between), and quarters of the budget.
     """
-    always: list[tuple[str, StepPlan, Progress]] = []
-    changes: list[tuple[str, StepPlan, Progress]] = []
+    always: list[TurningPoint] = []
+    changes: list[TurningPoint] = []
+    last: list[TurningPoint] = []
     quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
     before: StepPlan | None = None
     stage = 0
-    last: list[tuple[str, StepPlan, Progress]] = []
     for plan, after in steps_until(recipe, None, vocab_size, until):
         last = [("last step", plan, after)]
         if before is None:
@@ -122,16 +136,21 @@ def turning_points(
                 always.append(("LR warmup ends", plan, after))
             if recipe.optim.decay_share and plan.lr < before.lr == recipe.optim_at(stage).lr:
                 always.append(("LR decay begins", plan, after))
+
         while quarters and after.tokens >= quarters[0]:
             quarters.pop(0)
             always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
-        before, stage = plan, after.stage
-    left_out = max(0, len(changes) - most // 2)
+        before = plan
+        stage = after.stage
+
+    left_out = max(0, len(changes) - MOST_CHANGES)
     if left_out:
-        keep = most // 2
-        changes = [changes[round(i * (len(changes) - 1) / (keep - 1))] for i in range(keep)]
-    points = {plan.step: (reason, plan, after) for reason, plan, after in changes}
-    for reason, plan, after in [*always, *last]:
+        last_change = len(changes) - 1
+        kept = [round(k * last_change / (MOST_CHANGES - 1)) for k in range(MOST_CHANGES)]
+        changes = [changes[number] for number in kept]
+
+    points: dict[int, TurningPoint] = {}
+    for reason, plan, after in [*changes, *always, *last]:
         if plan.step in points and points[plan.step][0] != reason:
             reason = f"{points[plan.step][0]}; {reason}"
         points[plan.step] = (reason, plan, after)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
-from efftrain_cli.model.gpt import GPT, Note, RunBlock, run_eagerly
+from efftrain_cli.model.gpt import GPT, Gates, Note, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
-Minimized = Callable[[Tensor, Tensor, Sequence[bool] | None, Tensor | None], dict[str, Tensor]]
+Minimized = Callable[[Tensor, Tensor, Gates, Tensor | None], dict[str, Tensor]]
 """(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets: "ce", the
 cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method defines (a mean counts as
 many times as there are targets)."""
@@ -33,7 +33,7 @@ class Objective(Protocol):
         self,
         tokens: Tensor,
         targets: Tensor,
-        gates: Sequence[bool] | None,
+        gates: Gates,
         scales: Tensor | None,
         note: Note | None = None,
     ) -> dict[str, Tensor]:
@@ -268,7 +268,7 @@ class MiddleFirst:
         self,
         tokens: Tensor,
         targets: Tensor,
-        gates: Sequence[bool] | None,
+        gates: Gates,
         scales: Tensor | None,
         note: Note | None = None,
     ) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.methods.simigrad import accumulate_by_halves
-from efftrain_cli.model.gpt import GPT, Note, run_eagerly
+from efftrain_cli.model.gpt import GPT, Gates, Note, run_eagerly
 from efftrain_cli.model.kernels import (
     attention_kernels,
     choose_determinism,
@@ -45,8 +45,6 @@ from efftrain_cli.training.strategy import overlaps_sum, single_device
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
-Gates = Sequence[bool] | None
-"""The blocks that a micro-batch runs, one flag per block; None: all."""
 
 
 def build_objective(
@@ -59,21 +57,17 @@ def build_objective(
 
     "ce", the cross-entropy, comes first: it alone is the logged loss, which divergence and comparisons read.
     """
+    world = ranks.world_size
     dtype = compute_dtype(recipe.train.dtype, device)
     compiled = compiles(recipe, device) and not model.lockstep
-    world = ranks.world_size
     by_blocks = compiled and compiles_blocks(recipe, len(model.h), overlaps_sum(recipe, ranks))
     recompute = checkpoints_activations(
-        recipe,
-        model.config,
-        device,
-        dtype=dtype,
-        compiled=compiled,
-        ranks=world,
+        recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world
     )
     parts = Parts(run_eagerly, model.head_loss_sum)
     if by_blocks:
         parts = compile_parts(recipe, model, ranks=world)
+
     standardization = recipe.standardization_loss
     if standardization is not None:
         standardization.attach(model)
@@ -90,11 +84,14 @@ def build_objective(
             if model.lockstep:
                 loss = model.loss_sum(tokens, targets, gates, scales, recompute, note=note)
                 return {"ce": loss}
+
             terms: list[Tensor] = []
-            x = model.run_blocks(model.embed(tokens), gates, scales, recompute, parts.block, terms)
+            x = model.embed(tokens)
+            x = model.run_blocks(x, gates, scales, recompute, parts.block, terms)
             summed = parts.head_loss_sum(x, targets)
             if note is not None:
                 note(x)
+
             losses = {"ce": summed}
             if model.with_squares:
                 losses = {"ce": summed[0], "z_loss": summed[1]}
@@ -137,13 +134,13 @@ class Terms:
     """The weights of a step's losses, by name, in the minimized total, and their columns of metrics.jsonl."""
 
     def __init__(self, recipe: Recipe, model: GPT, device: torch.device) -> None:
+        self._z_loss = recipe.optim.z_loss
+        self._standardization = recipe.standardization_loss
+        self._n_layer = len(model.h)
         self.zeros = {"ce": torch.zeros((), device=device)}
         """Losses of no micro-batch."""
-        self._z_loss = recipe.optim.z_loss
         if self._z_loss:
             self.zeros["z_loss"] = torch.zeros((), device=device)
-        self._n_layer = len(model.h)
-        self._standardization = recipe.standardization_loss
         if self._standardization is not None:
             shares = self._standardization.site_weights(model.config)
             self._site_shares = torch.tensor(shares, device=device)
@@ -170,11 +167,11 @@ class Terms:
         columns = {"loss": losses["ce"]}
         if self._z_loss:
             columns["z_loss"] = self._z_loss * losses["z_loss"]
-        if self._standardization is None:
-            return columns
-        return columns | self._standardization.loss_columns(
-            losses["standardization_loss"], self._site_shares, plan, gates, self._n_layer
-        )
+        if self._standardization is not None:
+            columns |= self._standardization.loss_columns(
+                losses["standardization_loss"], self._site_shares, plan, gates, self._n_layer
+            )
+        return columns
 
 
 def build_forward_backward(
@@ -219,23 +216,17 @@ def build_forward_backward(
             for micro_batch in micro_batches:
                 number = micro_batch.number
                 tokens = micro_batch.tokens
+                targets = micro_batch.targets
+                reads = passes.note_of(micro_batch)
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     with record_function("forward"):
-                        summed = objective(
-                            tokens,
-                            micro_batch.targets,
-                            gates[number],
-                            scales,
-                            passes.note_of(micro_batch),
-                        )
-                    shares = {
-                        name: micro_batch.weight * loss / plan.tokens
-                        for name, loss in summed.items()
-                    }
-                    for name, share in shares.items():
-                        losses[name] = losses[name] + share.detach()
+                        summed = objective(tokens, targets, gates[number], scales, reads)
+                    shares = {}
+                    for name, loss in summed.items():
+                        shares[name] = micro_batch.weight * loss / plan.tokens
+                        losses[name] = losses[name] + shares[name].detach()
                     if number == micro_batches[-1].number:
                         before_last(losses)
                     terms.total(shares).backward()
@@ -292,27 +283,30 @@ def branch_scales(plan: StepPlan, device: torch.device) -> Tensor | None:
 def draw_gates(recipe: Recipe, plan: StepPlan) -> list[Gates]:
     """Draw the blocks that each micro-batch of the step runs."""
     layer_drop = recipe.progressive_layer_drop
-    if layer_drop is None:
-        return [None] * plan.accumulation_steps
-    return [
-        layer_drop.gates(
-            plan.keep,
-            seed=recipe.seed,
-            step=plan.step,
-            micro_step=number,
-            paired=recipe.simigrad is not None,
-        )
-        for number in range(plan.accumulation_steps)
-    ]
+    gates: list[Gates] = []
+    for number in range(plan.accumulation_steps):
+        drawn = None
+        if layer_drop is not None:
+            drawn = layer_drop.gates(
+                plan.keep,
+                seed=recipe.seed,
+                step=plan.step,
+                micro_step=number,
+                paired=recipe.simigrad is not None,
+            )
+        gates.append(drawn)
+    return gates
 
 
 def blocks_per_sequence(plan: StepPlan, gates: Sequence[Gates]) -> float:
     """Return the blocks computed per sequence, averaged over the step."""
-    blocks = 0
+    total = 0
     for number, gate in enumerate(gates):
-        run = len(plan.keep) if gate is None else sum(gate)
-        blocks += run * plan.sequences_of(number)
-    return blocks / plan.batch_size
+        blocks = len(plan.keep)
+        if gate is not None:
+            blocks = sum(gate)
+        total += blocks * plan.sequences_of(number)
+    return total / plan.batch_size
 
 
 def step_by_halves(

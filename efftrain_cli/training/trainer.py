@@ -118,11 +118,11 @@ def loss_by_position(
     sums = _sum_over_chunks(model, windows, micro_batch_tokens, dtype, ranks, losses, seq_len)
     means = sums.sum(0) / len(windows)
     # The stretches begin at 0, and at 1/16, 1/8, 1/4 and 1/2 of the context.
-    starts = sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8)})
-    return {
-        f"val_loss_from_{start}": means[start:end].mean()
-        for start, end in itertools.pairwise([*starts, seq_len])
-    }
+    borders = sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8, 16)})
+    columns = {}
+    for start, end in itertools.pairwise(borders):
+        columns[f"val_loss_from_{start}"] = means[start:end].mean()
+    return columns
 
 
 def _sum_over_chunks(
@@ -144,8 +144,10 @@ def _sum_over_chunks(
             number = first + ranks.rank
             if number < len(chunks):
                 sums[number] = losses_of(chunks[number].to(device, non_blocking=True))
-            elif model.lockstep:  # the other ranks' passes need this one's weights
+            elif model.lockstep:
+                # The other ranks' passes need this one's weights.
                 losses_of(chunks[-1].to(device, non_blocking=True))
+
     ranks.barrier()
     ranks.all_reduce([sums])
     return sums
@@ -359,25 +361,26 @@ def apply_step(
     with record_function("optimizer"):
         grad_norm = update(
             state,
-            plan.lr,
-            recipe.optim.grad_clip,
-            result.scalars["loss"],
-            result.grad_norm,
-            devices,
-            watch,
+            lr=plan.lr,
+            grad_clip=recipe.optim.grad_clip,
+            loss=result.scalars["loss"],
+            grad_norm=result.grad_norm,
+            devices=devices,
+            watch=watch,
         )
     if result.method_tensors is not None:
         state.method_tensors.clear()
         state.method_tensors.update(result.method_tensors)
+
+    scalars = dict(result.scalars)
     with record_function("measures"):
-        columns = {
-            "grad_norm": grad_norm,
-            **devices.optimizer_columns(state),
-            **(watch.end() if watch else {}),
-            "nonfinite": state.nonfinite,
-        }
+        scalars["grad_norm"] = grad_norm
+        scalars |= devices.optimizer_columns(state)
+        if watch is not None:
+            scalars |= watch.end()
+        scalars["nonfinite"] = state.nonfinite
     # A record waits to be read: it must not keep gradients alive.
-    return result._replace(scalars={**result.scalars, **columns}, norms=None, method_tensors=None)
+    return result._replace(scalars=scalars, norms=None, method_tensors=None)
 
 
 def update(
@@ -427,38 +430,25 @@ def read_records(
     if device.type == "cuda":
         dtype = compute_dtype(recipe.train.dtype, device)
         peak = peak_flops(torch.cuda.get_device_name(device), dtype)
-    best = state.progress.best_loss
+
+    best_loss = state.progress.best_loss
     train_seconds = state.progress.train_seconds
     rows = []
     for record, measured in zip(records, _read_scalars(records), strict=True):
-        val_loss = measured.pop("val_loss", math.nan)
-        progress = record.progress
-        row: dict[str, object] = {
-            "step": progress.step,
-            "segment": progress.segment,
-            "stage": progress.stage,
-            "tokens": progress.tokens,
-            "tokens_discarded": progress.tokens_discarded,
-            "windows": progress.windows,
-            "sequences": progress.sequences,
-            "total_flops": progress.flops,
-            "val_loss": finite_or_none(val_loss),
-            **{name: finite_or_none(measured.pop(name)) for name in record.position_losses},
-            "eval_seconds": record.evaluation.seconds() if record.evaluation else 0.0,
-        }
+        row = _state_columns(record, measured)
         if record.plan and record.result and record.training:
             seconds = record.training.seconds() - record.compile_seconds
             train_seconds += seconds
-            row |= {
-                **_step_columns(record, measured, best, seconds, peak),
-                **method_columns(recipe, record.plan, record.result),
-            }
+            row |= _step_columns(record, measured, best_loss, seconds, peak)
+            row |= method_columns(recipe, record.plan, record.result)
             loss = measured["loss"]
             if not math.isnan(loss) and not measured["nonfinite"]:
-                best = loss if best is None else min(best, loss)
+                if best_loss is None:
+                    best_loss = loss
+                best_loss = min(best_loss, loss)
         row["train_seconds"] = train_seconds
         rows.append(row)
-    state.progress = state.progress._replace(best_loss=best, train_seconds=train_seconds)
+    state.progress = state.progress._replace(best_loss=best_loss, train_seconds=train_seconds)
     return rows
 
 
@@ -473,6 +463,28 @@ def _read_scalars(records: Sequence[StepRecord]) -> list[dict[str, float]]:
     tensors = itertools.chain.from_iterable(columns.values() for columns in scalars)
     values = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
     return [{name: next(values) for name in columns} for columns in scalars]
+
+
+def _state_columns(record: StepRecord, measured: dict[str, float]) -> dict[str, Any]:
+    """Return the columns of a state, trained or not; take the validation losses out of `measured`."""
+    progress = record.progress
+    row: dict[str, Any] = {
+        "step": progress.step,
+        "segment": progress.segment,
+        "stage": progress.stage,
+        "tokens": progress.tokens,
+        "tokens_discarded": progress.tokens_discarded,
+        "windows": progress.windows,
+        "sequences": progress.sequences,
+        "total_flops": progress.flops,
+        "val_loss": finite_or_none(measured.pop("val_loss", math.nan)),
+    }
+    for name in record.position_losses:
+        row[name] = finite_or_none(measured.pop(name))
+    row["eval_seconds"] = 0.0
+    if record.evaluation is not None:
+        row["eval_seconds"] = record.evaluation.seconds()
+    return row
 
 
 def _step_columns(
@@ -490,13 +502,20 @@ def _step_columns(
         seconds: training time of the step.
         peak: FLOPs per second that one device reaches at most.
     """
-    plan, result, training, comm = record.plan, record.result, record.training, record.comm
+    plan = record.plan
+    result = record.result
+    training = record.training
     assert plan and result and training
-    loss_ratio = mfu = None
+    loss_ratio = mfu = cpu_seconds = comm_seconds = wait_seconds = None
     if best_loss is not None:
         loss_ratio = finite_or_none(measured["loss"] / best_loss)
     if peak is not None:
         mfu = result.flops / seconds / (peak * record.devices)
+    if record.devices == 1:
+        cpu_seconds = training.cpu_seconds
+    if record.comm is not None:
+        comm_seconds = record.comm.comm_seconds()
+        wait_seconds = record.comm.wait_seconds
     return {
         "seq_len": plan.seq_len,
         "batch_size": plan.batch_size,
@@ -508,10 +527,10 @@ def _step_columns(
         "loss_ratio": loss_ratio,
         "nonfinite": bool(measured["nonfinite"]),
         "seconds": seconds,
-        "cpu_seconds": training.cpu_seconds if record.devices == 1 else None,
+        "cpu_seconds": cpu_seconds,
         "compile_seconds": record.compile_seconds,
-        "comm_seconds": comm.comm_seconds() if comm else None,
-        "wait_seconds": comm.wait_seconds if comm else None,
+        "comm_seconds": comm_seconds,
+        "wait_seconds": wait_seconds,
         "tokens_per_second": result.tokens / seconds,
         "flops": result.flops,
         "flops_without_logits": result.flops_without_logits,
