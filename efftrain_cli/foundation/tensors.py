@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from efftrain_cli.foundation.errors import CheckpointError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Tensors: TypeAlias = "dict[str, Tensor]"
+"""Tensors by name, as a state dict."""
 
 
 def write_tensors(

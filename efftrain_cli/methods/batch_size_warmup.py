@@ -16,15 +16,14 @@ consumed_t counts the sequences trained before the step. It attaches to `plan_st
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION, Count
-from efftrain_cli.methods.method import Method, Sections, varying
+from efftrain_cli.methods.method import Changes, Method, Problems, Sections, varying
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -81,7 +80,7 @@ class BatchSizeWarmup(Method):
         batch_sizes = range(self.start, full, self.increment)
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         # A lower bound of a sequence's tokens if another method decides them.
         seq_len = recipe.model.seq_len
         if varying(recipe.methods, "length"):
@@ -94,7 +93,7 @@ class BatchSizeWarmup(Method):
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         start = batch_size // 2
         return {
             "batch_size_warmup": replace(
@@ -102,7 +101,7 @@ class BatchSizeWarmup(Method):
             )
         }
 
-    def without_schedule(self) -> dict[str, Any]:
+    def without_schedule(self) -> Changes:
         return {"batch_size_warmup": None}
 
     def validation_errors(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, Sections
+from efftrain_cli.methods.method import Method, Problems, Sections
 from efftrain_cli.model.accumulator import Accumulator
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class ChunkedAccumulation(Method):
         """Format of incoming gradients."""
         return self.gradient_operands or self.operands
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         blocks, width = recipe.model.n_layer, recipe.model.n_embd
         if self.layers == "inner" and blocks < 3 and not self.head:
             rule = f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model'

@@ -40,6 +40,7 @@ from efftrain_cli.optim.parameter_groups import GroupScale
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from efftrain_cli.foundation.tensors import Tensors
     from efftrain_cli.model.config import GPTConfig
 
 OFFDIAG_SCALE = 0.5
@@ -58,8 +59,8 @@ class GrowthState:
     """
 
     config: GPTConfig
-    parameters: Mapping[str, Tensor]
-    optimizer: Mapping[str, Mapping[str, Tensor]] = dataclasses.field(default_factory=dict)
+    parameters: Tensors
+    optimizer: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
     """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter name; a parameter may
     have none of a kind. Empty where the state is lost."""
     gradient_powers: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -77,8 +78,8 @@ def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
 def _grown(
     state: GrowthState,
     config: GPTConfig,
-    parameters: Mapping[str, Tensor],
-    optimizer: Mapping[str, Mapping[str, Tensor]],
+    parameters: Tensors,
+    optimizer: Mapping[str, Tensors],
     moments: Moments,
 ) -> GrowthState:
     """Return the state with these parts, its moments and step counters 0 if `moments` is "reset"."""
@@ -100,7 +101,7 @@ def reset_moments(state: GrowthState) -> GrowthState:
 
 def _map_moments(
     state: GrowthState, grow_moment: Callable[[str, Tensor, int], Tensor]
-) -> dict[str, dict[str, Tensor]]:
+) -> dict[str, Tensors]:
     """Apply `grow_moment(name, tensor, power of the gradient)` to the optimizer's tensors; counters stay."""
     optimizer = {}
     for key, tensors in state.optimizer.items():
@@ -200,7 +201,7 @@ def grow_width(
             return wide
         return wide / factor**power
 
-    parameters: dict[str, Tensor] = {}
+    parameters: Tensors = {}
     for name, old in state.parameters.items():
         kind = parameter_kind(name)
         new = widen(kind, old, False)
@@ -338,8 +339,8 @@ def grow_depth(
     drawn = {}
     if mode == "random":
         drawn = _initial_layers(config, seed)
-    parameters: dict[str, Tensor] = {}
-    optimizer: dict[str, dict[str, Tensor]] = {key: {} for key in state.optimizer}
+    parameters: Tensors = {}
+    optimizer: dict[str, Tensors] = {key: {} for key in state.optimizer}
 
     def take(new: str, old: str, inserted: bool) -> None:
         """Take over the parameter `old` and its moments as `new`, which is a layer's that is `inserted`, or not."""
@@ -379,7 +380,7 @@ def grow_depth(
     return _grown(state, config, parameters, optimizer, moments)
 
 
-def _initial_layers(config: GPTConfig, seed: int) -> dict[str, Tensor]:
+def _initial_layers(config: GPTConfig, seed: int) -> Tensors:
     """Initialize a model of that shape and return its layers' parameters by name."""
     from efftrain_cli.model.gpt import GPT
 

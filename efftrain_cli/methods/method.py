@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from efftrain_cli.model.config import GPTConfig
 
 
+Problems = Iterator[tuple[str, str]]
+"""(dotted key, rule) of each breach of a recipe."""
+Changes = dict[str, Any]
+"""Fields of a recipe with the values to replace theirs by."""
+Columns = dict[str, float | None]
+"""Columns of a step's row in metrics.jsonl."""
+
+
 class Sections(Protocol):
     """What methods read of a recipe: its other sections, and what follows from them."""
 
@@ -58,7 +66,7 @@ class Method:
     aliases: ClassVar[Mapping[str, str]] = {}
     """What other programs and papers call its keys, in lower case and with _ for -; "" is the section itself."""
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         """Yield (dotted key, rule) of everything in `recipe` that this method cannot work with."""
         yield from ()
 
@@ -90,20 +98,18 @@ class Method:
         """List what a plan cannot know in advance, and what it assumes instead, one sentence each."""
         return []
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         """Return fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences.
 
         It then changes before and after a stop in the middle. Empty if the method has no schedule.
         """
         return {}
 
-    def without_schedule(self) -> dict[str, Any]:
+    def without_schedule(self) -> Changes:
         """Return fields of the recipe with which every step is a full one; empty if this method's steps are."""
         return {}
 
-    def columns(
-        self, recipe: Sections, plan: StepPlan, result: StepResult
-    ) -> dict[str, float | None]:
+    def columns(self, recipe: Sections, plan: StepPlan, result: StepResult) -> Columns:
         """Return this method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
         return {}
 

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, Sections, varying
+from efftrain_cli.methods.method import Changes, Method, Problems, Sections, varying
 from efftrain_cli.model.flops import block_parameters, flops_per_token
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Ouroboros(Method):
             return 0
         return module - 1
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         n_layer = recipe.model.n_layer
         if self.modules > n_layer + 2:
             yield (
@@ -143,7 +143,7 @@ class Ouroboros(Method):
             f"unchanged for its first one; the last ones in flight are dropped.{again}"
         ]
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         every = min(self.cosine_every, 2)
         return {
             "ouroboros": replace(
@@ -151,7 +151,7 @@ class Ouroboros(Method):
             )
         }
 
-    def without_schedule(self) -> dict[str, Any]:
+    def without_schedule(self) -> Changes:
         return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
 
     def blocks(self, shape: GPTConfig) -> tuple[int, ...]:

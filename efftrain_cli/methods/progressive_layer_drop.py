@@ -29,13 +29,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, Sections
+from efftrain_cli.methods.method import Changes, Columns, Method, Sections
 
 if TYPE_CHECKING:
     from efftrain_cli.foundation.step import StepPlan, StepResult
@@ -83,14 +83,12 @@ class ProgressiveLayerDrop(Method):
     def assumptions(self, recipe: Sections) -> list[str]:
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         if self.steps <= 2 * half:
             return {}
         return {"progressive_layer_drop": replace(self, steps=2 * half)}
 
-    def columns(
-        self, recipe: Sections, plan: StepPlan, result: StepResult
-    ) -> dict[str, float | None]:
+    def columns(self, recipe: Sections, plan: StepPlan, result: StepResult) -> Columns:
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:

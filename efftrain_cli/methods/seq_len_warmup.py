@@ -30,14 +30,14 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, Sections, varying
+from efftrain_cli.methods.method import Changes, Method, Problems, Sections, varying
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -200,7 +200,7 @@ class SeqLenWarmup(Method):
             first, tokens = begins, length * self.batch_size_at(length, full, batch_size)
         return total + (step - first + 1) * tokens
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
         # bound.
         smallest = min(
@@ -219,7 +219,7 @@ class SeqLenWarmup(Method):
                 f"{name} to false",
             )
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         if self.steps is not None:
             return {"seq_len_warmup": replace(self, steps=min(self.steps, 2 * half))}
         until = self.until
@@ -227,7 +227,7 @@ class SeqLenWarmup(Method):
             until = (min(until[0], half + 1),)
         return {"seq_len_warmup": replace(self, until=until)}
 
-    def without_schedule(self) -> dict[str, Any]:
+    def without_schedule(self) -> Changes:
         return {"seq_len_warmup": None}
 
     def validation_errors(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:

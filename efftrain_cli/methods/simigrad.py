@@ -28,13 +28,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, Sections, varying
+from efftrain_cli.methods.method import Changes, Columns, Method, Problems, Sections, varying
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,7 +100,7 @@ class SimiGrad(Method):
         """max_batch_size rounded down to the quantum, in sequences."""
         return self.max_batch_size // self.quantum * self.quantum
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         key, batch_size = "train.batch_size", recipe.train.batch_size
         if batch_size % self.quantum:
             yield (
@@ -154,7 +154,7 @@ class SimiGrad(Method):
             f"train.batch_size = {recipe.train.batch_size}."
         ]
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         every = min(self.interval, half)
         return {
             "simigrad": replace(
@@ -217,9 +217,7 @@ class SimiGrad(Method):
             wanted = min(batch_size - quantum, tenth_less)
         return max(self.lowest, min(wanted, self.highest))
 
-    def columns(
-        self, recipe: Sections, plan: StepPlan, result: StepResult
-    ) -> dict[str, float | None]:
+    def columns(self, recipe: Sections, plan: StepPlan, result: StepResult) -> Columns:
         """Return SimiGrad's columns, None in a step that did not measure, and if the value does not exist.
 
         `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;

@@ -38,7 +38,6 @@ from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
     Annotated,
-    Any,
     ClassVar,
     Literal,
     NamedTuple,
@@ -56,7 +55,7 @@ from efftrain_cli.foundation.section import (
     Heads,
     parse_count,
 )
-from efftrain_cli.methods.method import Method, Sections
+from efftrain_cli.methods.method import Changes, Method, Problems, Sections
 from efftrain_cli.model.config import Dimensions, S, resize
 
 if TYPE_CHECKING:
@@ -268,7 +267,7 @@ class StagedGrowth(Method):
     """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small":
     matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         if self.dynamics == "small" and not recipe.optim.facts.supports_small_dynamics:
             rule = f'must be "target" with optim.name = "{recipe.optim.name}": the small model\'s dynamics are derived for AdamW'
             yield "staged_growth.dynamics", rule
@@ -349,7 +348,7 @@ class StagedGrowth(Method):
             lines.append(f"{rule}; the plan assumes {end}.")
         return lines
 
-    def shortened(self, recipe: Sections, half: int, batch_size: int) -> dict[str, Any]:
+    def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         stages = list(recipe.stages)
         for index, stage in enumerate(stages):
             if stage.switch is not None:
@@ -357,7 +356,7 @@ class StagedGrowth(Method):
                 stages[index] = replace(stage, switch=switch)
         return {"stages": tuple(stages)}
 
-    def without_schedule(self) -> dict[str, Any]:
+    def without_schedule(self) -> Changes:
         return {"stages": ()}  # the model that they end with
 
     def preserves_loss(self, operators: Iterable[Operator]) -> bool:

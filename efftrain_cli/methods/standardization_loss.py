@@ -26,13 +26,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from efftrain_cli.foundation.section import SECTION
-from efftrain_cli.methods.method import Method, Sections
+from efftrain_cli.methods.method import Method, Problems, Sections
 from efftrain_cli.model.flops import channels
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from efftrain_cli.foundation.step import StepPlan
+    from efftrain_cli.foundation.tensors import Tensors
     from efftrain_cli.model.config import Dimensions
     from efftrain_cli.model.gpt import GPT, Gates
 
@@ -108,7 +109,7 @@ class StandardizationLoss(Method):
     def cut_matters(self) -> bool:
         return self.moments == "channel"
 
-    def problems(self, recipe: Sections) -> Iterator[tuple[str, str]]:
+    def problems(self, recipe: Sections) -> Problems:
         model = recipe.model
         gated = model.mlp_facts.is_gated
         if self.affine and (gated or not model.bias):
@@ -210,7 +211,7 @@ class StandardizationLoss(Method):
         plan: StepPlan,
         gates: Sequence[Gates],
         n_layer: int,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return a step's columns, each 0-d: the mean, and in steps that are evaluated the divergence of each site.
 
         That of a site is over the micro-batches in which its block ran; a block that never ran has no column.

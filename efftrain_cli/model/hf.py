@@ -24,7 +24,7 @@ from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside
 from efftrain_cli.foundation.records import parse_json, read_small_text
-from efftrain_cli.foundation.tensors import read_tensors, write_tensors
+from efftrain_cli.foundation.tensors import Tensors, read_tensors, write_tensors
 from efftrain_cli.model.config import GPTConfig, pad_vocabulary, resize
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
@@ -183,7 +183,7 @@ def _is_transposed(name: str, config: GPTConfig) -> bool:
     return not is_llama(config) and name.endswith(CONV1D_WEIGHTS)
 
 
-def to_hf(model: GPT) -> dict[str, Tensor]:
+def to_hf(model: GPT) -> Tensors:
     """Return the weights under transformers' names, fp32 on the CPU.
 
     Tables are (vocab_size, n_embd), padding cut off. A scale of the logits becomes the last norm's.
@@ -210,7 +210,7 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
     return tensors
 
 
-def from_hf(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+def from_hf(tensors: Tensors, config: GPTConfig) -> Tensors:
     """Return the weights under our names and in our shapes, fp32; padding rows of the embedding are 0.
 
     Raises:
@@ -581,7 +581,7 @@ def _as_fp32(tensor: Tensor, name: str) -> Tensor:
     return weight
 
 
-def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
+def _check_size(config: GPTConfig, tensors: Tensors, path: Path) -> None:
     """Refuse a shape that the weights do not have before anything of that size is made."""
     layers = set()
     for name in tensors:
@@ -598,7 +598,7 @@ def _check_size(config: GPTConfig, tensors: Mapping[str, Tensor], path: Path) ->
         )
 
 
-def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
+def read_hf_tensors(directory: Path) -> Tensors:
     """Read every tensor of model.safetensors, or of the shards that model.safetensors.index.json names.
 
     Raises:
@@ -616,7 +616,7 @@ def read_hf_tensors(directory: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise CheckpointError(f"{index} names files outside its directory")
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     for name in names:
         path = directory / name
         if not path.is_file():

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
 from efftrain_cli.optim.parameter_groups import GroupScale, decays
 
@@ -84,14 +85,14 @@ class AdamW:
         with torch.no_grad():
             _torch_step(self._adamw)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `exp_avg.NAME`, `exp_avg_sq.NAME` and the 0-d `step.NAME`."""
-        tensors: dict[str, Tensor] = {}
+        tensors: Tensors = {}
         for name, state in self._state.items():
             tensors |= {f"{key}.{name}": value for key, value in state.items()}
         return tensors
 
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> Tensors:
         """Return sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction).
 
         Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.

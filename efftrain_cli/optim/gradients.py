@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from efftrain_cli.foundation.tensors import Tensors
 
 
 def fill_gradients(parameters: Sequence[Tensor]) -> None:
@@ -38,7 +40,7 @@ def combined_norm(norms: Iterable[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(list(norms)))
 
 
-def norms_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def norms_of(tensors: Tensors) -> Tensors:
     """Return the l2 norm of each tensor, 0-d."""
     if not tensors:
         return {}

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.optimizer import ParameterSet, Settings
 from efftrain_cli.optim.parameter_groups import decays
 
@@ -51,10 +52,10 @@ class Lion:
             next_momentum = torch.lerp(gradient, momentum, self._betas[1])
             torch.where(skip, momentum, next_momentum, out=momentum)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `exp_avg.NAME`."""
         return {f"exp_avg.{name}": momentum for name, momentum in self._momentum.items()}
 
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> Tensors:
         """Return no columns: Lion has no second moments."""
         return {}

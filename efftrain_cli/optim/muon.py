@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
 
@@ -98,13 +99,13 @@ class Muon:
             for part in matrix.parts:
                 part.grad = None
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """See `Optimizer.tensors`: `momentum_buffer.NAME` of each matrix, AdamW's three of each other parameter."""
         tensors = {}
         for name, matrix in self._matrices.items():
             tensors[f"momentum_buffer.{name}"] = matrix.momentum
         return tensors | self._adamw.tensors()
 
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> Tensors:
         """Return no columns: sqrt(v) of the few parameters of AdamW would be taken for that of a whole model."""
         return {}

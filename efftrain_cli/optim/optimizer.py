@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.parameter_groups import GroupScale
 
@@ -62,13 +63,13 @@ class Optimizer(Protocol):
         wait to find out.
         """
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> Tensors:
         """Return the whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`, to be saved or written into.
 
         They are the tensors themselves, and exist from the start, so that step 0 can be saved and grown.
         """
 
-    def columns(self) -> dict[str, Tensor]:
+    def columns(self) -> Tensors:
         """Return measures of stability by column of metrics.jsonl: 0-d fp32 tensors on the device."""
 
 

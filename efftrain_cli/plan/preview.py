@@ -48,7 +48,8 @@ def summarize_plan(
     largest = (0, 0, 0)  # (tokens, seq_len, sequences)
     shapes = set()
     smallest_batch = train.batch_size
-    for plan, after in steps_until(recipe, progress, vocab_size, until):
+    for plan, end in steps_until(recipe, progress, vocab_size, until):
+        after = end
         smallest_batch = min(smallest_batch, plan.batch_size)
         shapes.add((plan.batch_size, plan.seq_len))
         sequences = math.ceil(plan.batch_size / plan.accumulation_steps)

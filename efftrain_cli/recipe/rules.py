@@ -5,14 +5,13 @@ Rules that concern one method are that method's `problems` and `warnings`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
-from efftrain_cli.methods.method import Method, Sections, varying
+from efftrain_cli.methods.method import Method, Problems, Sections, varying
 from efftrain_cli.recipe.schedules import SCHEDULES
 
 
-def rules_between(recipe: Sections) -> list[Iterator[tuple[str, str]]]:
+def rules_between(recipe: Sections) -> list[Problems]:
     """Return iterators of (dotted key, rule) over combinations that cannot work.
 
     They are independent: one that meets a missing attribute, of a recipe with mistakes, does not stop the others.
@@ -22,16 +21,16 @@ def rules_between(recipe: Sections) -> list[Iterator[tuple[str, str]]]:
     return [*(rule(recipe) for rule in rules), *of_methods]
 
 
-def _problems_of(method: Method, recipe: Sections) -> Iterator[tuple[str, str]]:
+def _problems_of(method: Method, recipe: Sections) -> Problems:
     yield from method.problems(recipe)
 
 
-def _model_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
+def _model_rules(recipe: Sections) -> Problems:
     for name, rule in recipe.model.validation_errors():
         yield f"model.{name}", rule
 
 
-def _data_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
+def _data_rules(recipe: Sections) -> Problems:
     data = recipe.data
     if data.sources is None:
         return
@@ -47,7 +46,7 @@ def _data_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
             yield "data.sources", f"source {number} ({source.path!r}): {rule}, {total:g}"
 
 
-def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
+def _optim_rules(recipe: Sections) -> Problems:
     optim = recipe.optim
     if optim.decay_tokens is not None and optim.decay_steps is not None:
         same = f"optim.decay_tokens = {optim.decay_tokens:,} schedules the same decay"
@@ -87,7 +86,7 @@ def _optim_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
         )
 
 
-def _method_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
+def _method_rules(recipe: Sections) -> Problems:
     for one, other in pairwise(varying(recipe.methods, "batch")):
         yield (
             one,
@@ -95,7 +94,7 @@ def _method_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
         )
 
 
-def _parallel_rules(recipe: Sections) -> Iterator[tuple[str, str]]:
+def _parallel_rules(recipe: Sections) -> Problems:
     if recipe.is_sharded:
         unable = {
             "parallel.lanes": recipe.lanes is not None,

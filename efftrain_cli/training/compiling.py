@@ -16,11 +16,12 @@ from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import GPT, Gates, Note, RunBlock, run_eagerly
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
-Minimized = Callable[[Tensor, Tensor, Gates, Tensor | None], dict[str, Tensor]]
+Minimized = Callable[[Tensor, Tensor, Gates, Tensor | None], Tensors]
 """(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets: "ce", the
 cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method defines (a mean counts as
 many times as there are targets)."""
@@ -36,7 +37,7 @@ class Objective(Protocol):
         gates: Gates,
         scales: Tensor | None,
         note: Note | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return the losses; let `note` read the residual stream after the last block."""
 
 
@@ -271,7 +272,7 @@ class MiddleFirst:
         gates: Gates,
         scales: Tensor | None,
         note: Note | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         if self._middle is not None and tokens.shape != self._full_shape:
             middle = tokens.new_zeros(self._middle)
             self._middle = None

@@ -32,6 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT, Note, run_eagerly
@@ -55,7 +56,6 @@ VARIANTS = ("stash", "replay")
 EPSILON = 1e-6
 """Added to the norm that clipping divides by, as in torch.nn.utils.clip_grads_with_norm_."""
 
-Tensors = Mapping[str, Tensor]
 Due = Mapping[int, Tensors]
 """Module, from 1 -> parameter name -> due gradient; without the modules that wait."""
 
@@ -64,7 +64,7 @@ Due = Mapping[int, Tensors]
 class Modules:
     """A model cut into K modules."""
 
-    leaves: Sequence[Mapping[str, Tensor]]
+    leaves: Sequence[Tensors]
     """Parameter name -> tensor in whose `.grad` its gradient gathers, of each module in order. The first module has a
     lookup tensor that shares the embedding's memory; the last has the embedding itself if it is tied."""
     run: Callable[..., Tensor]
@@ -93,14 +93,14 @@ class Modules:
         assert x.grad is not None
         return loss.detach(), x.grad
 
-    def take(self, module: int) -> dict[str, Tensor]:
+    def take(self, module: int) -> Tensors:
         """Take the gradients of a module's leaves, as `take_gradients`."""
         leaves = self.leaves[module - 1]
         gradients = take_gradients(list(leaves.values()))
         return dict(zip(leaves, gradients, strict=True))
 
 
-def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, dict[str, Tensor]]:
+def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, Tensors]:
     """Exchange the fresh gradients of `step` for the ones that are due: g_k(w^s; x_s), s = step - tau_k.
 
     Return the due gradients and the new in-flight tensors. Set the leaves' `.grad` to None; change nothing else.
@@ -125,7 +125,7 @@ def replay(
     micro_batches: Sequence[MicroBatch],
     tokens: int,
     note: Note | None = None,
-) -> tuple[Due, dict[str, Tensor], Tensor]:
+) -> tuple[Due, Tensors, Tensor]:
     """Compute one step of features replay, at weights that stay as they are throughout.
 
     First comes the forward wave of the batch, then each module's backward pass of batch step - tau_k, from its stored
@@ -159,8 +159,8 @@ def replay_backward(
     modules: Modules,
     module: int,
     step: int,
-    in_flight: dict[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    in_flight: Tensors,
+) -> tuple[Tensors, Tensors]:
     """Compute a module's backward pass of `step`; take the tensors that it uses out of `in_flight`.
 
     Return its gradients by parameter, and those by its inputs by micro-batch; both are empty if no gradient is due yet.
@@ -183,7 +183,7 @@ def replay_backward(
     return modules.take(module), by_input
 
 
-def join_modules(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> dict[str, Tensor]:
+def join_modules(modules: Modules, due: Due, names: Sequence[str], mean: bool) -> Tensors:
     """Return the due gradients by parameter.
 
     A parameter of two modules gets their sum, the last module's first, halved with `mean`.
@@ -240,13 +240,13 @@ def cosine(a: Tensors, b: Tensors) -> Tensor:
     return (dot(a, b) / norms).float()
 
 
-def pop(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def pop(tensors: Tensors, prefix: str) -> Tensors:
     """Remove the tensors whose name begins with `prefix`; return them by the rest of their name."""
     names = [name for name in tensors if name.startswith(prefix)]
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
-def put(tensors: dict[str, Tensor], prefix: str, values: Tensors) -> None:
+def put(tensors: Tensors, prefix: str, values: Tensors) -> None:
     """Add the tensors that `pop` removes."""
     tensors |= {prefix + name: value for name, value in values.items()}
 
@@ -276,7 +276,7 @@ def cut_gpt(
     """
     ends = list(accumulate(split))
     lookup = model.wte.weight.detach().requires_grad_()  # shares memory: always the current weights
-    leaves: list[dict[str, Tensor]] = [{} for _ in split]
+    leaves: list[Tensors] = [{} for _ in split]
     for name, parameter in model.named_parameters():
         if name.startswith("h."):
             block = int(name.split(".")[1])
@@ -351,7 +351,7 @@ class DelayedGradients:
             for names in self.of_devices:
                 self._groups.append([name for name in self.parameters if name in names])
 
-    def join(self, due: Due, delayed: bool) -> dict[str, Tensor]:
+    def join(self, due: Due, delayed: bool) -> Tensors:
         """Return the due gradients of a step, with or without delay, by parameter."""
         mean = delayed and self.section.embedding_gradient == "mean"
         return join_modules(self.modules, due, list(self.parameters), mean)
@@ -374,7 +374,7 @@ class DelayedGradients:
         due: Collection[int],
         cosines: Mapping[int, Tensor],
         delayed: bool = True,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return the columns of a step, 0-d.
 
         They are each module's staleness in steps, NaN if it is not `due` and waits, and the cosine between its due
@@ -408,7 +408,7 @@ class DelayedGradients:
         were, in this step and all later ones.
         """
         modules = self.modules
-        losses: Mapping[str, Tensor]
+        losses: Tensors
         if self.section.variant == "stash":
             with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
                 losses = passes(micro_batches)
@@ -445,7 +445,7 @@ class DelayedGradients:
     def _cosines(
         self,
         due: Due,
-        after: dict[str, Tensor],
+        after: Tensors,
         micro_batches: Sequence[MicroBatch],
         step: int,
         passes: Passes,
@@ -486,7 +486,7 @@ class DelayedGradients:
         passes: Passes,
         micro_batches: Sequence[MicroBatch],
         module: int,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Compute the gradient of a module at the current weights; leave none in `.grad`."""
         lookup = self.modules.leaves[0]["wte.weight"]
         with lookup_apart(self._model, lookup), unnoticed(self._model):

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import Note
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of, take_gradients
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 
-Losses = dict[str, Tensor]
+Losses = Tensors
 """Share of the step's losses by name, "ce" first: sums over micro-batches, divided by the step's tokens."""
 BeforeLast = Callable[[Losses], None]
 """Called with the complete losses before the backward pass of the last micro-batch."""
@@ -54,13 +55,13 @@ class Passes(NamedTuple):
 class GradientStep(NamedTuple):
     """A step's losses and columns; its gradient is in `.grad`."""
 
-    losses: Mapping[str, Tensor]
+    losses: Tensors
     """Losses of the whole step."""
     grad_norm: Tensor | None = None
     """Norm before clipping, 0-d; None if the gradients are not clipped yet."""
-    norms: Mapping[str, Tensor] | None = None
+    norms: Tensors | None = None
     """The same of each parameter's gradient, by name; None with `grad_norm`."""
-    method_tensors: Mapping[str, Tensor] | None = None
+    method_tensors: Tensors | None = None
     """Tensors in flight after the step; None: as before."""
     columns: Mapping[str, Tensor] = {}
     """The method's columns of metrics.jsonl, 0-d."""
@@ -142,11 +143,11 @@ class Devices:
         """Return the l2 norm of the parameters' gradient over all that the ranks hold, 0-d fp32."""
         return torch.nn.utils.get_total_norm(gradients_of(parameters))
 
-    def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def norms(self, tensors: Tensors) -> Tensors:
         """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold, 0-d fp32."""
         return norms_of(tensors)
 
-    def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
+    def optimizer_columns(self, state: TrainState) -> Tensors:
         """Return the optimizer's columns of metrics.jsonl for the whole model, 0-d."""
         return state.optimizer.columns()
 
@@ -223,11 +224,11 @@ class Devices:
         """Return whether the state can be saved after this step; if not, ask for it after the next."""
         return True
 
-    def local_tensors(self, state: TrainState) -> dict[str, Tensor]:
+    def local_tensors(self, state: TrainState) -> Tensors:
         """Return this rank's parameters and optimizer state by name."""
         return {**model_tensors(state), **state.optimizer.tensors()}
 
-    def full_state_dict(self, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
         """Return (model tensors, optimizer tensors), whole, on rank 0."""
         return model_tensors(state), state.optimizer.tensors()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.profiler import record_function
 
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.gpt import GPT, Gates, Note, run_eagerly
 from efftrain_cli.model.kernels import (
@@ -79,7 +80,7 @@ def build_objective(
         gates: Gates,
         scales: Tensor | None,
         note: Note | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         with autocast(dtype, device):
             if model.lockstep:
                 loss = model.loss_sum(tokens, targets, gates, scales, recompute, note=note)
@@ -120,7 +121,7 @@ def note_beside(graph: Minimized, model: GPT, dtype: str) -> Objective:
         gates: Gates,
         scales: Tensor | None,
         note: Note | None = None,
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         losses = graph(tokens, targets, gates, scales)
         if note is not None:
             with torch.no_grad(), autocast(dtype, model.device), unnoticed(model):
@@ -146,7 +147,7 @@ class Terms:
             self._site_shares = torch.tensor(shares, device=device)
             self.zeros["standardization_loss"] = torch.zeros_like(self._site_shares)
 
-    def total(self, losses: Mapping[str, Tensor]) -> Tensor:
+    def total(self, losses: Tensors) -> Tensor:
         """Return the minimized total, 0-d."""
         total = losses["ce"]
         if self._z_loss:
@@ -159,10 +160,10 @@ class Terms:
 
     def columns(
         self,
-        losses: Mapping[str, Tensor],
+        losses: Tensors,
         plan: StepPlan,
         gates: Sequence[Gates],
-    ) -> dict[str, Tensor]:
+    ) -> Tensors:
         """Return the columns of a whole step's losses."""
         columns = {"loss": losses["ce"]}
         if self._z_loss:
@@ -204,7 +205,7 @@ def build_forward_backward(
         scales = branch_scales(plan, device)
         gates = draw_gates(recipe, plan)
         clear_seen(model)
-        notes: dict[str, Tensor] = {}
+        notes: Tensors = {}
         if recipe.eval.measures_internals(plan.step):
             notes = zero_notes(device)
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import GPT, Block
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import unnoticed
@@ -66,7 +67,7 @@ class UpdateWatch:
         if self._norms is None:
             self._norms = self._devices.norms(gradients)
 
-    def end(self) -> dict[str, Tensor]:
+    def end(self) -> Tensors:
         """Return the columns `grad_norm_*` and `update_ratio_*`, each 0-d, after the step."""
         assert self._norms is not None
         changes = {}
@@ -84,7 +85,7 @@ class UpdateWatch:
         return columns
 
 
-def norms_by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def norms_by_layer(norms: Mapping[str, Tensor]) -> Tensors:
     """Combine l2 norms by parameter, "h.0.ln_1.weight", into those of blocks, "h.0", and of tables outside, "wte"."""
     by_layer: dict[str, list[Tensor]] = {}
     for name, norm in norms.items():
@@ -99,7 +100,7 @@ def norms_by_layer(norms: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # --- a validation window ---------------------------------------------------------------------------------------------
 
 
-def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Tensor]:
+def measure_activations(model: GPT, window: Tensor, dtype: str) -> Tensors:
     """Return `residual_rms_*` and `attention_logit_max_*`, each 0-d fp32, of one forward pass.
 
     It is not compiled, so compiled graphs stay as they are.
@@ -108,10 +109,10 @@ def measure_activations(model: GPT, window: Tensor, dtype: str) -> dict[str, Ten
         window: token ids, (1, seq_len + 1).
         dtype: compute type, as `compute_dtype` returns it.
     """
-    columns: dict[str, Tensor] = {}
+    columns: Tensors = {}
 
     def run(block: Block, x: Tensor, scale: Tensor | None) -> Tensor:
-        activations: dict[str, Tensor] = {}
+        activations: Tensors = {}
         x = block(x, scale, see=activations.__setitem__)
 
         number = len(columns) // 2
@@ -173,12 +174,12 @@ NOTED: Mapping[str, Callable[[GPT, Tensor], Tensor]] = {
 """Column -> its value, 0-d fp32, from the model and the residual stream after its last block, (B, T, C)."""
 
 
-def zero_notes(device: torch.device) -> dict[str, Tensor]:
+def zero_notes(device: torch.device) -> Tensors:
     """Return the columns of `NOTED` before any forward pass: zeros, 0-d fp32."""
     return {name: torch.zeros((), device=device) for name in NOTED}
 
 
-def note_predictions(model: GPT, x: Tensor, notes: dict[str, Tensor]) -> None:
+def note_predictions(model: GPT, x: Tensor, notes: Tensors) -> None:
     """Write the columns of `NOTED` of a residual stream (B, T, C) into `notes`.
 
     Gradients and the statistics of narrow layers stay as they are.

@@ -24,6 +24,7 @@ from torch import Tensor
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import HungError, LostProcessError, UsageError
 from efftrain_cli.foundation.signals import interruptible
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 
@@ -375,7 +376,7 @@ def differences(facts: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int], str]]:
+def describe_tensors(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
     """Return the shape and type of each tensor, as JSON."""
     return {
         name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch."))
@@ -383,7 +384,7 @@ def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, tuple[list[int]
     }
 
 
-def empty_tensors(described: Mapping[str, Any], device: torch.device) -> dict[str, Tensor]:
+def empty_tensors(described: Mapping[str, Any], device: torch.device) -> Tensors:
     """Allocate the tensors that `describe_tensors` describes, not filled."""
     return {
         name: torch.empty(shape, dtype=getattr(torch, dtype), device=device)

@@ -22,7 +22,7 @@ once; the next steps need not do that work again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
@@ -33,6 +33,7 @@ from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, StepPlan
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.gradients import gradients_of, norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import compute_dtype
@@ -40,7 +41,6 @@ from efftrain_cli.training.delayed_gradients import (
     PREFIX,
     DelayedGradients,
     Due,
-    Tensors,
     nan_unless_finite,
     pop,
     put,
@@ -54,7 +54,7 @@ from efftrain_cli.training.state import TrainState
 class RingOnOneDevice(Devices):
     """This process alone, computing what a ring of devices would."""
 
-    def __init__(self, delayed: DelayedGradients, in_flight: Mapping[str, Tensor]) -> None:
+    def __init__(self, delayed: DelayedGradients, in_flight: Tensors) -> None:
         """`in_flight` are `TrainState.method_tensors`: read in each step, and not changed."""
         super().__init__()
         self._delayed = delayed
@@ -106,7 +106,7 @@ class Rings(Devices):
         self._stopped = False
         """A step was not finite: nothing has changed since."""
 
-    def _select(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _select(self, tensors: Tensors) -> Tensors:
         """Return the tensors of this rank's modules; of several rings, those of this ring's share of the batch."""
         selected = {}
         for name, tensor in tensors.items():
@@ -171,7 +171,7 @@ class Rings(Devices):
             self._gather(everything=True)
             raise
 
-    def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def norms(self, tensors: Tensors) -> Tensors:
         # One rank of the first ring has each tensor: the others add zeros.
         updated = self._delayed.of_devices[self._position]
         values = []
@@ -180,7 +180,7 @@ class Rings(Devices):
             values.append(norm if counts else torch.zeros_like(norm))
         return dict(zip(tensors, self._sum(values), strict=True))
 
-    def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
+    def optimizer_columns(self, state: TrainState) -> Tensors:
         return {}  # a rank has the moments of its modules only
 
     def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
@@ -197,7 +197,7 @@ class Rings(Devices):
         passes: Passes,
         micro_batches: Sequence[MicroBatch],
         plan: StepPlan,
-        after: dict[str, Tensor],
+        after: Tensors,
     ) -> tuple[Due, list[Tensor]]:
         """Return the due gradients of this rank's modules and, on rank 0, the losses of the step's micro-batches."""
         modules = self._modules
@@ -238,7 +238,7 @@ class Rings(Devices):
         backward: Sequence[Tensor],
         module: int,
         step: int,
-        after: dict[str, Tensor],
+        after: Tensors,
     ) -> None:
         """Send the gradients by this rank's inputs; receive those by `module`'s outputs for the next step.
 
@@ -258,8 +258,8 @@ class Rings(Devices):
         self,
         module: int,
         step: int,
-        after: dict[str, Tensor],
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        after: Tensors,
+    ) -> tuple[Tensors, Tensors]:
         """Compute a module's delayed backward pass of `step`.
 
         Return its gradients by parameter, added up over the rings, and those by its inputs. Gradients that a checkpoint
@@ -327,7 +327,7 @@ class Rings(Devices):
         due: Due,
         losses: Sequence[Tensor],
         nan_or_zero: Tensor,
-    ) -> tuple[dict[str, Tensor], list[int], Tensor, Tensor]:
+    ) -> tuple[Tensors, list[int], Tensor, Tensor]:
         """Give every rank the step's norms by parameter, due modules, loss, and `nan_or_zero`.
 
         It is one sum over the ranks. All terms but one of each number are zero, so it is exact; the loss has a term of
@@ -356,7 +356,7 @@ class Rings(Devices):
             self.ranks.all_reduce([numbers])
         return numbers.to(self._state.model.device).unbind()
 
-    def _sum_over_rings(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _sum_over_rings(self, gradients: Tensors) -> Tensors:
         """Add up a module's gradients over the rings, in place; return them."""
         if self._peers is not None and gradients:
             with self.ranks.timing_sum(self._state.model.device):
@@ -433,7 +433,7 @@ class Rings(Devices):
         sent = self._in_flight
         if self._section.variant == "stash" and self.sharing.rank:
             sent = {}  # the rings have the same gradients
-        gathered: dict[str, Tensor] = {}
+        gathered: Tensors = {}
         for rank, shapes in enumerate(self.ranks.all_gather_json(describe_tensors(sent))):
             tensors = sent
             if rank != self.ranks.rank:

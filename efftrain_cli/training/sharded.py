@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.devices import Devices, Losses, Passes, Rewinding, split_micro_batches
@@ -124,13 +125,13 @@ class Sharded(Devices):
         self.ranks.all_reduce([square])
         return square.sqrt()
 
-    def norms(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def norms(self, tensors: Tensors) -> Tensors:
         norms = super().norms(tensors)
         squares = [norm.square() for norm in norms.values()]
         self.ranks.all_reduce(squares)
         return {name: square.sqrt() for name, square in zip(norms, squares, strict=True)}
 
-    def optimizer_columns(self, state: TrainState) -> dict[str, Tensor]:
+    def optimizer_columns(self, state: TrainState) -> Tensors:
         columns = {name: value.clone() for name, value in state.optimizer.columns().items()}
         for name, value in columns.items():
             if name in state.optimizer.columns_by_max:
@@ -183,16 +184,16 @@ class Sharded(Devices):
             if order == GATHER:
                 self.full_state_dict(state)
 
-    def local_tensors(self, state: TrainState) -> dict[str, Tensor]:
+    def local_tensors(self, state: TrainState) -> Tensors:
         local = {name: parameter.detach() for name, parameter in self._local.items()}
         return local | state.optimizer.tensors()
 
-    def full_state_dict(self, state: TrainState) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
         """Gather the state on the CPU; the other ranks take part, and get empty dictionaries."""
         self._order(GATHER)
         return self._gather(self._local), self._gather(state.optimizer.tensors())
 
-    def _gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _gather(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Gather whole tensors on the CPU of rank 0; return an empty dictionary on the other ranks."""
         whole = {}
         for key, tensor in tensors.items():

@@ -20,7 +20,7 @@ from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import fsync, made_beside, sha256_of
 from efftrain_cli.foundation.records import Record, first_fault, read_record
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.foundation.tensors import read_tensors, write_tensors
+from efftrain_cli.foundation.tensors import Tensors, read_tensors, write_tensors
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.run.directory import checkpoint_path, new_run, run_path
@@ -36,16 +36,16 @@ class TrainState:
     progress: Progress = field(default_factory=Progress)
     nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
     """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
-    method_tensors: dict[str, Tensor] = field(default_factory=dict)
+    method_tensors: Tensors = field(default_factory=dict)
     """Named tensors of a method that needs any beyond model and optimizer."""
 
 
-def model_tensors(state: TrainState) -> dict[str, Tensor]:
+def model_tensors(state: TrainState) -> Tensors:
     """Return the parameters by name; a tied head is not listed twice."""
     return {name: parameter.detach() for name, parameter in state.model.named_parameters()}
 
 
-def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[str, Tensor]) -> None:
+def load_tensors(state: TrainState, model: Tensors, optimizer: Tensors) -> None:
     """Copy named tensors into `state`.
 
     Raises:
@@ -77,7 +77,7 @@ def load_tensors(state: TrainState, model: dict[str, Tensor], optimizer: dict[st
                 tensor.copy_(given[name])
 
 
-def nonfinite_tensors(tensors: Mapping[str, Tensor]) -> list[str]:
+def nonfinite_tensors(tensors: Tensors) -> list[str]:
     """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait for the device."""
     floating = {
         name: tensor
@@ -116,7 +116,7 @@ def write_checkpoint(
     directory: Path,
     state: TrainState,
     recipe_toml: str,
-    tensors: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None,
+    tensors: tuple[Tensors, Tensors] | None = None,
 ) -> None:
     """Write the state as `directory`, whole or not at all.
 
@@ -186,7 +186,7 @@ def create_run(
 
 def read_checkpoint(
     directory: Path,
-) -> tuple[Progress, dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+) -> tuple[Progress, Tensors, Tensors, Tensors]:
     """Verify a checkpoint and read it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
 
     Files that the manifest does not list are ignored.

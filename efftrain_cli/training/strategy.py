@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
-from types import MappingProxyType
 
 import torch
-from torch import Tensor
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.plan import accumulation_steps
@@ -47,13 +45,15 @@ def choose_strategy(
 def single_device(
     recipe: Recipe,
     model: GPT,
-    method_tensors: Mapping[str, Tensor] = MappingProxyType({}),
+    method_tensors: Tensors | None = None,
 ) -> Devices:
     """Return the devices of a run of `recipe` in this process alone.
 
-    `method_tensors` are those of the state: read in each step, and not changed.
+    `method_tensors` are those of the state, read in each step and not changed; None: the state has none.
     """
     if recipe.delayed_gradients:
+        if method_tensors is None:
+            method_tensors = {}
         return RingOnOneDevice(DelayedGradients(recipe, model), method_tensors)
     return Devices(lanes=recipe.lanes)
 
