@@ -199,16 +199,16 @@ class SimiGrad(Method):
         A multiple of the quantum within the bounds, different by a tenth or less, or by one quantum if that is more.
         """
         if self.mode == "reference":
-            lower, upper = self.min_batch_size, self.max_batch_size
             return reference_batch_size(
                 batch_size,
                 phi,
                 target=self.target,
-                lower=lower,
-                upper=upper,
-                micro_batch_size=self.quantum,
-            )[0]
-        quantum, wanted = self.quantum, batch_size
+                lower=self.min_batch_size,
+                upper=self.max_batch_size,
+                quantum=self.quantum,
+            )
+        quantum = self.quantum
+        wanted = batch_size
         if phi is not None and phi < self.target:
             tenth_more = 11 * batch_size // (10 * quantum) * quantum
             wanted = max(batch_size + quantum, tenth_more)
@@ -360,36 +360,28 @@ def reference_batch_size(
     phi: float | None,
     *,
     target: float,
-    lower: int | None = None,
-    upper: int | None = None,
-    world_size: int = 1,
-    micro_batch_size: int = 1,
-    max_micro_batch_size: int | None = None,
-) -> tuple[int, int, int]:
-    """Return (batch size, accumulation steps, micro-batch size per rank) after one decision of the released code.
+    lower: int = 1,
+    upper: float = math.inf,
+    quantum: int = 1,
+) -> int:
+    """Return the batch size after one decision of the released code.
 
-    github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum
-    world_size * micro_batch_size. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,
-    a batch of one accumulation step never shrinks, and a micro-batch only grows. `phi` is None where it is not finite;
-    then, at the target, and at a batch of 1 that should shrink, nothing is changed, not even to keep a bound.
+    github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum,
+    there the ranks' micro-batches. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,
+    and a batch of one quantum never shrinks. `phi` is None where it is not finite; then, at the target, and at a batch
+    of 1 that should shrink, nothing is changed, not even to keep a bound.
     """
-    accumulation_steps = batch_size // world_size // micro_batch_size
     if phi is None or phi == target or (phi > target and batch_size == 1):
-        return batch_size, accumulation_steps, micro_batch_size
+        return batch_size
     if phi < target:
-        wanted = max(1, batch_size + 1, int(1.1 * batch_size))
+        wanted = max(batch_size + 1, int(1.1 * batch_size))
     else:
         wanted = max(1, min(batch_size - 1, int(0.9 * batch_size)))
-    if upper is not None:
-        wanted = min(wanted, upper)
-    if lower is not None:
-        wanted = max(wanted, lower)
-    if wanted > batch_size:
-        if max_micro_batch_size is not None:
-            micro_batch_size = min(max(1, wanted // world_size), max_micro_batch_size)
-        accumulation_steps = max(1, wanted // world_size // micro_batch_size)
-        if world_size * accumulation_steps * micro_batch_size <= batch_size:
-            accumulation_steps += 1
-    elif wanted < batch_size:
-        accumulation_steps = max(1, wanted // world_size // micro_batch_size)
-    return world_size * accumulation_steps * micro_batch_size, accumulation_steps, micro_batch_size
+    wanted = int(max(lower, min(wanted, upper)))
+
+    if wanted == batch_size:
+        return batch_size // quantum * quantum
+    rounded = max(1, wanted // quantum) * quantum
+    if wanted > batch_size >= rounded:
+        rounded += quantum
+    return rounded

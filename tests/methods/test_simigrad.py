@@ -27,24 +27,14 @@ from tests.methods.similarities import HIGH, LOW, recipe
 
 
 def reference(
-    cosines: list[float | None], batch_size: int, world_size: int = 1, micro: int = 1, upper: int | None = None, max_micro: int | None = None
-) -> tuple[list[int], list[int], list[int]]:  # fmt: skip
-    """Batch, accumulation steps and micro-batch after each decision of the released code, target 0.5."""
-    batches, steps, micros = [batch_size], [batch_size // world_size // micro], [micro]
+    cosines: list[float | None], batch_size: int, quantum: int = 1, upper: float = math.inf
+) -> list[int]:
+    """Return the batch size after each decision of the released code, target 0.5."""
+    batches = [batch_size]
     for phi in cosines:
-        batch_size, accumulation, micro = reference_batch_size(
-            batch_size,
-            phi,
-            target=0.5,
-            upper=upper,
-            world_size=world_size,
-            micro_batch_size=micro,
-            max_micro_batch_size=max_micro,
-        )
+        batch_size = reference_batch_size(batch_size, phi, target=0.5, upper=upper, quantum=quantum)
         batches.append(batch_size)
-        steps.append(accumulation)
-        micros.append(micro)
-    return batches, steps, micros
+    return batches
 
 
 # Recorded from the released code, functions cut out unmodified: cosines -> batch sizes, target 0.5.
@@ -62,34 +52,22 @@ def released(**keys: Any) -> SimiGrad:
 
 
 def test_reference_trajectories_with_a_quantum_of_one() -> None:
-    assert reference([LOW] * 12, 128)[0] == GROW
-    assert reference([HIGH] * 12, 128)[0] == SHRINK
-    assert reference([LOW, HIGH] * 6, 128)[0] == ALTERNATE
-    assert reference([0.5, None], 128)[0] == [128] * 3
-    from_one = reference([LOW] * 26, 1)[0]
+    assert reference([LOW] * 12, 128) == GROW
+    assert reference([HIGH] * 12, 128) == SHRINK
+    assert reference([LOW, HIGH] * 6, 128) == ALTERNATE
+    assert reference([0.5, None], 128) == [128] * 3
+    from_one = reference([LOW] * 26, 1)
     assert from_one[:20] == list(range(1, 21))
     assert from_one[19:] == [20, 22, 24, 26, 28, 30, 33, 36]
-    assert reference([HIGH] * 6, 5)[0] == [5, 4, 3, 2, 1, 1, 1]
+    assert reference([HIGH] * 6, 5) == [5, 4, 3, 2, 1, 1, 1]
 
 
 def test_reference_trajectories_with_a_quantum() -> None:
-    batches, steps, _ = reference([LOW] * 12, 128, world_size=4, micro=8)
-    assert batches == [128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, 512]
-    assert steps == list(range(4, 17))
-    batches, steps, _ = reference([HIGH] * 6, 128, world_size=4, micro=8)
-    assert (batches, steps) == ([128, 96, 64, 32, 32, 32, 32], [4, 3, 2, 1, 1, 1, 1])
-
-
-def test_reference_trajectories_with_a_growing_micro_batch() -> None:
-    batches, steps, micros = reference([LOW] * 12, 128, world_size=4, micro=32, max_micro=512)
-    assert batches == [128, 140, 152, 164, 180, 196, 212, 232, 252, 276, 300, 328, 360]
-    assert micros == [32, 35, 38, 41, 45, 49, 53, 58, 63, 69, 75, 82, 90]
-    assert set(steps) == {1}
-    stuck = reference([LOW] * 3 + [HIGH] * 5, 128, world_size=4, micro=32, max_micro=512)[0]
-    assert stuck == [128, 140, 152, 164, 164, 164, 164, 164, 164]
-    jumps = reference(
-        [LOW, HIGH, LOW, HIGH, LOW, LOW, HIGH], 2048, world_size=4, micro=512, max_micro=512
-    )[0]
+    """The quantum of 32 is 4 ranks with micro-batches of 8 there, that of 2,048 is 4 with 512."""
+    grown = [128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, 512]
+    assert reference([LOW] * 12, 128, quantum=32) == grown
+    assert reference([HIGH] * 6, 128, quantum=32) == [128, 96, 64, 32, 32, 32, 32]
+    jumps = reference([LOW, HIGH, LOW, HIGH, LOW, LOW, HIGH], 2048, quantum=2048)
     assert jumps == [2048, 4096, 2048, 4096, 2048, 4096, 6144, 4096]
 
 
@@ -106,18 +84,12 @@ def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, af
 
 
 def test_reference_leaves_a_batch_of_one_below_the_lower_bound_that_should_shrink() -> None:
-    assert reference_batch_size(1, HIGH, target=0.5, lower=8)[0] == 1
-    assert reference_batch_size(1, LOW, target=0.5, lower=8)[0] == 8
+    assert reference_batch_size(1, HIGH, target=0.5, lower=8) == 1
+    assert reference_batch_size(1, LOW, target=0.5, lower=8) == 8
 
 
 def test_reference_passes_over_an_upper_bound_as_released() -> None:
-    assert reference([LOW] * 4, 256, world_size=4, micro=8, upper=300)[0] == [
-        256,
-        288,
-        320,
-        288,
-        320,
-    ]
+    assert reference([LOW] * 4, 256, quantum=32, upper=300) == [256, 288, 320, 288, 320]
 
 
 def run(section: SimiGrad, batch_size: int, cosines: list[float]) -> list[int]:
