@@ -167,7 +167,11 @@ def grow_run(
 
 
 def grown_recipe(
-    source: Recipe, stage: int, step: int, operators: Sequence[str], options: GrowOptions
+    source: Recipe,
+    stage: int,
+    step: int,
+    operators: Sequence[str],
+    options: GrowOptions,
 ) -> Recipe:
     """Return the new run's staged recipe: the source's up to `step`, in its `stage`, then a stage of the operators.
 
@@ -268,7 +272,10 @@ def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
 
 
 def _state_of(
-    checkpoint: Path, session: Session, progress: Progress, weights_only: bool
+    checkpoint: Path,
+    session: Session,
+    progress: Progress,
+    weights_only: bool,
 ) -> TrainState:
     """Read the source's state, in its own size, under the new recipe."""
     state = fresh_state(session, trains=False)
@@ -302,7 +309,9 @@ def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
 
 
 def _measure(
-    state: TrainState, session: Session, windows: torch.Tensor
+    state: TrainState,
+    session: Session,
+    windows: torch.Tensor,
 ) -> tuple[float, torch.Tensor]:
     """Return (loss, logits of the first window on the CPU), in fp32."""
     loss = evaluate(state.model, windows, session.recipe.train.micro_batch_tokens, "fp32")

@@ -70,7 +70,10 @@ def growth_lines(grown: Grown, weights_only: bool) -> Iterator[str]:
 
 
 def schedule_lines(
-    law: ScalingLaw, planned: list[PlannedStage], batch: str, fitted_to: FittedLaw | None = None
+    law: ScalingLaw,
+    planned: list[PlannedStage],
+    batch: str,
+    fitted_to: FittedLaw | None = None,
 ) -> Iterator[str]:
     """Yield a schedule planned from the scaling law."""
     formula = f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"

@@ -151,7 +151,10 @@ def _cancelling_blocks(tensor: Tensor, factor: int, generator: object) -> Tensor
     diagonal = torch.arange(factor)
     blocks[diagonal, diagonal] = 0
     blocks[diagonal, diagonal] = -blocks.sum(dim=1)
-    return blocks.permute(0, 2, 1, 3).reshape(factor * rows, factor * columns).to(tensor.device)
+
+    # (row of blocks, row in the block, column of blocks, column in the block)
+    matrix = blocks.permute(0, 2, 1, 3).reshape(factor * rows, factor * columns)
+    return matrix.to(tensor.device)
 
 
 def _generator(seed: int, name: str) -> object:
@@ -166,7 +169,9 @@ def _generator(seed: int, name: str) -> object:
 
 def _scaled_output(tied: bool) -> ParameterKind:
     """Return the kind that width divides by k, so that k times as many channels give the same logits."""
-    return "last_norm" if tied else "head"
+    if tied:
+        return "last_norm"
+    return "head"
 
 
 def grow_width(
@@ -210,7 +215,8 @@ def grow_width(
         elif symmetry == "offdiag" and kind.endswith("matrix"):
             generator = _generator(seed, name)
             parts = _parts(kind, old, state.config)
-            new = new + torch.cat([_cancelling_blocks(part, factor, generator) for part in parts])
+            blocks = [_cancelling_blocks(part, factor, generator) for part in parts]
+            new = new + torch.cat(blocks)
         elif symmetry == "noise" and new.dim() == 2:
             noise = _normal(new.shape, _generator(seed, name))
             if kind in ("token_embedding", "head"):
@@ -228,7 +234,11 @@ RANDOM_IF_NEW = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_up.weight")
 
 
 def grow_size(
-    state: GrowthState, operator: Operator, *, moments: Moments = "ema", seed: int = 0
+    state: GrowthState,
+    operator: Operator,
+    *,
+    moments: Moments = "ema",
+    seed: int = 0,
 ) -> GrowthState:
     """Grow a model to the width of "pad", or the d_ff or n_kv_head, that `operator` sets.
 
@@ -242,13 +252,13 @@ def grow_size(
 
     from efftrain_cli.model.gpt import GPT
 
-    old, config = state.config, grown_shape(state.config, operator)
+    old = state.config
+    config = grown_shape(old, operator)
     if operator.kind == "pad" and (old.norm_facts.is_centered or not old.norm_facts.vectors):
         raise ValueError('pad needs norm = "rmsnorm": zeros beside the channels move a mean')
-    sizes = (old.n_embd, old.ff_size, old.n_head)
-    new_sizes = (config.n_embd, config.ff_size, config.n_head)
-    if any(new < size for new, size in zip(new_sizes, sizes, strict=True)):
+    if config.n_embd < old.n_embd or config.ff_size < old.ff_size or config.n_head < old.n_head:
         raise ValueError(f"{operator.kind}:{operator.factor}: growth makes no model smaller")
+
     ratio = math.sqrt(old.n_embd / config.n_embd)
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
@@ -259,15 +269,14 @@ def grow_size(
     def enlarge(name: str, tensor: Tensor, power: int | None) -> Tensor:
         """Enlarge the parameter, or with `power` a moment that scales with this power of its gradient."""
         kind = parameter_kind(name)
-        rows: Sequence[int] = (shapes[name][0],)
-        if kind.startswith("fused"):
-            rows = config.qkv_rows
-        generator, parts = _generator(seed, name), []
-        for number, source in enumerate(_parts(kind, tensor, old)):
+        is_fused = kind.startswith("fused")
+        generator = _generator(seed, name)
+        larger = tensor.new_zeros(shapes[name])
+        pairs = zip(_parts(kind, tensor, old), _parts(kind, larger, config), strict=True)
+        for number, (source, part) in enumerate(pairs):
             factor = 1.0
-            if is_gain(name) or (config.qk_norm and len(rows) > 1 and number < 2):
+            if is_gain(name) or (config.qk_norm and is_fused and number < 2):
                 factor = ratio
-            part = source.new_zeros(rows[number], *shapes[name][1:])
             if power is None and is_gain(name):
                 part.fill_(ratio)
             elif power is None and name.endswith(RANDOM_IF_NEW):
@@ -275,9 +284,9 @@ def grow_size(
             scale = factor
             if power is not None:
                 scale = factor**-power
-            part[tuple(slice(size) for size in source.shape)] = source * scale
-            parts.append(part)
-        return torch.cat(parts)
+            old_entries = tuple(slice(size) for size in source.shape)
+            part[old_entries] = source * scale
+        return larger
 
     parameters = {name: enlarge(name, tensor, None) for name, tensor in state.parameters.items()}
     return _grown(state, config, parameters, _map_moments(state, enlarge), moments)
@@ -294,13 +303,10 @@ def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
         return torch.ones_like(like)
     if like.dim() == 1:
         return torch.zeros_like(like)
-    rows: Sequence[int] = (len(like),)
-    if part == "attn.c_attn.weight":
-        rows = config.qkv_rows
-    columns = like.shape[1]
-    return torch.cat(
-        [torch.eye(count, columns, dtype=like.dtype, device=like.device) for count in rows]
-    )
+    eyes = []
+    for matrix in _parts(parameter_kind(f"h.0.{part}"), like, config):
+        eyes.append(torch.eye(*matrix.shape, dtype=like.dtype, device=like.device))
+    return torch.cat(eyes)
 
 
 def grow_depth(
@@ -333,9 +339,9 @@ def grow_depth(
     layers = state.config.n_layer
     config = grown_shape(state.config, Operator("depth", factor))
     appends = mode in ("copy_append", "copies", "random")
-    starts_at_zero = mode in ("zero_out_proj", "random") or (
-        mode == "identity" and moments == "paper"
-    )
+    starts_at_zero = mode in ("zero_out_proj", "random")
+    if mode == "identity":
+        starts_at_zero = moments == "paper"
     drawn = {}
     if mode == "random":
         drawn = _initial_layers(config, seed)
@@ -354,6 +360,7 @@ def grow_depth(
         elif inserted and mode == "zero_out_proj" and is_projection:
             value = torch.zeros_like(value)
         parameters[new] = value.clone()
+
         for key, tensors in state.optimizer.items():
             if old not in tensors:
                 continue
@@ -361,21 +368,30 @@ def grow_depth(
             if inserted and starts_at_zero:
                 optimizer[key][new].zero_()
 
-    for name in state.parameters:
-        parameter_kind(name)  # raises for a parameter that is not a GPT's
     # In the model's own order: tables, layers, then what follows them.
-    outside = [name for name in state.parameters if not name.startswith("h.")]
-    tables = [name for name in outside if parameter_kind(name).endswith("embedding")]
+    tables = []
+    parts = []
+    after_layers = []
+    for name in state.parameters:
+        kind = parameter_kind(name)  # raises for a parameter that is not a GPT's
+        if name.startswith("h.0."):
+            parts.append(name.removeprefix("h.0."))
+        elif kind.endswith("embedding"):
+            tables.append(name)
+        elif not name.startswith("h."):
+            after_layers.append(name)
+
     for name in tables:
         take(name, name, False)
-    parts = [name.removeprefix("h.0.") for name in state.parameters if name.startswith("h.0.")]
     for new in range(factor * layers):
-        source, inserted = new // factor, new % factor > 0
+        source = new // factor
+        inserted = new % factor > 0
         if appends:
-            source, inserted = new % layers, new >= layers
+            source = new % layers
+            inserted = new >= layers
         for part in parts:
             take(f"h.{new}.{part}", f"h.{source}.{part}", inserted)
-    for name in outside[len(tables) :]:
+    for name in after_layers:
         take(name, name, False)
     return _grown(state, config, parameters, optimizer, moments)
 
@@ -386,11 +402,18 @@ def _initial_layers(config: GPTConfig, seed: int) -> Tensors:
 
     model = GPT(config)
     model.init_weights(seed)
-    return {name: p.detach() for name, p in model.named_parameters() if name.startswith("h.")}
+    layers = {}
+    for name, parameter in model.named_parameters():
+        if name.startswith("h."):
+            layers[name] = parameter.detach()
+    return layers
 
 
 def grow(
-    state: GrowthState, operators: Iterable[Operator], section: StagedGrowth, seed: int
+    state: GrowthState,
+    operators: Iterable[Operator],
+    section: StagedGrowth,
+    seed: int,
 ) -> GrowthState:
     """Apply the operators one after the other, in the section's variants.
 

@@ -109,7 +109,13 @@ class ProgressiveLayerDrop(Method):
         return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
 
     def gates(
-        self, keep: Sequence[float], *, seed: int, step: int, micro_step: int, paired: bool = False
+        self,
+        keep: Sequence[float],
+        *,
+        seed: int,
+        step: int,
+        micro_step: int,
+        paired: bool = False,
     ) -> tuple[bool, ...]:
         """Draw which blocks run in a micro-batch of 1-based `step`.
 

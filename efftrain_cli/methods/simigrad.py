@@ -243,7 +243,11 @@ class SimiGrad(Method):
         }
 
     def decide(
-        self, step: int, batch_size: int, window: Window, dots: Dots | None
+        self,
+        step: int,
+        batch_size: int,
+        window: Window,
+        dots: Dots | None,
     ) -> tuple[int, Window]:
         """Return batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`.
 
@@ -302,7 +306,10 @@ def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
 
 
 def half_dots(
-    a: Sequence[Tensor], b: Sequence[Tensor], sequences_a: int, sequences_b: int
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    sequences_a: int,
+    sequences_b: int,
 ) -> Tensor:
     """Compute (<A,B>, |A|^2, |B|^2), fp64 (3,), from gradients a, b of the halves' summed losses over one constant.
 

@@ -33,7 +33,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
 from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
@@ -135,7 +134,9 @@ def _check_operator(text: str) -> str:
 
 
 def _count_if_text(value: object) -> object:
-    return parse_count(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return parse_count(value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -197,6 +198,8 @@ class Switch:
             return bool(curve) and curve[-1][1] <= self.value
         if len(curve) < self.window + self.times - 1:
             return False
+
+        # The last `times` slopes, each over the `window` evaluations up to `end`.
         for end in range(len(curve) - self.times + 1, len(curve) + 1):
             tokens, losses = zip(*curve[end - self.window : end], strict=True)
             if not log_log_slope(tokens, losses) >= self.value:
@@ -227,6 +230,13 @@ class Stage:
     """rho: the growth that begins this stage sets the schedule's step and tokens to rho times their value, the point at
     which a model of the new size would have reached this loss. Default: the authors' constants, 0.708 for depth x 2,
     0.563 for width x 2, 0.407 for both."""
+
+    @property
+    def ratio(self) -> float:
+        """rho, given or by default."""
+        if self.schedule_ratio is not None:
+            return self.schedule_ratio
+        return default_schedule_ratio(map(parse_operator, self.operators))
 
 
 def _kinds(stages: Sequence[Stage]) -> set[Kind]:
@@ -277,15 +287,14 @@ class StagedGrowth(Method):
         for rule in stage_problems(model, recipe.stages):
             yield "stages", rule
         kinds = _kinds(recipe.stages)
-        if kinds & {"width", "pad"} and (
-            not model.norm_facts.vectors or model.init_facts.std is None
-        ):
+        has_norms = bool(model.norm_facts.vectors)
+        if kinds & {"width", "pad"} and not (has_norms and model.init_facts.std is not None):
             key = f'norm = "{model.norm}"'
-            if model.norm_facts.vectors:
+            if has_norms:
                 key = f'init = "{model.init}"'
             rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
-        if "depth" in kinds and not model.norm_facts.vectors and self.depth == "identity":
+        if "depth" in kinds and not has_norms and self.depth == "identity":
             rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
             yield "staged_growth.depth", rule
         if "pad" in kinds and model.norm_facts.is_centered:
@@ -325,14 +334,13 @@ class StagedGrowth(Method):
 
     def _schedule_end(self, recipe: Sections, ends: Iterable[float | None]) -> int | None:
         """Return the tokens at which the schedule stands at the end of the budget, None if only training shows it."""
-        schedule, trained = 0.0, 0.0
+        schedule = 0.0
+        trained = 0.0
         for end, following in zip(ends, recipe.stages[1:], strict=True):
             if end is None:
                 return None
-            ratio = following.schedule_ratio or default_schedule_ratio(
-                map(parse_operator, following.operators)
-            )
-            schedule, trained = (schedule + end - trained) * ratio, end
+            schedule = (schedule + end - trained) * following.ratio
+            trained = end
         return round(schedule + recipe.train.tokens - trained)
 
     def assumptions(self, recipe: Sections) -> list[str]:
@@ -368,9 +376,12 @@ class StagedGrowth(Method):
 
 def shapes_of_stages(target: S, stages: Sequence[Stage]) -> list[S]:
     """Return the model of each stage: `target` with the first's changes, then what the operators make of it."""
-    shapes = [stages[0].model.applied(target)]
+    shape = stages[0].model.applied(target)
+    shapes = [shape]
     for stage in stages[1:]:
-        shapes.append(reduce(grown_shape, map(parse_operator, stage.operators), shapes[-1]))
+        for operator in map(parse_operator, stage.operators):
+            shape = grown_shape(shape, operator)
+        shapes.append(shape)
     return shapes
 
 
@@ -423,20 +434,7 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
             yield f"the stages grow model.{name} to {entry['input']}: {entry['msg'].lower()}"
         return
 
-    for index, (stage, shape) in enumerate(zip(stages, shapes, strict=True)):
-        sizes = sizes_of(shape)
-        for name, wanted in vars(stage.model).items():
-            if wanted is not None and not math.isclose(wanted, sizes[name], rel_tol=1e-6):
-                yield f"stage {index}: model.{name} = {wanted}, but its operators make {sizes[name]} of the stage before"
-        for name, rule in shape.validation_errors():
-            yield f"stage {index}: {name} = {sizes[name]} {rule.replace('model.', '')}"
-        before = sizes_of(shapes[max(0, index - 1)])
-        for kind, value in map(parse_operator, stage.operators):
-            key: str = kind
-            if kind == "pad":
-                key = "n_embd"
-            if key in before and value < before[key]:
-                yield f"stage {index}: {kind}:{value} is less than the stage before's {key} = {before[key]}; growth makes no model smaller"
+    yield from _shape_problems(stages, shapes)
     if len(stages) > 1:
         start, end = sizes_of(shapes[0]), sizes_of(shapes[-1])
         for name, wanted in aims.items():
@@ -447,6 +445,25 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
                     f"the operators end at {name} = {end[name]}, but [model] has {wanted}: the last stage trains [model]; "
                     "change stage 0's model or the operators"
                 )
+
+
+def _shape_problems(stages: Sequence[Stage], shapes: Sequence[Dimensions]) -> Iterator[str]:
+    """Yield the sizes of each stage's model that do not fit it or the stage before."""
+    before = sizes_of(shapes[0])
+    for index, (stage, shape) in enumerate(zip(stages, shapes, strict=True)):
+        sizes = sizes_of(shape)
+        for name, wanted in vars(stage.model).items():
+            if wanted is not None and not math.isclose(wanted, sizes[name], rel_tol=1e-6):
+                yield f"stage {index}: model.{name} = {wanted}, but its operators make {sizes[name]} of the stage before"
+        for name, rule in shape.validation_errors():
+            yield f"stage {index}: {name} = {sizes[name]} {rule.replace('model.', '')}"
+        for kind, value in map(parse_operator, stage.operators):
+            key: str = kind
+            if kind == "pad":
+                key = "n_embd"
+            if key in before and value < before[key]:
+                yield f"stage {index}: {kind}:{value} is less than the stage before's {key} = {before[key]}; growth makes no model smaller"
+        before = sizes
 
 
 def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
@@ -478,6 +495,7 @@ def default_schedule_ratio(operators: Iterable[Operator]) -> float:
     for kind, factor in operators:
         if kind in doublings:
             doublings[kind] += math.log2(factor)
+
     both = min(doublings.values())
     alone = [SAME_LOSS_STEPS[kind] ** -(count - both) for kind, count in doublings.items()]
     return SAME_LOSS_STEPS_BOTH**-both * math.prod(alone)
@@ -500,10 +518,12 @@ def log_log_slope(x: Iterable[float], y: Iterable[float]) -> float:
     Raises:
         ValueError: fewer than two points.
     """
-    log_x, log_y = list(map(math.log, x)), list(map(math.log, y))
+    log_x = list(map(math.log, x))
+    log_y = list(map(math.log, y))
     count = len(log_x)
     if count < 2:
         raise ValueError(f"a slope needs two points or more, here are {count}")
-    mean_x, mean_y = sum(log_x) / count, sum(log_y) / count
+    mean_x = sum(log_x) / count
+    mean_y = sum(log_y) / count
     covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(log_x, log_y, strict=True))
     return covariance / sum((a - mean_x) ** 2 for a in log_x)

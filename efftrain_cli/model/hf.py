@@ -333,7 +333,9 @@ class _ConfigReader:
     """Values of a config.json, and what is wrong with them."""
 
     def __init__(
-        self, hf_config: Mapping[str, Any], architecture: Mapping[str, tuple[Any, ...]]
+        self,
+        hf_config: Mapping[str, Any],
+        architecture: Mapping[str, tuple[Any, ...]],
     ) -> None:
         self._config = hf_config
         self.problems: list[str] = []

@@ -28,7 +28,10 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: Tensor, dim: int, eps: float
+        ctx: torch.autograd.function.FunctionCtx,
+        x: Tensor,
+        dim: int,
+        eps: float,
     ) -> Tensor:
         wide = at_least_fp32(x)
         mean = wide.mean(dim, keepdim=True)

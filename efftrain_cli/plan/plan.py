@@ -13,11 +13,7 @@ from functools import cache
 from typing import Any
 
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
-from efftrain_cli.methods.staged_growth import (
-    default_schedule_ratio,
-    parse_operator,
-    rewarmup_factor,
-)
+from efftrain_cli.methods.staged_growth import rewarmup_factor
 from efftrain_cli.model.config import Dimensions, GPTConfig, pad_vocabulary
 from efftrain_cli.model.flops import (
     FlopsPerToken,
@@ -61,7 +57,10 @@ def model_config(
 
 
 def config_of(
-    model: Model, vocab_size: int, vocab_rows: int, affine: tuple[str, ...] = ()
+    model: Model,
+    vocab_size: int,
+    vocab_rows: int,
+    affine: tuple[str, ...] = (),
 ) -> GPTConfig:
     """Return the shape of a [model] with that vocabulary."""
     shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
@@ -306,14 +305,13 @@ def after_growth(recipe: Recipe, progress: Progress) -> Progress:
     was spent.
     """
     stage = recipe.stages[progress.stage + 1]
-    ratio = stage.schedule_ratio or default_schedule_ratio(map(parse_operator, stage.operators))
-    schedule_tokens = round(ratio * progress.schedule_tokens)
+    schedule_tokens = round(stage.ratio * progress.schedule_tokens)
     return progress._replace(
         stage=progress.stage + 1,
         stage_step=progress.step,
         stage_curve=(),
         simigrad_window=(),  # gradients of the smaller model say nothing about the larger one's
-        schedule_step=round(ratio * progress.schedule_step),
+        schedule_step=round(stage.ratio * progress.schedule_step),
         schedule_tokens=schedule_tokens,
         lr_warmup_tokens=min(progress.lr_warmup_tokens, schedule_tokens),
     )

@@ -85,7 +85,9 @@ def steps_until(
 
 
 def csv_lines(
-    recipe: Recipe, until: int | None = None, vocab_size: int | None = None
+    recipe: Recipe,
+    until: int | None = None,
+    vocab_size: int | None = None,
 ) -> Iterator[str]:
     """Yield every step as a line of CSV under a header; `tokens` and `windows` are counted after the step. A stage that
     ends by FLOPs does so if `vocab_size` is given."""
@@ -104,7 +106,9 @@ MOST_CHANGES = 12
 
 
 def turning_points(
-    recipe: Recipe, until: int | None = None, vocab_size: int | None = None
+    recipe: Recipe,
+    until: int | None = None,
+    vocab_size: int | None = None,
 ) -> tuple[list[TurningPoint], int]:
     """Return the steps at which the schedule turns, and how many changes are left out.
 

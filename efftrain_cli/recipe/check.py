@@ -212,7 +212,10 @@ class Check:
         self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
 
     def _section(
-        self, cls: Any, table: Mapping[str, Any], prefix: str
+        self,
+        cls: Any,
+        table: Mapping[str, Any],
+        prefix: str,
     ) -> tuple[dict[str, Any], set[str]]:
         """Check one table against one dataclass. Return its valid fields and the names of those that are wrong."""
         fields = cls.__pydantic_fields__
