@@ -20,7 +20,7 @@ Attaches at the gradient: `training/delayed_gradients.py` delays it on one devic
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
@@ -124,7 +124,8 @@ class Ouroboros(Method):
             )
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
-        warmup, steps = self.warmup_steps, recipe.full_steps
+        warmup = self.warmup_steps
+        steps = recipe.full_steps
         if self.modules == 1:
             yield "ouroboros.modules = 1 delays nothing: this is ordinary training"
         elif steps is not None and warmup >= steps:
@@ -144,12 +145,12 @@ class Ouroboros(Method):
         ]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
-        every = min(self.cosine_every, 2)
-        return {
-            "ouroboros": replace(
-                self, warmup_steps=min(self.warmup_steps, half // 2), cosine_every=every
-            )
-        }
+        shorter = replace(
+            self,
+            warmup_steps=min(self.warmup_steps, half // 2),
+            cosine_every=min(self.cosine_every, 2),
+        )
+        return {"ouroboros": shorter}
 
     def without_schedule(self) -> Changes:
         return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
@@ -162,21 +163,27 @@ class Ouroboros(Method):
         """See `Method`: tau_k fp32 gradients of each module, or of its inputs and one of their gradients."""
         if self.modules == 1:
             return 0
-        stale = range(self.modules - 1, 0, -1)
+        delayed = range(1, self.modules)
         if self.variant == "replay":
+            # The first module's inputs are token ids, int64; every delayed module has one gradient in flight.
             tokens = batch_size * shape.seq_len
-            vectors = sum(stale) - stale[0] + self.modules - 1
-            return 8 * tokens * (self.modules - 1) + 4 * tokens * shape.n_embd * vectors
-        sizes = [blocks * block_parameters(shape) for blocks in self.blocks(shape)[:-1]]
+            ids = self.staleness(1) * tokens
+            vectors = sum(self.staleness(module) for module in delayed[1:]) + len(delayed)
+            return 8 * ids + 4 * tokens * shape.n_embd * vectors
+
         rows = shape.padded_vocab_size
         if shape.position_facts.has_table:
             rows += shape.seq_len
-        sizes[0] += rows * shape.n_embd
-        return sum(4 * staleness * size for staleness, size in zip(stale, sizes, strict=True))
+        numbers = self.staleness(1) * rows * shape.n_embd
+        for module, blocks in zip(delayed, self.blocks(shape), strict=False):
+            numbers += self.staleness(module) * blocks * block_parameters(shape)
+        return 4 * numbers
 
     def recomputed_share(self, shape: GPTConfig) -> float:
         """Return the FLOPs of running the delayed modules forward a second time, as a share of a step's."""
-        return sum(self.blocks(shape)[:-1]) / (3 * (shape.n_layer + head_in_blocks(shape)))
+        # A step is three forward passes: its backward pass is two.
+        step = 3 * (shape.n_layer + head_in_blocks(shape))
+        return sum(self.blocks(shape)[:-1]) / step
 
     def delays_at(self, step: int) -> bool:
         """Return whether 1-based `step` uses delayed gradients."""
@@ -189,8 +196,11 @@ class Ouroboros(Method):
 
 def head_in_blocks(shape: GPTConfig) -> float:
     """Return the FLOPs of the head in those of a block, at full length: 4.5 of GPT-2 117M."""
-    none, one = (flops_per_token(shape, shape.seq_len, blocks) for blocks in (0, 1))
-    return (none.with_logits - none.without_logits) / (one.without_logits - none.without_logits)
+    outside = flops_per_token(shape, shape.seq_len, blocks=0)
+    with_block = flops_per_token(shape, shape.seq_len, blocks=1)
+    head = outside.with_logits - outside.without_logits
+    block = with_block.without_logits - outside.without_logits
+    return head / block
 
 
 def balanced_split(modules: int, shape: GPTConfig) -> tuple[int, ...]:
@@ -200,23 +210,22 @@ def balanced_split(modules: int, shape: GPTConfig) -> tuple[int, ...]:
     the last taking an odd one, as in the authors' code; so is the model if K = 2. The modules between take equal
     shares, the earlier ones one block more if there is a remainder.
     """
-    n_layer, between = shape.n_layer, modules - 2
+    n_layer = shape.n_layer
     if modules == 1:
         return (n_layer,)
     if modules == 2:
         return (n_layer // 2, n_layer - n_layer // 2)
+    between = modules - 2
     head = head_in_blocks(shape)
 
     def shares(first_device: int) -> tuple[int, ...]:
+        """Return the blocks of each module between, if the first device has `first_device`."""
         each, more = divmod(n_layer - first_device, between)
         return tuple(each + (number < more) for number in range(between))
 
-    def loads(first_device: int) -> Sequence[float]:
-        return (first_device + head, *shares(first_device))
+    def imbalance(first_device: int) -> tuple[float, float]:
+        loads = (first_device + head, *shares(first_device))
+        return max(loads), sum(load * load for load in loads)
 
-    candidates = range(n_layer - between + 1)
-    best = min(
-        candidates,
-        key=lambda blocks: (max(loads(blocks)), sum(load * load for load in loads(blocks))),
-    )
+    best = min(range(n_layer - between + 1), key=imbalance)
     return (best // 2, *shares(best), best - best // 2)

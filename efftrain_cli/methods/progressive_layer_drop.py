@@ -95,13 +95,16 @@ class ProgressiveLayerDrop(Method):
         """Return theta(t) of 1-based `step`, t = step - 1: step 1 drops nothing, unless theta is constant."""
         if self.steps == 0:
             return self.theta
-        return (1 - self.theta) * math.exp(-GAMMA_STEPS / self.steps * (step - 1)) + self.theta
+        gamma = GAMMA_STEPS / self.steps
+        return (1 - self.theta) * math.exp(-gamma * (step - 1)) + self.theta
 
     def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
         """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block first."""
         drop = 1 - self.theta_at(step)
-        before = int(self.keep == "code")
-        return tuple(1 - (block - before) / n_layer * drop for block in range(1, n_layer + 1))
+        blocks = range(1, n_layer + 1)
+        if self.keep == "code":
+            blocks = range(n_layer)  # each samples with the p of the block before
+        return tuple(1 - block / n_layer * drop for block in blocks)
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
         """Return the factor of each block's branches in 1-based `step`: 1 / p_l of the equation, for both `keep`."""
@@ -141,5 +144,6 @@ def draw_gates(keep: Sequence[float], *, seed: int, updates: int, draw: int) -> 
     """
     import numpy as np
 
-    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, draw, updates]))
-    return tuple(bool(u < p) for u, p in zip(generator.random(len(keep)), keep, strict=True))
+    philox = np.random.Philox(key=seed, counter=[0, 0, draw, updates])
+    uniform = np.random.Generator(philox).random(len(keep))
+    return tuple(bool(u < p) for u, p in zip(uniform, keep, strict=True))

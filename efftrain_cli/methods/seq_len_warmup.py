@@ -172,7 +172,8 @@ class SeqLenWarmup(Method):
             starts = [1, *(end + 1 for end in self.until)]
             yield from zip(starts, (min(length, full) for length in self.lengths), strict=True)
             return
-        first, length = 1, self.seq_len_at(1, full)
+        first = 1
+        length = self.seq_len_at(1, full)
         yield first, length
         degree = 1
         if self.pacing == "root":
@@ -182,7 +183,8 @@ class SeqLenWarmup(Method):
             # Near where the pacing function has its inverse; then exactly, for rounding and for what is cut off at
             # either end.
             share = min(1.0, max(0, longer - self.start) / max(1, full - self.start))
-            first = min(self.steps, max(first + 1, math.ceil(share**degree * self.steps)))
+            near = math.ceil(share**degree * self.steps)
+            first = min(self.steps, max(first + 1, near))
             while first < self.steps and self.seq_len_at(first, full) <= length:
                 first += 1
             while self.seq_len_at(first - 1, full) > length:
@@ -192,23 +194,26 @@ class SeqLenWarmup(Method):
 
     def tokens_through(self, step: int, full: int, batch_size: int) -> int:
         """Count the tokens trained by the end of `step`, if a full step has `batch_size` sequences."""
-        total, first, tokens = 0, 1, 0
+        total = 0
+        first = 1
+        tokens = 0  # of each step from `first` on
         for begins, length in self.phases(full):
             if begins > step:
                 break
             total += (begins - first) * tokens
-            first, tokens = begins, length * self.batch_size_at(length, full, batch_size)
+            first = begins
+            tokens = length * self.batch_size_at(length, full, batch_size)
         return total + (step - first + 1) * tokens
 
     def problems(self, recipe: Sections) -> Problems:
         # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
         # bound.
+        train = recipe.train
         smallest = min(
-            method.batch_bounds(recipe.train.batch_size)[0] for method in recipe.methods.values()
+            method.batch_bounds(train.batch_size)[0] for method in recipe.methods.values()
         )
-        for key, rule in self.validation_errors(
-            recipe.model.seq_len, smallest, recipe.train.tokens
-        ):
+        errors = self.validation_errors(recipe.model.seq_len, smallest, train.tokens)
+        for key, rule in errors:
             yield f"seq_len_warmup.{key}", rule
         if self.batch == "sequences":
             return
@@ -255,9 +260,12 @@ class SeqLenWarmup(Method):
         needed = self.tokens_through(self.last_step, full, batch_size)
         if needed <= budget:
             return []
-        key, value, way = "until", str(list(self.until)), "end the warmup earlier"
+        key = "until"
+        value = str(list(self.until))
+        way = "end the warmup earlier"
         if self.steps:
-            key, value = "steps", str(self.steps)
+            key = "steps"
+            value = str(self.steps)
             if fitting := self.longest_within(budget, full, batch_size):
                 way = f"lower it to at most {fitting}"
         rule = (

@@ -155,17 +155,16 @@ class SimiGrad(Method):
         ]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
-        every = min(self.interval, half)
-        return {
-            "simigrad": replace(
-                self,
-                min_batch_size=max(2, batch_size // 2),
-                max_batch_size=max(2, 2 * batch_size),
-                quantum=1,
-                interval=every,
-                window=min(self.window, max(1, half // every)),
-            )
-        }
+        interval = min(self.interval, half)
+        shorter = replace(
+            self,
+            min_batch_size=max(2, batch_size // 2),
+            max_batch_size=max(2, 2 * batch_size),
+            quantum=1,
+            interval=interval,
+            window=min(self.window, max(1, half // interval)),
+        )
+        return {"simigrad": shorter}
 
     def measures_at(self, step: int) -> bool:
         """Return whether 1-based `step` measures the similarity.
@@ -224,12 +223,14 @@ class SimiGrad(Method):
         the batch that was run is `batch_size`, in sequences like both of them. A ratio of noisy numbers is biased: to
         average the noise scale over steps, average the three products first (`mean_dots`) and take the ratio of those.
         """
-        batch_size, dots = plan.batch_size, result.simigrad_dots
+        batch_size = plan.batch_size
+        dots = result.simigrad_dots
         measured: tuple[float | None, ...] = (None, None, None)
         phi = noise = None
         if dots is not None:
-            larger_half = batch_size - batch_size // 2
-            phi, noise = similarity(dots), noise_scale(dots, larger_half, batch_size // 2)
+            smaller_half = batch_size // 2
+            phi = similarity(dots)
+            noise = noise_scale(dots, batch_size - smaller_half, smaller_half)
             if all(map(math.isfinite, dots)):
                 measured = dots
         return {
@@ -273,6 +274,7 @@ class SimiGrad(Method):
                     mean = math.fsum(cosines) / len(cosines)
                 batch_size = self.next_batch_size(batch_size, mean)
             return batch_size, window
+
         if len(window) < self.window:
             return batch_size, window
         return self.next_batch_size(batch_size, similarity(mean_dots(window))), ()
@@ -288,9 +290,10 @@ def similarity(dots: Dots) -> float | None:
 
 def mean_dots(window: Sequence[Dots]) -> Dots:
     """Average the three products: their phi is less noisy than a mean of cosines, and nearly unbiased."""
-    a_dot_b, a_square, b_square = map(math.fsum, zip(*window, strict=True))
-    count = len(window)
-    return a_dot_b / count, a_square / count, b_square / count
+    a_dot_b, a_square, b_square = (
+        math.fsum(of_one) / len(window) for of_one in zip(*window, strict=True)
+    )
+    return a_dot_b, a_square, b_square
 
 
 def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
@@ -302,7 +305,8 @@ def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
     a_dot_b, a_square, b_square = dots
     if not all(map(math.isfinite, dots)) or a_dot_b <= 0:
         return None
-    return (a_square + b_square - 2 * a_dot_b) / (1 / sequences_a + 1 / sequences_b) / a_dot_b
+    square_of_difference = a_square + b_square - 2 * a_dot_b
+    return square_of_difference / (1 / sequences_a + 1 / sequences_b) / a_dot_b
 
 
 def half_dots(
@@ -323,13 +327,16 @@ def half_dots(
         length = tensor_a.numel()
         if tensor_a.device.type == "cpu":
             length = CHUNK
-        chunks_a, chunks_b = tensor_a.flatten().split(length), tensor_b.flatten().split(length)
+        chunks_a = tensor_a.flatten().split(length)
+        chunks_b = tensor_b.flatten().split(length)
         for x, y in zip(chunks_a, chunks_b, strict=True):
             products += [torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]
     sums = torch.stack(products).view(-1, 3).sum(dim=0, dtype=torch.float64)
+
     share_a = sequences_a / (sequences_a + sequences_b)
     share_b = 1 - share_a
-    return sums / sums.new_tensor([share_a * share_b, share_a * share_a, share_b * share_b])
+    shares = [share_a * share_b, share_a * share_a, share_b * share_b]
+    return sums / sums.new_tensor(shares)
 
 
 def accumulate_by_halves(
