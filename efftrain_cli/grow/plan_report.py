@@ -223,10 +223,10 @@ def plot_curves(small: Curve, target: Curve | None, threshold: float, path: Path
     losses, slopes = [], []
     for i, each in enumerate(curves):
         cost = each.step_flops_without_logits
-        steps, slope, smooth = fitted(each)
+        fit = fitted(each)
         losses.append(picture.curve(i, each.name, each.steps * cost, each.losses))
-        losses.append(picture.curve(i, each.name, steps * cost, smooth, line=1))
-        slopes.append(picture.curve(i, each.name, steps * cost, slope))
+        losses.append(picture.curve(i, each.name, fit.steps * cost, fit.losses, line=1))
+        slopes.append(picture.curve(i, each.name, fit.steps * cost, fit.slopes))
     switch = fitted_switch(small, threshold)
     ends: tuple[float, ...] = ()
     if switch is not None:

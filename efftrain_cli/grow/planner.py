@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from efftrain_cli.foundation.errors import UsageError
 
@@ -64,49 +66,59 @@ def make_curve(
         raise UsageError(f"{name}: a validation loss is not a positive finite number")
     fits = len(steps) - 2
     return Curve(
-        name,
-        np.array(steps),
-        np.array(losses),
-        step_flops,
-        step_flops_without_logits,
+        name=name,
+        steps=np.array(steps),
+        losses=np.array(losses),
+        step_flops=step_flops,
+        step_flops_without_logits=step_flops_without_logits,
         window=min(window, fits - 1 + fits % 2),
     )
 
 
-def fitted(curve: Curve) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fit (steps, slopes, losses) by regression of log loss on log step over the evaluations around each step.
+class Fit(NamedTuple):
+    """A curve without its noise, at the steps with whole windows around them; each (points,)."""
+
+    steps: np.ndarray
+    slopes: np.ndarray
+    """d log loss / d log step."""
+    losses: np.ndarray
+
+
+def fitted(curve: Curve) -> Fit:
+    """Fit a curve by regression of log loss on log step over the evaluations around each step.
 
     Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log step is that on log C.
     """
     window = curve.window
     half = window // 2
-    inner = slice(half, len(curve.steps) - half)
+    steps = curve.steps[half : len(curve.steps) - half]
     # (points, window), x relative to the point in the middle
-    x = (
-        np.lib.stride_tricks.sliding_window_view(np.log(curve.steps), window)
-        - np.log(curve.steps[inner])[:, None]
-    )
-    y = np.lib.stride_tricks.sliding_window_view(np.log(curve.losses), window)
-    mean_x, mean_y = x.mean(axis=1), y.mean(axis=1)
+    x = sliding_window_view(np.log(curve.steps), window) - np.log(steps)[:, None]
+    y = sliding_window_view(np.log(curve.losses), window)
+
+    mean_x = x.mean(axis=1)
+    mean_y = y.mean(axis=1)
     spread = x - mean_x[:, None]
-    slopes = np.sum(spread * (y - mean_y[:, None]), axis=1) / np.sum(spread**2, axis=1)
-    return curve.steps[inner], slopes, np.exp(mean_y - slopes * mean_x)
+    covariance = np.sum(spread * (y - mean_y[:, None]), axis=1)
+    slopes = covariance / np.sum(spread**2, axis=1)
+    return Fit(steps, slopes, losses=np.exp(mean_y - slopes * mean_x))
 
 
 def fitted_switch(curve: Curve, threshold: float) -> float | None:
     """Return the first step after the steepest one whose fitted slope exceeds the threshold; None if there is none."""
-    steps, slopes, _ = fitted(curve)
-    steepest = int(np.argmin(slopes))
-    above = np.flatnonzero(slopes[steepest:] > threshold)
+    fit = fitted(curve)
+    steepest = int(np.argmin(fit.slopes))
+    above = np.flatnonzero(fit.slopes[steepest:] > threshold)
     if not len(above):
         return None
-    return float(steps[steepest + above[0]])
+    return float(fit.steps[steepest + above[0]])
 
 
 def target_step(small: Curve, target: Curve, step: float) -> float | None:
     """Return the step where the target's fitted curve has the small model's loss at `step`; None if it never has."""
-    steps, _, losses = fitted(small)
-    reached = float(_steps_to(target, np.interp(math.log(step), np.log(steps), losses)))
+    fit = fitted(small)
+    loss = np.interp(math.log(step), np.log(fit.steps), fit.losses)
+    reached = float(_steps_to(target, loss))
     if math.isnan(reached):
         return None
     return reached
@@ -114,10 +126,11 @@ def target_step(small: Curve, target: Curve, step: float) -> float | None:
 
 def _steps_to(curve: Curve, losses: np.ndarray) -> np.ndarray:
     """Return the steps at which the fitted curve has these losses; NaN if it never has."""
-    steps, _, curve_losses = fitted(curve)
-    falling = np.minimum.accumulate(curve_losses)
-    reached = np.exp(np.interp(-losses, -falling, np.log(steps)))
-    return np.where((losses >= falling[-1]) & (losses <= falling[0]), reached, np.nan)
+    fit = fitted(curve)
+    falling = np.minimum.accumulate(fit.losses)
+    reached = np.exp(np.interp(-losses, -falling, np.log(fit.steps)))
+    is_reached = (losses >= falling[-1]) & (losses <= falling[0])
+    return np.where(is_reached, reached, np.nan)
 
 
 def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
@@ -126,14 +139,17 @@ def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
     The FLOPs that the target needs for the same loss then exceed the small run's by most, and both sizes lower the loss
     at the same marginal cost dC/dL. None if the saving still rises where one of the curves ends.
     """
-    steps, slopes, losses = fitted(small)
-    needed = _steps_to(target, losses)
-    saved = needed * target.step_flops_without_logits - steps * small.step_flops_without_logits
-    saved[: np.argmin(slopes)] = np.nan
+    fit = fitted(small)
+    target_flops = _steps_to(target, fit.losses) * target.step_flops_without_logits
+    saved = target_flops - fit.steps * small.step_flops_without_logits
+    saved[: np.argmin(fit.slopes)] = np.nan
     covered = np.flatnonzero(~np.isnan(saved))
-    if not len(covered) or (best := np.nanargmax(saved)) == covered[-1]:
+    if not len(covered):
         return None
-    return float(steps[best])
+    best = np.nanargmax(saved)
+    if best == covered[-1]:
+        return None
+    return float(fit.steps[best])
 
 
 @dataclass(frozen=True)
@@ -162,7 +178,8 @@ class Projection:
         return self._saving(self.small.step_flops, self.target.step_flops)
 
     def _saving(self, small: float, target: float) -> float:
-        return (self.target_steps * target - self.small_steps * small) / (self.final_steps * target)
+        saved = self.target_steps * target - self.small_steps * small
+        return saved / (self.final_steps * target)
 
     @property
     def ratio(self) -> float:
@@ -181,7 +198,16 @@ def marginal_projection(small: Curve, target: Curve) -> Projection | None:
 
 
 def _fitted_at(rule: str, small: Curve, target: Curve, step: float | None) -> Projection | None:
-    if step is None or (at := target_step(small, target, step)) is None:
+    if step is None:
         return None
-    final = fitted_switch(target, PAPER_OPTIMALITY) or float(target.steps[-1])
-    return Projection(rule, small, target, step, at, final)
+    reached = target_step(small, target, step)
+    if reached is None:
+        return None
+    return Projection(
+        rule=rule,
+        small=small,
+        target=target,
+        small_steps=step,
+        target_steps=reached,
+        final_steps=fitted_switch(target, PAPER_OPTIMALITY) or float(target.steps[-1]),
+    )

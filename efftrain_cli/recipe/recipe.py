@@ -139,8 +139,10 @@ class Recipe:
 
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sections that are methods and present, by name; [[stages]] alone are staged training too."""
-    names = [name for name in methods_in(Recipe) if sections.get(name) is not None]
-    methods = {name: sections[name] for name in names}
+    methods = {}
+    for name in methods_in(Recipe):
+        if sections.get(name) is not None:
+            methods[name] = sections[name]
     if sections.get("stages"):
         methods.setdefault("staged_growth", StagedGrowth())
     return methods
@@ -205,11 +207,9 @@ def with_defaults(flat: Mapping[str, Any]) -> dict[str, Any]:
     completed = dict(flat)
     for name, info in Recipe.__pydantic_fields__.items():  # type: ignore[attr-defined]
         section = inner_class(info.annotation)
-        if (
-            section is None
-            or may_be_absent(info.annotation)
-            or not any(key.startswith(f"{name}.") for key in flat)
-        ):
+        if section is None or may_be_absent(info.annotation):
+            continue
+        if not any(key.startswith(f"{name}.") for key in flat):
             continue
         for key, inner in section.__pydantic_fields__.items():
             if isinstance(inner.default, str | bool | int | float):
@@ -230,6 +230,10 @@ def dump_recipe(recipe: Recipe, comments: Mapping[str, str] | None = None) -> st
 def recipe_differences(a: Recipe, b: Recipe) -> list[tuple[str, Any, Any]]:
     """Return (dotted key, value in a, value in b) of exactly the keys that differ; None if a key is
     absent."""
-    in_a, in_b = flat_values(a), flat_values(b)
-    keys = [*in_a, *(key for key in in_b if key not in in_a)]
-    return [(key, in_a.get(key), in_b.get(key)) for key in keys if in_a.get(key) != in_b.get(key)]
+    in_a = flat_values(a)
+    in_b = flat_values(b)
+    differences = []
+    for key in in_a | in_b:
+        if in_a.get(key) != in_b.get(key):
+            differences.append((key, in_a.get(key), in_b.get(key)))
+    return differences

@@ -14,7 +14,12 @@ from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
 from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
 
-LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
+LLAMA = {
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "positions": "rope",
+    "bias": False,
+}
 """Values of [model] with arch = "llama" that are not GPT-2's."""
 
 
@@ -85,16 +90,19 @@ class TextSource:
     """Field or column of the text; default: data.text_field."""
 
 
+Texts = Annotated[tuple[Text, ...], Field(min_length=1)]
+
+
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Data:
     """Where the text comes from and how it becomes tokens."""
 
-    train: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = "stdlib"
+    train: Text | Texts | None = "stdlib"
     """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl
     .json.gz .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
     sources: tuple[TextSource, ...] | None = None
     """Several texts in place of `train`, mixed by weight: [[data.sources]] with path, weight and text_field."""
-    valid: Text | Annotated[tuple[Text, ...], Field(min_length=1)] | None = None
+    valid: Text | Texts | None = None
     """Text to validate on; without it, valid_fraction of train's documents is held out."""
     valid_fraction: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the documents held out for validation where `valid` is not given."""
@@ -120,6 +128,9 @@ class Data:
     """Allow documents that are in both the training and the validation text."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Optim:
     """The optimizer, gradient clipping and the learning-rate schedule."""
@@ -133,10 +144,7 @@ class Optim:
     """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both follow one schedule."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
-        0.9,
-        0.95,
-    )
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Adam's decay rates of the first and second moment; Lion's of the update and of the momentum."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
@@ -178,14 +186,20 @@ class Optim:
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
+
         schedule = SCHEDULES[self.schedule]
-        if schedule.needs_warmup and not warmup_tokens:
-            # A resumed run was given its warmup after the fact, so no tokens of it were counted.
-            tokens, warmup_tokens = step, self.warmup_steps
+        done = tokens
+        start = float(warmup_tokens)
+        end = decay_tokens
         if self.decay_steps is not None and schedule.has_end:
-            done, start, end = step, float(self.warmup_steps), self.decay_steps
-        else:
-            done, start, end = tokens, float(warmup_tokens), decay_tokens
+            done = step
+            start = float(self.warmup_steps)
+            end = self.decay_steps
+        elif schedule.needs_warmup and not warmup_tokens:
+            # A resumed run was given its warmup after the fact, so no tokens of it were counted.
+            done = step
+            start = float(self.warmup_steps)
+
         if done >= end and schedule.has_end:
             return self.min_lr
         if self.decay_share is not None:

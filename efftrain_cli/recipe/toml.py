@@ -19,7 +19,7 @@ def toml_value(value: Any) -> str:
 def _toml_item(value: Any) -> Any:
     import tomlkit  # only where something is written: reading a recipe takes milliseconds
 
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10_000:
+    if type(value) is int and abs(value) >= 10_000:
         return tomlkit.value(f"{value:_}")
     if isinstance(value, list | tuple):
         array = tomlkit.array()
@@ -39,11 +39,9 @@ def _toml_key(name: str) -> str:
 
 
 def _is_tables(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and bool(value)
-        and all(isinstance(item, Mapping) for item in value)
-    )
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(isinstance(item, Mapping) for item in value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -76,16 +74,22 @@ def toml_lines(
         lines = {}
         for name, value in table.items():
             lines[f"{prefix}{name}"] = f"{_toml_key(name)} = {toml_value(value)}"
-        width = max((len(line) for key, line in lines.items() if key in comments), default=0)
-        for key in comments.keys() & lines.keys():
+        commented = comments.keys() & lines.keys()
+        width = max((len(lines[key]) for key in commented), default=0)
+        for key in commented:
             lines[key] = f"{lines[key]:<{width}}  # {comments[key]}"
         return list(lines.values())
 
-    plain = {n: v for n, v in values.items() if not isinstance(v, Mapping) and not _is_tables(v)}
-    yield from body(plain, "")
+    plain = {}
+    sections = []
     for name, value in values.items():
+        header = _toml_key(name)
         if isinstance(value, Mapping):
-            yield from ("", f"[{_toml_key(name)}]", *body(value, f"{name}."))
+            sections += ["", f"[{header}]", *body(value, f"{name}.")]
         elif _is_tables(value):
             for index, item in enumerate(value):
-                yield from ("", f"[[{_toml_key(name)}]]", *body(item, f"{name}.{index}."))
+                sections += ["", f"[[{header}]]", *body(item, f"{name}.{index}.")]
+        else:
+            plain[name] = value
+    yield from body(plain, "")
+    yield from sections
