@@ -32,16 +32,22 @@ def compute_dtype(dtype: str, device: torch.device) -> str:
 
     "auto" is bf16 if the device has units for bf16 matrix products.
     """
-    if dtype == "tf32":  # from Ampere on; elsewhere the products are exact ones
-        capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        return "tf32" if capable else "fp32"
+    on_cuda = device.type == "cuda"
+    if dtype == "tf32":
+        if on_cuda and torch.cuda.get_device_capability(device) >= (8, 0):  # from Ampere on
+            return "tf32"
+        return "fp32"  # the products are exact ones there
     if dtype != "auto":
         return dtype
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
-    # Without these instructions bf16 on a CPU is emulated and slower than fp32.
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if has_bf16 else "fp32"
+
+    if on_cuda:
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # Without these instructions bf16 on a CPU is emulated and slower than fp32.
+        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if has_bf16:
+        return "bf16"
+    return "fp32"
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
@@ -72,17 +78,16 @@ def build_optimizer(
 
     `parameters` replace the model's, under the same names, if this rank holds a share of them.
     """
-    parameters = dict(model.named_parameters()) if parameters is None else parameters
+    if parameters is None:
+        parameters = dict(model.named_parameters())
     kinds = model.parameter_kinds()
     scales: dict[str, GroupScale] = {}
-    if (
-        recipe.stages
-        and recipe.staged_growth is not None
-        and recipe.staged_growth.dynamics == "small"
-    ):
+    growth = recipe.staged_growth
+    if recipe.stages and growth is not None and growth.dynamics == "small":
         factor = model.config.n_embd // recipe.model_at(0).n_embd
-        tied = model.config.tied
-        scales = {name: small_model_scales(kind, factor, tied) for name, kind in kinds.items()}
+        for name, kind in kinds.items():
+            scales[name] = small_model_scales(kind, factor, model.config.tied)
+
     updated = ParameterSet(
         named=parameters,
         kinds=kinds,

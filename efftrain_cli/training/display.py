@@ -81,7 +81,9 @@ class TrainingDisplay:
             self._bar.update(self._task, completed=row["tokens"], text=self._text())  # type: ignore
             return
         now = time.monotonic()
-        interval = self.FIRST_INTERVAL if now - self._started < 120 else self.INTERVAL
+        interval = self.INTERVAL
+        if now - self._started < 120:
+            interval = self.FIRST_INTERVAL
         if now - self._printed >= interval or row["step"] == 1:
             self._shown = row
             self._print_line(self._text())
@@ -92,8 +94,10 @@ class TrainingDisplay:
 
     def _text(self) -> str:
         row = self._row
-        planned = "" if self._steps is None else f"/{self._steps}"
-        parts = [f"step {row['step']}{planned}"]
+        step = f"step {row['step']}"
+        if self._steps is not None:
+            step += f"/{self._steps}"
+        parts = [step]
         if row.get("loss") is not None:
             parts.append(f"loss {row['loss']:.3f}")
         if self._val_loss is not None:
@@ -102,11 +106,13 @@ class TrainingDisplay:
         if row.get("tokens_per_second") is not None and not narrow:
             parts.append(f"{human_count(row['tokens_per_second'])} tok/s")  # type: ignore
         if self._pace is not None:
-            elapsed = time.monotonic() - self._pace[0]
-            done = int(row["tokens"]) - self._pace[1]  # type: ignore
-            left = self._total_tokens - int(row["tokens"])  # type: ignore
+            since, tokens_then = self._pace
+            tokens = int(row["tokens"])  # type: ignore
+            done = tokens - tokens_then
             if done > 0:
-                parts.append(f"ETA {human_seconds(math.ceil(max(0.0, elapsed * left / done)))}")
+                elapsed = time.monotonic() - since
+                left = max(0.0, elapsed * (self._total_tokens - tokens) / done)
+                parts.append(f"ETA {human_seconds(math.ceil(left))}")
         return "  ".join(parts)
 
     def _print_line(self, text: str) -> None:
@@ -116,7 +122,10 @@ class TrainingDisplay:
 
     def _keep_alive(self) -> None:
         while not self._ended.wait(0.25):
-            if time.monotonic() - self._printed >= self.SILENCE:
-                with self._lock:
-                    text = self._text() if self._row else "preparing the first step"
-                self._print_line(f"{text}  (still running)")
+            if time.monotonic() - self._printed < self.SILENCE:
+                continue
+            text = "preparing the first step"
+            with self._lock:
+                if self._row:
+                    text = self._text()
+            self._print_line(f"{text}  (still running)")

@@ -77,7 +77,9 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         what = f"each of the {ranks.world_size} processes takes its own device"
         raise UsageError(f"--device {name}: {what}\nuse --device cuda or cpu")
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cpu"
+        if torch.cuda.is_available():
+            name = "cuda"
     if name == "cuda" and not ranks.is_single_process and torch.cuda.is_available():
         name = f"cuda:{_local_index(ranks)}"
     try:
@@ -112,7 +114,9 @@ def _local_index(ranks: Ranks) -> int:
             f"{processes} processes on this machine, and {counted(count, 'CUDA device')}\n"
             f"use --devices {max(1, count)}, or --device cpu; CUDA_VISIBLE_DEVICES may hide others"
         )
-    return 0 if count == 1 else ranks.local_rank
+    if count == 1:
+        return 0
+    return ranks.local_rank
 
 
 def prepare_session(recipe: Recipe, device: torch.device) -> Session:
@@ -148,7 +152,9 @@ def fresh_state(session: Session, stage: int = 0, trains: bool = True) -> TrainS
         OutOfMemoryError: the model alone does not fit the device or the host.
     """
     device = loading_device(session.recipe, session.ranks, session.device)
-    trains_on = session.device if trains else None
+    trains_on = None
+    if trains:
+        trains_on = session.device
     with building_errors(session.recipe, session.corpus.vocab_size, device, stage, trains_on):
         return build_state(session.recipe, session.corpus.vocab_size, device, stage)
 
@@ -176,22 +182,27 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
 
     Return the seconds per token of a second, warm run. Leave the state as it was.
     """
+    recipe = session.recipe
     sequences, seq_len = summary.largest_micro_batch
-    alone = replace(session.recipe, parallel=None)  # one micro-batch is not shared
+    alone = replace(recipe, parallel=None)  # one micro-batch is not shared
     devices = single_device(alone, state.model, state.method_tensors)
     forward_backward = build_forward_backward(
-        session.recipe, state.model, session.device, devices, session.ranks
+        recipe, state.model, session.device, devices, session.ranks
     )
-    # A step that measures needs memory for the gradient of one half while it computes the other's.
-    micro_batches = 2 if "steps" in session.recipe.varies else 1
+    micro_batches = 1
+    if "steps" in recipe.varies:
+        # A step that measures needs memory for the gradient of one half while it computes the other's.
+        micro_batches = 2
     sequences *= micro_batches
+
     # Copies of the gradient that the run holds and the probe does not. Written to, so that their memory is really used.
-    copies = gradient_copies(session.recipe, session.ranks.world_size) - gradient_copies(alone)
+    copies = gradient_copies(recipe, session.ranks.world_size) - gradient_copies(alone)
     held = []
     for _ in range(copies):
         held += [torch.ones_like(parameter) for parameter in state.model.parameters()]
+
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=session.device)
-    plan = full_plan(session.recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
+    plan = full_plan(recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
     seconds = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -320,7 +331,9 @@ def _git(folder: Path, *arguments: str, inert: Collection[str] = ()) -> str | No
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here, or a file system that does not answer
-    return result.stdout.strip() if result.returncode == 0 else None
+    if result.returncode:
+        return None
+    return result.stdout.strip()
 
 
 def _device_name(device: torch.device) -> str:

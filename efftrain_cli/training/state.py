@@ -63,7 +63,8 @@ def load_tensors(state: TrainState, model: Tensors, optimizer: Tensors) -> None:
             elif name not in have:
                 problems.append(f"{kind} tensor {name} is not part of this model")
             elif have[name].shape != given[name].shape:
-                wrong, right = tuple(given[name].shape), tuple(have[name].shape)
+                wrong = tuple(given[name].shape)
+                right = tuple(have[name].shape)
                 problems.append(
                     f"{kind} tensor {name} has shape {wrong}, the recipe's model needs {right}"
                 )
@@ -79,15 +80,14 @@ def load_tensors(state: TrainState, model: Tensors, optimizer: Tensors) -> None:
 
 def nonfinite_tensors(tensors: Tensors) -> list[str]:
     """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait for the device."""
-    floating = {
-        name: tensor
-        for name, tensor in tensors.items()
-        if tensor.is_floating_point() and tensor.numel()
-    }
+    floating = {}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            floating[name] = tensor
     if not floating:
         return []
-    largest = torch._foreach_norm(list(floating.values()), ord=float("inf"))
-    finite = torch.isfinite(torch.stack([norm.float() for norm in largest])).tolist()
+    maxima = torch._foreach_norm(list(floating.values()), ord=torch.inf)
+    finite = torch.isfinite(torch.stack([value.float() for value in maxima])).tolist()
     return [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
 
 
@@ -152,6 +152,7 @@ def write_checkpoint(
                 path.write_text(texts[name], encoding="utf-8")
             hashes[name] = pool.submit(sha256_of, path)
             flushed.append(pool.submit(fsync, path))
+
         for future in flushed:
             future.result()
         write_manifest(temporary, {name: future.result() for name, future in hashes.items()})
@@ -195,12 +196,13 @@ def read_checkpoint(
         CheckpointError: a file is missing, damaged or unexpected; the message names it.
     """
     files = verify_checkpoint(directory)
-    return (
-        read_progress(directory),
-        read_tensors(directory / "model.safetensors"),
-        read_tensors(directory / "optimizer.safetensors"),
-        read_tensors(directory / "method.safetensors") if "method.safetensors" in files else {},
-    )
+    progress = read_progress(directory)
+    model = read_tensors(directory / "model.safetensors")
+    optimizer = read_tensors(directory / "optimizer.safetensors")
+    method = {}
+    if "method.safetensors" in files:
+        method = read_tensors(directory / "method.safetensors")
+    return progress, model, optimizer, method
 
 
 def read_progress(directory: Path) -> Progress:

@@ -38,7 +38,9 @@ def choose_strategy(
         return Rings(recipe, state, ranks)
     if is_sharded(recipe, ranks):
         return Sharded(recipe, state, ranks, device)
-    check_every = recipe.parallel.check_every if recipe.parallel else None
+    check_every = None
+    if recipe.parallel is not None:
+        check_every = recipe.parallel.check_every
     return Replicated(ranks, recipe.lanes, check_every)
 
 
@@ -70,7 +72,9 @@ def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
 
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
     """Return the device on which the whole model is built: one that keeps a shard may be too small."""
-    return torch.device("cpu") if is_sharded(recipe, ranks) else device
+    if is_sharded(recipe, ranks):
+        return torch.device("cpu")
+    return device
 
 
 def sharing_facts(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
@@ -94,15 +98,17 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     if ranks.is_single_process:
         return
     ring = recipe.delayed_gradients
-    sharing, what = ranks.world_size, "devices"
+    sharing = ranks.world_size
+    what = "devices"
     if ring:
         _check_ring(ring, recipe, ranks)
-        sharing, what = ranks.world_size // ring.devices, "rings"
-    batch_sizes = [summary.smallest_batch]
+        sharing //= ring.devices
+        what = "rings"
+
+    smallest = summary.smallest_batch
     for method in recipe.methods.values():
         least, _ = method.batch_bounds(recipe.train.batch_size)
-        batch_sizes.append(least)
-    smallest = min(batch_sizes)
+        smallest = min(smallest, least)
     if smallest < sharing:
         raise UsageError(
             f"a step of {smallest} sequences cannot be shared by {sharing} {what}: each needs one\n"
