@@ -82,7 +82,9 @@ def compiler_errors() -> Iterator[None]:
 
         if not isinstance(error, TorchDynamoException):
             raise
-        cause = error.inner_exception if isinstance(error, BackendCompilerFailed) else error
+        cause: BaseException = error
+        if isinstance(error, BackendCompilerFailed):
+            cause = error.inner_exception
         if isinstance(cause, torch.OutOfMemoryError):
             raise cause from None
         first_line = str(cause).strip().partition("\n")[0]
@@ -111,12 +113,13 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
     A batch size that no plan fixes is a multiple of `batch_multiple`. Its micro-batches are full ones if that is always
     a multiple of the micro-batches that make up a step.
     """
-    train, seq_len = recipe.train, recipe.model.seq_len
+    train = recipe.train
+    seq_len = recipe.model.seq_len
     if "steps" in recipe.varies:
-        whole = train.micro_batch_tokens // seq_len
+        fits = train.micro_batch_tokens // seq_len
         multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
-        if whole and multiple % (micro_batch_multiple(recipe, ranks) * whole) == 0:
-            return whole, seq_len
+        if fits and multiple % (micro_batch_multiple(recipe, ranks) * fits) == 0:
+            return fits, seq_len
         return None
     micro_batches = accumulation_steps(recipe, train.batch_size, seq_len, ranks)
     if train.batch_size % micro_batches:
@@ -133,14 +136,16 @@ def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
 def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
     """Return (sequences, seq_len) with as many tokens as a full micro-batch, at half the full length; None if lengths
     stay or are too short."""
-    seq_len = recipe.model.seq_len // 2
-    if recipe.seq_len_warmup is None or seq_len < 2:
+    warmup = recipe.seq_len_warmup
+    full = recipe.model.seq_len
+    seq_len = full // 2
+    if warmup is None or seq_len < 2:
         return None
-    batch_size = recipe.seq_len_warmup.batch_size_at(
-        seq_len, recipe.model.seq_len, recipe.train.batch_size
-    )
+    batch_size = warmup.batch_size_at(seq_len, full, recipe.train.batch_size)
     sequences = min(batch_size, recipe.train.micro_batch_tokens // seq_len)
-    return None if sequences < 2 else (sequences, seq_len)
+    if sequences < 2:
+        return None
+    return sequences, seq_len
 
 
 def compile_whole(

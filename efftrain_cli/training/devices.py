@@ -49,7 +49,9 @@ class Passes(NamedTuple):
 
     def note_of(self, micro_batch: MicroBatch) -> Note | None:
         """Return what reads the forward pass of `micro_batch`."""
-        return self.note if micro_batch.is_last else None
+        if not micro_batch.is_last:
+            return None
+        return self.note
 
 
 class GradientStep(NamedTuple):
@@ -237,12 +239,14 @@ def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> l
     """Return the micro-batches of a step that are this rank's, empty ones included."""
     numbers = ranks.share_of(plan.accumulation_steps)
     sizes = [plan.sequences_of(number) for number in numbers]
-    parts = zip(numbers, batch.tokens.split(sizes), batch.targets.split(sizes), strict=True)
+    tokens = batch.tokens.split(sizes)
+    targets = batch.targets.split(sizes)
     last_filled = min(plan.accumulation_steps, plan.batch_size) - 1
-    return [
-        MicroBatch(number, tokens, targets, is_last=number == last_filled)
-        for number, tokens, targets in parts
-    ]
+    parts = []
+    for index, number in enumerate(numbers):
+        is_last = number == last_filled
+        parts.append(MicroBatch(number, tokens[index], targets[index], is_last=is_last))
+    return parts
 
 
 def add_lanes(
@@ -270,6 +274,7 @@ def add_lanes(
             losses = {name: left_losses[name] + losses[name] for name in losses}
             leaves *= 2
         waiting.append((leaves, gradients, losses))
+
     # The number of lanes is a power of two: one tree is left.
     ((_, gradients, losses),) = waiting
     for parameter, gradient in zip(passes.parameters, gradients, strict=True):

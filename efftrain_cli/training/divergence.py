@@ -43,10 +43,12 @@ def raise_diverged(
     if wrong := nonfinite_tensors(devices.local_tensors(state)):
         what = f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
         raise_unsound(run, state, session, what)
-    loss, norms = math.nan, dict[str, float]()
+    loss = math.nan
+    norms: dict[str, float] = {}
     if devices.computes_alone:
         loss, norms = gradient_norms_by_layer(state, session, plan)
     bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
+
     run.event(
         "diverged",
         {
@@ -83,8 +85,10 @@ def _describe_cause(loss: float, bad: list[str]) -> str:
     `bad`: layers whose gradient is not finite.
     """
     if bad:
-        others = " and others" if len(bad) > 4 else ""
-        return f"gradients of {', '.join(bad[:4])}{others}"
+        cause = f"gradients of {', '.join(bad[:4])}"
+        if len(bad) > 4:
+            cause += " and others"
+        return cause
     if not math.isfinite(loss):
         return "the loss"
     return "computed once more, the same step is finite: memory or hardware may be faulty"

@@ -84,16 +84,14 @@ def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Sto
 
     Each restart of torchrun's begins with empty keys.
     """
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    waits_for = None if kept else world_size
-    store = dist.TCPStore(
-        address,
-        port,
-        waits_for,
-        is_master=rank == 0 and not kept,
-        timeout=JOINING,
-    )
-    return dist.PrefixStore(f"efftrain/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    waits_for: int | None = world_size
+    is_master = rank == 0
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        waits_for = None
+        is_master = False
+    store = dist.TCPStore(address, port, waits_for, is_master=is_master, timeout=JOINING)
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"efftrain/{restart}", store)
 
 
 def _check_commands(store: dist.Store, rank: int, world_size: int) -> None:
@@ -113,9 +111,10 @@ def _check_commands(store: dist.Store, rank: int, world_size: int) -> None:
     keys = [f"started/{other}" for other in range(world_size)]
     store.wait(keys, JOINING)
     different = differences([json.loads(value) for value in store.multi_get(keys)])
-    store.set("go", "no" if different else "yes")
     if different:
+        store.set("go", "no")
         raise UsageError(different)
+    store.set("go", "yes")
 
 
 def source_hash() -> str:
@@ -140,7 +139,9 @@ def joined() -> Iterator[Ranks]:
         return
     end_with_parent()
     rank, world_size, local_rank, address, port = wanted
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
     limit = limit_seconds()
     try:
         store = answer_within(

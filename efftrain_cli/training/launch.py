@@ -54,20 +54,22 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
             if child.poll() is None:
                 child.send_signal(number)
 
-    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # under nohup a hangup stays ignored
-    before = {
-        n: signal.signal(n, pass_on) for n in signals if signal.getsignal(n) != signal.SIG_IGN
-    }
+    handlers = {}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup a hangup stays ignored
+            handlers[number] = signal.signal(number, pass_on)
     try:
         for rank in range(devices):
+            output = None
             # NCCL writes the messages of NCCL_DEBUG to standard output.
-            has_output = rank == 0 or "NCCL_DEBUG" in environment
+            if rank and "NCCL_DEBUG" not in environment:
+                output = subprocess.DEVNULL
             # A session of its own: Ctrl-C in the terminal then arrives once, from this process.
             child = subprocess.Popen(
                 [sys.executable, "-m", "efftrain_cli", *arguments],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.DEVNULL,
-                stdout=None if has_output else subprocess.DEVNULL,
+                stdout=output,
                 start_new_session=True,
             )
             children.append(child)
@@ -85,7 +87,7 @@ def launch(devices: int, arguments: Sequence[str]) -> int:
         for child in children:
             if child.poll() is None:
                 child.kill()
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
@@ -119,12 +121,16 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
             code = child.poll()
             if code is not None and rank not in codes:
                 codes[rank] = code
-                if code:
-                    patience = HALTED if code in (HUNG, HUNG_FIRST) else PATIENCE
-                    deadline = min(deadline, time.monotonic() + patience)
+                if code in (HUNG, HUNG_FIRST):
+                    deadline = min(deadline, time.monotonic() + HALTED)
+                elif code:
+                    deadline = min(deadline, time.monotonic() + PATIENCE)
+
         ends = set(codes.values())
-        # Rank 0 saves after the others have stopped, however long that takes.
-        stuck = set(range(0 if HUNG_FIRST in ends else 1, len(children))) - codes.keys() - killed
+        stuck = set(range(len(children))) - codes.keys() - killed
+        if HUNG_FIRST not in ends:
+            # Rank 0 saves after the others have stopped, however long that takes.
+            stuck.discard(0)
         if stuck and time.monotonic() > deadline:
             if not {HUNG, HUNG_FIRST} & ends:  # else the message is out
                 names = ", ".join(map(str, sorted(stuck)))
@@ -134,19 +140,26 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
                 children[rank].kill()
             killed |= stuck
         time.sleep(0.02)
-    causes = {
-        rank: code for rank, code in codes.items() if code not in FOLLOWING and rank not in killed
-    }
+
+    causes = {}
+    for rank, code in codes.items():
+        if code not in FOLLOWING and rank not in killed:
+            causes[rank] = code
     for rank, code in causes.items():
         if code < 0 and -code not in asked:
             how = describe_end(code)[0]
             print(f"error: rank {rank} {how}; the others have stopped", file=sys.stderr)
             print("resume the run from its last checkpoint", file=sys.stderr)
     if causes:
-        return describe_end(causes.get(0) or next(iter(causes.values())))[1]
-    if LOST in codes.values() and set(codes.values()) <= {0, LOST}:
+        cause = causes.get(0) or next(iter(causes.values()))
+        return describe_end(cause)[1]
+
+    ends = set(codes.values())
+    if ends == {0}:
+        return 0
+    if ends <= {0, LOST}:
         print("error: the processes lost their connection to each other", file=sys.stderr)
-    return LostProcessError.exit_code if any(codes.values()) else 0
+    return LostProcessError.exit_code
 
 
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
@@ -166,7 +179,8 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
 
 def launch_this(devices: int) -> int:
     """Run this command in as many processes; return its exit code."""
-    arguments, words = [], iter(sys.argv[1:])
+    arguments = []
+    words = iter(sys.argv[1:])
     for word in words:
         if word == "--devices":
             next(words)
@@ -211,7 +225,9 @@ def refuse_several(command: str) -> None:
 
 def process_rank() -> int:
     """Return this process's rank by its environment; 0 if it was started alone."""
-    return environment_number("SLURM_PROCID" if is_by_srun() else "RANK", 0)
+    if is_by_srun():
+        return environment_number("SLURM_PROCID", 0)
+    return environment_number("RANK", 0)
 
 
 def should_log() -> bool:

@@ -70,7 +70,9 @@ class Logbook:
         self._screen = screen
         self._rewinding = rewinding
         every = session.recipe.checkpoint.every
-        self._every_seconds = parse_duration(every) if isinstance(every, str) else math.inf
+        self._every_seconds = math.inf
+        if isinstance(every, str):
+            self._every_seconds = parse_duration(every)
         self._pending: list[StepRecord] = []
         self._good = state.progress
         """After the last step whose loss and gradient were finite."""
@@ -125,6 +127,7 @@ class Logbook:
         for record, row in zip(records, rows, strict=True):
             self._complete(record, row)
         self._run.log(rows)
+
         for record, row in zip(records, rows, strict=True):
             if row.get("nonfinite"):
                 raise_diverged(
@@ -140,12 +143,14 @@ class Logbook:
                 self._curve.append((row["step"], row["val_loss"]))
                 if fluctuation(self._curve)[0] > self._threshold:
                     raise_fluctuating(self._run, record.progress, self._threshold)
+
             losses = [x for x in (row.get("loss"), self._good.best_loss) if x is not None]
             self._good = record.progress._replace(
                 train_seconds=row["train_seconds"],
                 best_loss=min(losses, default=None),
             )
         self._good = self._state.progress
+
         prompt = self._session.recipe.eval.sample
         if prompt is not None and rows and rows[-1]["val_loss"] is not None and not stop_asked():
             self._show_sample(self._state.progress.step, prompt)
@@ -175,8 +180,9 @@ class Logbook:
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
         shown = ""
         for character in prompt + text:
-            printable = character.isprintable() or character in "\n\t"
-            shown += character if printable else "\N{REPLACEMENT CHARACTER}"
+            if not character.isprintable() and character not in "\n\t":
+                character = "\N{REPLACEMENT CHARACTER}"
+            shown += character
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
@@ -311,8 +317,10 @@ def stopped_by(
 def report_stop(run: Run, state: TrainState) -> str:
     """Record a stop as the run's end; return the message for the user."""
     reason = stop_reason()
-    run.event("signal", {"signal": reason, "step": state.progress.step})
-    run.event("end", {"status": "stopped", "step": state.progress.step})
     step = state.progress.step
-    where = f"after step {step}, which is saved" if step else "before the first step"
+    run.event("signal", {"signal": reason, "step": step})
+    run.event("end", {"status": "stopped", "step": step})
+    where = "before the first step"
+    if step:
+        where = f"after step {step}, which is saved"
     return f"stopped by {reason} {where}; continue with `efftrain pretrain --resume {run.name}`"

@@ -39,15 +39,13 @@ def peak_resident_bytes() -> int:
     status = Path("/proc/self/status")
     if status.exists():
         # Not getrusage if this file exists: its peak begins with that of the parent process.
-        return 1024 * int(
-            next(
-                line.split()[1]
-                for line in status.read_text().splitlines()
-                if line.startswith("VmHWM")
-            )
-        )
-    scale = 1 if sys.platform == "darwin" else 1024
-    return scale * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        lines = status.read_text().splitlines()
+        line = next(line for line in lines if line.startswith("VmHWM"))
+        return 1024 * int(line.split()[1])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":
+        return peak
+    return 1024 * peak
 
 
 def checkpoints_activations(
@@ -88,23 +86,26 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
     sequences, seq_len = summary.largest_micro_batch
     ways = []
     if sequences > 1:
-        cut_matters = any(method.cut_matters() for method in recipe.methods.values())
-        note = ", another result by its method" if cut_matters else ""
+        note = ""
+        if any(method.cut_matters() for method in recipe.methods.values()):
+            note = ", another result by its method"
         tokens = recipe.train.micro_batch_tokens
         ways.append(f"train.micro_batch_tokens = {sequences // 2 * seq_len} (now {tokens}{note})")
     if recipe.train.activation_checkpointing is not True:
         ways.append("train.activation_checkpointing = true (slower, much less memory)")
     if sequences == 1:
         ways.append("a lower model.seq_len or a smaller model (another result)")
-    with (
-        compiler_errors(),
-        _out_of_memory_as(
-            lambda error: (
-                f"out of memory in the largest micro-batch planned, {sequences} sequences of {seq_len} tokens: "
-                f"{str(error).splitlines()[0] if str(error) else 'MemoryError'}\n  set {', or '.join(ways)}"
-            )
-        ),
-    ):
+
+    def message(error: BaseException) -> str:
+        cause = "MemoryError"
+        if str(error):
+            cause = str(error).splitlines()[0]
+        return (
+            f"out of memory in the largest micro-batch planned, {sequences} sequences of {seq_len} tokens: {cause}\n"
+            f"  set {', or '.join(ways)}"
+        )
+
+    with compiler_errors(), _out_of_memory_as(message):
         yield
 
 
@@ -149,8 +150,12 @@ def building_errors(
 
 
 def _check_activations(recipe: Recipe, config: GPTConfig, memory: int) -> None:
-    train, seq_len, sequences = recipe.train, config.seq_len, full_micro_batch(recipe)
-    dtype = "bf16" if train.dtype == "bf16" else "fp32"
+    train = recipe.train
+    seq_len = config.seq_len
+    sequences = full_micro_batch(recipe)
+    dtype = "fp32"
+    if train.dtype == "bf16":
+        dtype = "bf16"
     needed = training_bytes(recipe, config, sequences, seq_len, dtype=dtype)
     if needed <= memory:
         return

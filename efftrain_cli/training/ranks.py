@@ -185,7 +185,9 @@ class Ranks:
 
         With `patient`, wait as long as a declared phase may last; the tensor must be on the host.
         """
-        group = self.patient if patient else None
+        group = None
+        if patient:
+            group = self.patient
         with self.peer_errors():
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
 
@@ -310,13 +312,20 @@ class Ranks:
         """Report in the store how this rank noticed a loss; return the reports of the ranks that noticed it too."""
         assert self.store is not None
         keys = [f"noticed/{rank}" for rank in range(self.world_size)]
-        how, seconds = ("hang", ANSWER) if timed_out else ("end", 1.0)
+        how = "end"
+        seconds = 1.0
+        if timed_out:
+            how = "hang"
+            seconds = ANSWER
         self.store.set(keys[self.rank], how)
         with suppress(RuntimeError):  # a rank that hangs reports nothing
             self.store.wait(keys, timedelta(seconds=seconds))
-        return {
-            rank: self.store.get(key) for rank, key in enumerate(keys) if self.store.check([key])
-        }
+
+        noticed = {}
+        for rank, key in enumerate(keys):
+            if self.store.check([key]):
+                noticed[rank] = self.store.get(key)
+        return noticed
 
     def _find_hang(self, timed_out: bool) -> LostProcessError | None:
         """Return the error of a hang that this or another rank has noticed by a time-out; None if no rank has.
@@ -396,7 +405,10 @@ ALONE = Ranks()
 
 
 def _hung(ranks: Sequence[int], world_size: int) -> HungError:
-    names = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:4]))}"
+    names = "rank "
+    if len(ranks) > 1:
+        names = "ranks "
+    names += ", ".join(map(str, ranks[:4]))
     if len(ranks) > 4:
         names += f" and {len(ranks) - 4} more"
     error = HungError(
@@ -404,7 +416,9 @@ def _hung(ranks: Sequence[int], world_size: int) -> HungError:
         f"resume the run from its last checkpoint; where a machine is that slow, raise {LIMIT} (now {limit_seconds()})"
     )
     if PARENT in os.environ:
-        error.exit_code = HUNG_FIRST if 0 in ranks else HUNG
+        error.exit_code = HUNG
+        if 0 in ranks:
+            error.exit_code = HUNG_FIRST
     return error
 
 

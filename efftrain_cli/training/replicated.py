@@ -57,7 +57,9 @@ class Replicated(Devices):
             LostProcessError: the same, on the other ranks.
         """
         self.wanted = False
-        sums = [p.detach().view(torch.int32).sum() for p in state.model.parameters()]
+        sums = []
+        for parameter in state.model.parameters():
+            sums.append(parameter.detach().view(torch.int32).sum())
         checksums = self.ranks.all_gather_json(int(torch.stack(sums).sum()))
         usual, count = Counter(checksums).most_common(1)[0]
         self._compared = count == len(checksums)
@@ -65,6 +67,7 @@ class Replicated(Devices):
             return
         if self.ranks.rank:
             raise LostProcessError(f"rank {self.ranks.rank}: the weights differ; rank 0 says how")
+
         suspects = list(range(len(checksums)))
         if 2 * count > len(checksums):
             suspects = [rank for rank in suspects if checksums[rank] != usual]
@@ -87,9 +90,12 @@ class Replicated(Devices):
         losses = self.local_gradient(passes, micro_batches, plan)
         self.sync_stop_flag(plan.step)
         fill_gradients(passes.parameters)
-        all_reduce = self.ranks.all_reduce_in_pairs if self.lanes else self.ranks.all_reduce
+        tensors = [*gradients_of(passes.parameters), *losses.values()]
         with self.ranks.timing_sum(passes.parameters[0].device):
-            all_reduce([*gradients_of(passes.parameters), *losses.values()])
+            if self.lanes:
+                self.ranks.all_reduce_in_pairs(tensors)
+            else:
+                self.ranks.all_reduce(tensors)
         return losses
 
     def _overlapped(
@@ -166,7 +172,8 @@ class OverlappedAllReduce:
                 tensor = tensor.grad
             bucket.append(tensor)
         flat = flatten(bucket)
-        self._in_flight.append((bucket, flat, self._ranks.all_reduce_async(flat)))
+        wait = self._ranks.all_reduce_async(flat)
+        self._in_flight.append((bucket, flat, wait))
 
     def _receive(self) -> None:
         bucket, flat, wait = self._in_flight.popleft()

@@ -174,11 +174,12 @@ class Rings(Devices):
     def norms(self, tensors: Tensors) -> Tensors:
         # One rank of the first ring has each tensor: the others add zeros.
         updated = self._delayed.of_devices[self._position]
-        values = []
-        for name, norm in super().norms(tensors).items():
-            counts = self.sharing.rank == 0 and name in updated
-            values.append(norm if counts else torch.zeros_like(norm))
-        return dict(zip(tensors, self._sum(values), strict=True))
+        norms = super().norms(tensors)
+        for name, norm in norms.items():
+            if self.sharing.rank or name not in updated:
+                norms[name] = torch.zeros_like(norm)
+        sums = self._sum(list(norms.values()))
+        return dict(zip(norms, sums, strict=True))
 
     def optimizer_columns(self, state: TrainState) -> Tensors:
         return {}  # a rank has the moments of its modules only

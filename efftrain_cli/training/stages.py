@@ -74,13 +74,17 @@ def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthReco
     Raises:
         ValueError: the model has a parameter that no operator knows.
     """
-    progress, parameters = state.progress, state.model.parameter_count
+    progress = state.progress
+    parameters = state.model.parameter_count
     section = recipe.staged_growth or StagedGrowth()
-    stage = recipe.stages[progress.stage + 1]
+    number = progress.stage + 1
+    stage = recipe.stages[number]
     operators = [parse_operator(text) for text in stage.operators]
     # Another stage, another draw.
-    grown = grow(growth_state(state), operators, section, recipe.seed + 1000 * (progress.stage + 1))
-    set_stage(state, recipe, progress.stage + 1)
+    seed = recipe.seed + 1000 * number
+    grown = grow(growth_state(state), operators, section, seed)
+
+    set_stage(state, recipe, number)
     load_grown(state, grown)
     state.progress = after_growth(recipe, progress)
     return GrowthRecord(
@@ -148,7 +152,9 @@ def train_stages(
 def growth_message(record: GrowthRecord) -> str:
     """Describe a growth in a line or two, with a warning if the loss should have stayed and did not."""
     after = record.val_loss_after
-    measured = "not measured" if after is None else f"{after:.4f}"
+    measured = "not measured"
+    if after is not None:
+        measured = f"{after:.4f}"
     loss = f"val loss {record.val_loss_before:.4f} -> {measured}"
     line = (
         f"grown at step {record.step} ({', '.join(record.operators)}): {record.parameters_before:,} -> "

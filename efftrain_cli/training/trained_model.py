@@ -54,9 +54,8 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     recipe = load_recipe(str(path / "recipe.toml"))
     progress = read_progress(path)
     # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
-    model = build_model(
-        replace(recipe, chunked_accumulation=None), tokenizer.vocab_size, device, progress.stage
-    )
+    plain = replace(recipe, chunked_accumulation=None)
+    model = build_model(plain, tokenizer.vocab_size, device, progress.stage)
     weights = path / "model.safetensors"
     try:
         model.load_state_dict(read_tensors(weights))
@@ -92,6 +91,8 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     model.to(device).eval()
     recipe = load_recipe("small", model_overrides(model.config))
     weights = directory / "model.safetensors"
+    if not weights.exists():
+        weights = directory / "model.safetensors.index.json"
     try:
         source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))
         progress = Progress(step=int(source["step"]), tokens=int(source["tokens"]))
@@ -100,9 +101,7 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     return TrainedModel(
         run=directory,
         checkpoint=directory,
-        model_sha256=sha256_of(
-            weights if weights.exists() else directory / "model.safetensors.index.json"
-        ),
+        model_sha256=sha256_of(weights),
         recipe=recipe,
         progress=progress,
         model=model,
