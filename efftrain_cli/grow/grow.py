@@ -182,7 +182,8 @@ def grown_recipe(
     """
     section = _growth_section(source, stage, options)
     earlier = list(source.stages[: stage + 1]) or [Stage()]
-    earlier[-1] = dataclasses.replace(earlier[-1], switch=Switch(rule="steps", value=float(step)))
+    switch = Switch(rule="steps", value=float(step))
+    earlier[-1] = dataclasses.replace(earlier[-1], switch=switch)
     stages = (*earlier, _last_stage(operators, options))
     first = source.model_at(0)
     unchanged = dataclasses.replace(stages[0], model=StageModel())

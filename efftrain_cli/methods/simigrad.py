@@ -331,7 +331,8 @@ def half_dots(
         chunks_b = tensor_b.flatten().split(length)
         for x, y in zip(chunks_a, chunks_b, strict=True):
             products += [torch.dot(x, y), torch.dot(x, x), torch.dot(y, y)]
-    sums = torch.stack(products).view(-1, 3).sum(dim=0, dtype=torch.float64)
+    by_chunk = torch.stack(products).view(-1, 3)
+    sums = by_chunk.sum(dim=0, dtype=torch.float64)
 
     share_a = sequences_a / (sequences_a + sequences_b)
     share_b = 1 - share_a

@@ -101,8 +101,12 @@ class StandardizationLoss(Method):
         return self.weight / sum(self._channels_of_sites(config))
 
     def _channels_of_sites(self, config: Dimensions) -> list[int]:
-        widths = channels(config)
-        return [widths[site.split(".", 2)[-1]] for site in self.sites_of(config.n_layer)]
+        by_name = channels(config)
+        widths = []
+        for site in self.sites_of(config.n_layer):
+            name = site.split(".", 2)[-1]  # "h.0.mlp.c_fc" -> "mlp.c_fc", "ln_f" as it is
+            widths.append(by_name[name])
+        return widths
 
     # --- what the recipe says of it ---
 

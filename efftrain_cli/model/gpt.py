@@ -151,8 +151,9 @@ class Rope(nn.Module):
         cos = self.cos[position:end]
         sin = self.sin[position:end]
         a, b = x.chunk(2, dim=-1)
-        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-        return rotated.to(x.dtype)
+        turned_a = a * cos - b * sin
+        turned_b = b * cos + a * sin
+        return torch.cat([turned_a, turned_b], dim=-1).to(x.dtype)
 
 
 class CausalSelfAttention(nn.Module):

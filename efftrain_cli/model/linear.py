@@ -103,7 +103,9 @@ FORWARD_PLACES = (
 
 def nothing_seen(device: torch.device) -> Tensor:
     """Return the buffer of a layer without passes: fp64 (9,)."""
-    return torch.tensor([0.0] * 3 + [-math.inf] * 6, dtype=torch.float64, device=device)
+    counts = [0.0] * 3
+    scales = [-math.inf] * 6
+    return torch.tensor(counts + scales, dtype=torch.float64, device=device)
 
 
 def clear_seen(model: nn.Module) -> None:

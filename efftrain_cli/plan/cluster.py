@@ -12,6 +12,7 @@ saving, nor what a slow device costs the others. The update is part of the rate.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -118,16 +119,18 @@ def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int
     if recipe.train.dtype in ("fp32", "tf32"):
         dtype = "fp32"
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
-    state, whole = (
-        training_bytes(recipe, config, count, seq_len, dtype=dtype, ranks=devices)
-        for count in (0, sequences)
-    )
+    state = training_bytes(recipe, config, 0, seq_len, dtype=dtype, ranks=devices)
+    whole = training_bytes(recipe, config, sequences, seq_len, dtype=dtype, ranks=devices)
     if not recipe.is_sharded:
         if devices > 1:
             whole += 4 * BUCKET_BYTES
         return whole
     tables = parameter_count(config) - inner_parameters(config)
     return state // devices + (whole - state) + 4 * (2 * block_parameters(config) + tables)
+
+
+Kind = tuple[int, int, bool]
+"""(batch size, sequence length, whether the halves' gradients are compared): steps of one kind cost the same."""
 
 
 def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
@@ -142,15 +145,20 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
         )
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     parameters = model_parameters(recipe, rows)
-    kinds: Counter[tuple[int, int, bool]] = Counter()
-    flops: defaultdict[tuple[int, int, bool], float] = defaultdict(float)
-    plans: dict[tuple[int, int, bool], StepPlan] = {}
+    kinds: Counter[Kind] = Counter()
+    flops: defaultdict[Kind, float] = defaultdict(float)
+    plans: dict[Kind, StepPlan] = {}
     for plan, progress in plan_run(recipe):
         kind = plan.batch_size, plan.seq_len, plan.measure_similarity
         kinds[kind] += 1
         flops[kind] += assumed_result(recipe, plan, rows, progress.stage).flops
         plans[kind] = plan
-    largest = max(kinds, key=lambda kind: (kind[0] * kind[1], kinds[kind]))
+
+    def tokens_and_count(kind: Kind) -> tuple[int, int]:
+        batch_size, seq_len, _ = kind
+        return batch_size * seq_len, kinds[kind]
+
+    largest = max(kinds, key=tokens_and_count)
     smallest = min(batch for batch, _, _ in kinds)
     if smallest < cluster.devices:
         raise UsageError(
@@ -174,12 +182,18 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
         )
     seconds = sum(count * times[kind].total for kind, count in kinds.items())
     alone = sum(flops.values()) / cluster.flops_per_second
-    sequences = -(-largest[0] // accumulation_steps(recipe, *largest[:2], cluster.devices))
+    batch_size, seq_len, _ = largest
+    cut = accumulation_steps(recipe, batch_size, seq_len, cluster.devices)
+    sequences = math.ceil(batch_size / cut)
+    bound = []
+    for kind, count in kinds.items():
+        if times[kind].is_bound:
+            bound.append((*kind[:2], count))
     return ClusterPlan(
         full=times[largest],
         seconds=seconds,
         efficiency=alone / (seconds * cluster.devices),
-        memory_bytes=memory_per_device(recipe, cluster.devices, sequences, largest[1]),
-        bound=tuple((*kind[:2], kinds[kind]) for kind in kinds if times[kind].is_bound),
+        memory_bytes=memory_per_device(recipe, cluster.devices, sequences, seq_len),
+        bound=tuple(bound),
         steps=kinds.total(),
     )

@@ -209,7 +209,8 @@ class Check:
         shown = None
         if value is not None:
             shown = _shown(value)
-        self.problems.append(Problem(key, rule, shown, self.draft.origin(key), suggestion, doc))
+        source = self.draft.origin(key)
+        self.problems.append(Problem(key, rule, shown, source, suggestion, doc))
 
     def _section(
         self,
@@ -317,7 +318,9 @@ class Check:
         own section first."""
         key = unnumbered(key).lower().replace("-", "_")
         section, _, name = key.rpartition(".")
-        same_kind = [k for k in self.known if (k in self.sections) == is_table] or list(self.known)
+        same_kind = [known for known in self.known if (known in self.sections) == is_table]
+        if not same_kind:
+            same_kind = list(self.known)
 
         def likeness(candidate: str) -> float:
             home, _, leaf = candidate.rpartition(".")
@@ -397,7 +400,10 @@ def _near_choice(value: Any, rule: str) -> str | None:
     import difflib
 
     choices = re.findall(r"'([^']*)'", rule)
-    return next(iter(difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)), None)
+    near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
+    if not near:
+        return None
+    return near[0]
 
 
 _TYPES = {

@@ -349,7 +349,10 @@ def _places(text: str, file: str) -> Mapping[str, str]:
         elif key := _KEY.match(line):
             places[f"{section}.{_dotted(key['key'])}".lstrip(".")] = place
             rest = line[key.end() :]
-            fence = next((quotes for quotes in ('"""', "'''") if rest.count(quotes) == 1), None)
+            for quotes in ('"""', "'''"):
+                if rest.count(quotes) == 1:
+                    fence = quotes
+                    break
     return places
 
 

@@ -120,7 +120,10 @@ class Recipe:
     @cached_property
     def varies(self) -> frozenset[str]:
         """What differs from step to step, by all methods together: see `Method.varies`."""
-        return frozenset[str]().union(*(method.varies for method in self.methods.values()))
+        varies: set[str] = set()
+        for method in self.methods.values():
+            varies |= method.varies
+        return frozenset(varies)
 
     @property
     def full_steps(self) -> int | None:

@@ -26,7 +26,8 @@ class Schedule:
 
 
 def _cosine(done: float, start: float, end: float) -> float:
-    return 0.5 * (1 + math.cos(math.pi * ((done - start) / (end - start))))
+    share = (done - start) / (end - start)
+    return 0.5 * (1 + math.cos(math.pi * share))
 
 
 def _linear(done: float, start: float, end: float) -> float:

@@ -73,7 +73,8 @@ def starter(name: str, base: str, overrides: Sequence[str]) -> str:
     text = _TEMPLATE.replace("{name}", name)
     if "data.train" not in values:
         text = text.replace("train = {data.train}\n", "")
-    document = tomlkit.parse(_PLACE.sub(lambda place: toml_value(values[place[1]]), text))
+    filled = _PLACE.sub(lambda place: toml_value(values[place[1]]), text)
+    document = tomlkit.parse(filled)
     for override in overrides:
         key = parse_override(override)[0]
         if key not in _PLACE.findall(text):

@@ -191,12 +191,16 @@ def join_modules(modules: Modules, due: Due, names: Sequence[str], mean: bool) -
     order = [modules.count, *range(1, modules.count)]
     gradients = {}
     for name in names:
-        users = [module for module in order if name in modules.leaves[module - 1]]
-        parts = [due[module][name] for module in users if name in due.get(module, ())]
+        users = 0
+        parts = []
+        for module in order:
+            users += name in modules.leaves[module - 1]
+            if name in due.get(module, ()):
+                parts.append(due[module][name])
         if not parts:
             continue
         gradient = reduce(add, parts)
-        if mean and len(users) > 1:
+        if mean and users > 1:
             gradient = gradient * 0.5
         gradients[name] = gradient
     return gradients
@@ -233,7 +237,10 @@ def cosine(a: Tensors, b: Tensors) -> Tensor:
     """Return the cosine between two gradients of the same parameters, 0-d fp32; products are summed in fp64."""
 
     def dot(x: Tensors, y: Tensors) -> Tensor:
-        products = [(x[name].double() * y[name].double()).sum() for name in a]
+        products = []
+        for name in a:
+            product = x[name].double() * y[name].double()
+            products.append(product.sum())
         return torch.stack(products).sum()
 
     norms = (dot(a, a) * dot(b, b)).sqrt()
@@ -491,8 +498,10 @@ class DelayedGradients:
         lookup = self.modules.leaves[0]["wte.weight"]
         with lookup_apart(self._model, lookup), unnoticed(self._model):
             passes(micro_batches)
-        fresh = [self.modules.take(k) for k in range(1, self.modules.count + 1)]
-        return fresh[module - 1]
+        fresh = {}
+        for k in range(1, self.modules.count + 1):
+            fresh[k] = self.modules.take(k)
+        return fresh[module]
 
 
 def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]:

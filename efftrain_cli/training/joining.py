@@ -102,7 +102,8 @@ def _check_commands(store: dist.Store, rank: int, world_size: int) -> None:
         LostProcessError: the same, on the other ranks.
         RuntimeError: a rank did not come within `JOINING`.
     """
-    store.set(f"started/{rank}", json.dumps({"command": sys.argv[1:], "source": source_hash()}))
+    started = {"command": sys.argv[1:], "source": source_hash()}
+    store.set(f"started/{rank}", json.dumps(started))
     if rank:
         store.wait(["go"], JOINING + timedelta(seconds=5))
         if store.get("go") != b"yes":

@@ -367,18 +367,21 @@ class Rings(Devices):
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, to: int) -> None:
+        tensor = tensor.detach()
         if to == self.ranks.rank:
-            self._mailbox.append(tensor.detach())
+            self._mailbox.append(tensor)
         else:
-            self._sent.append(self.ranks.isend(tensor.detach().cpu().contiguous(), to))
+            on_host = tensor.cpu().contiguous()
+            self._sent.append(self.ranks.isend(on_host, to))
 
     def _receive(self, shape: torch.Size, source: int) -> Tensor:
         """Receive a boundary tensor of micro-batches of `shape` (sequences, seq_len)."""
         if source == self.ranks.rank:
             return self._mailbox.pop(0)
-        tensor = torch.empty((*shape, self._state.model.config.n_embd), dtype=self._boundary_dtype)
+        model = self._state.model
+        tensor = torch.empty(*shape, model.config.n_embd, dtype=self._boundary_dtype)
         self.ranks.recv(tensor, source)
-        return tensor.to(self._state.model.device)
+        return tensor.to(model.device)
 
     def _wait(self) -> None:
         for sent in self._sent:

@@ -110,7 +110,8 @@ def loss_by_position(
     seq_len = windows.shape[1] - 1
 
     def losses(chunk: Tensor) -> Tensor:
-        logits = model.head(model.hidden(chunk[:, :-1])).float().flatten(0, 1)
+        hidden = model.hidden(chunk[:, :-1])
+        logits = model.head(hidden).float().flatten(0, 1)
         targets = chunk[:, 1:].flatten()
         by_target = F.cross_entropy(logits, targets, reduction="none")
         return by_target.view(-1, seq_len).sum(0)
@@ -118,7 +119,8 @@ def loss_by_position(
     sums = _sum_over_chunks(model, windows, micro_batch_tokens, dtype, ranks, losses, seq_len)
     means = sums.sum(0) / len(windows)
     # The stretches begin at 0, and at 1/16, 1/8, 1/4 and 1/2 of the context.
-    borders = sorted({seq_len * part // 16 for part in (0, 1, 2, 4, 8, 16)})
+    sixteenths = (0, 1, 2, 4, 8, 16)
+    borders = sorted({seq_len * part // 16 for part in sixteenths})
     columns = {}
     for start, end in itertools.pairwise(borders):
         columns[f"val_loss_from_{start}"] = means[start:end].mean()
