@@ -22,7 +22,8 @@ _CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
 
 def _chunk_tokens(x: Tensor, rows: int) -> int:
     """Return the tokens whose logits over `rows` of the vocabulary are worked on at once."""
-    return max(1, _CHUNK_BYTES.get(x.device.type, 1 << 28) // (4 * rows))
+    size = _CHUNK_BYTES.get(x.device.type, 1 << 28)
+    return max(1, size // (4 * rows))
 
 
 def at_least_fp32(x: Tensor) -> Tensor:
@@ -68,13 +69,15 @@ def summed_cross_entropy(
         targets: int64 (tokens,).
     """
     if with_squares or torch.compiler.is_compiling():
-        logits = capped(F.linear(x, weight)[:, :vocab_size].float(), softcap)
+        logits = F.linear(x, weight)[:, :vocab_size].float()
+        logits = capped(logits, softcap)
         if with_squares:
             return summed_losses(logits, targets)
         return F.cross_entropy(logits, targets, reduction="sum")
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
+        x = x.to(dtype)
+        weight = weight.to(dtype)
     if not torch.is_grad_enabled():
         return _without_gradient(x, weight, targets, vocab_size, softcap)
     return _SummedCrossEntropy.apply(x, weight, targets, vocab_size, softcap)

@@ -142,8 +142,9 @@ class Rope(nn.Module):
         exponents = torch.arange(0, config.head_size, 2).float() / config.head_size
         angles = torch.arange(config.seq_len)[:, None] * config.rope_theta**-exponents
         # (positions, 1, D / 2), in fp32 whatever the compute type.
-        self.register_buffer("cos", angles.cos()[:, None], persistent=False)
-        self.register_buffer("sin", angles.sin()[:, None], persistent=False)
+        angles = angles[:, None]
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor, position: int) -> Tensor:
         """Rotate x (B, T, heads, D), whose first token stands at `position`."""
@@ -173,7 +174,12 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.attention_size, config.n_embd, bias=config.bias)
         self.c_proj_affine = _affine(config, "attn.c_proj")
 
-    def forward(self, x: Tensor, cache: KeyValueCache | None = None, see: See = ignore) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        cache: KeyValueCache | None = None,
+        see: See = ignore,
+    ) -> Tensor:
         batch, seq_len, _ = x.shape
         past = 0
         if cache is not None:
@@ -413,9 +419,11 @@ class GPT(nn.Module):
         names.
         """
         for name, module in list(self.h.named_modules()):
-            if isinstance(module, nn.Linear):
-                parent, _, child = name.rpartition(".")
-                setattr(self.h.get_submodule(parent), child, make(f"h.{name}", module))
+            if not isinstance(module, nn.Linear):
+                continue
+            path, _, child = name.rpartition(".")
+            parent = self.h.get_submodule(path)
+            setattr(parent, child, make(f"h.{name}", module))
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
         """Embed token ids (B, T) in the residual stream (B, T, C); the first token stands at `position`.

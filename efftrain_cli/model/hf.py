@@ -266,7 +266,9 @@ def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
     tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
     if is_llama(config):
         return _to_llama_config(config) | tokens
-    units = config.ff_size
+    n_inner = None
+    if config.ff_size != 4 * config.n_embd:
+        n_inner = config.ff_size
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -276,7 +278,7 @@ def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
         "n_embd": config.n_embd,
         "n_layer": config.n_layer,
         "n_head": config.n_head,
-        "n_inner": units if units != 4 * config.n_embd else None,
+        "n_inner": n_inner,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": config.norm_eps,
         "initializer_range": 0.02,
@@ -386,7 +388,8 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
         return _from_llama_config(hf_config, vocab_multiple)
     read = _ConfigReader(hf_config, ARCHITECTURE)
     sizes = {key: read.size(key, largest) for key, largest in LARGEST.items()}
-    heads, width = sizes["n_head"], sizes["n_embd"]
+    heads = sizes["n_head"]
+    width = sizes["n_embd"]
     units = read.size("n_inner", 4 * bounds.WIDTH, 4 * width)
     read.require(width % heads == 0, "n_head", f"a divisor of n_embd = {width}")
     eps = read.number("layer_norm_epsilon", 1e-5)
@@ -426,7 +429,10 @@ def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPT
             "head_dim": 128,
             "max_position_embeddings": 32768,
         }
-    sizes = {key: read.size(key, most, optional.get(key)) for key, most in LLAMA_LARGEST.items()}
+    sizes = {}
+    for key, largest in LLAMA_LARGEST.items():
+        sizes[key] = read.size(key, largest, optional.get(key))
+
     rope = hf_config.get("rope_parameters") or {}
     plain = isinstance(rope, dict) and rope.get("rope_type", "default") == "default"
     plain = plain and rope.get("partial_rotary_factor", 1.0) == 1.0
@@ -436,11 +442,13 @@ def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPT
         table = rope
     theta = read.number("rope_theta", 10_000.0, table)
     eps = read.number("rms_norm_eps", 1e-6)
+
     layers = hf_config.get("layer_types") or []
     full = isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
     read.require(full, "layer_types", "full_attention throughout")
     tied = hf_config.get("tie_word_embeddings", False)
     read.require(isinstance(tied, bool), "tie_word_embeddings", "true or false")
+
     shape = GPTConfig(
         n_layer=sizes["num_hidden_layers"],
         n_head=heads,
@@ -474,7 +482,8 @@ EXPORTED_FROM = "efftrain.json"
 
 def check_empty(directory: Path) -> None:
     """Refuse, by a UsageError, a directory that holds files."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    is_empty = directory.is_dir() and not any(directory.iterdir())
+    if directory.exists() and not is_empty:
         raise UsageError(f"{directory} exists and is not an empty directory; name another one")
 
 
@@ -553,13 +562,13 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
     doubles = sum(tensor.dtype == torch.float64 for tensor in tensors.values())
     if doubles:
         say(f"note: {doubles} of {len(tensors)} tensors are float64 and are rounded to fp32")
-    tensors = {
-        name: _as_fp32(tensor, f"{directory}: {name}")
-        for name, tensor in tensors.items()
-        if not name.endswith(NOT_WEIGHTS)
-    }
+
+    weights = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(NOT_WEIGHTS):
+            weights[name] = _as_fp32(tensor, f"{directory}: {name}")
     model = GPT(config)
-    model.load_state_dict(from_hf(tensors, config))
+    model.load_state_dict(from_hf(weights, config))
     return model, hf_config
 
 
@@ -616,8 +625,9 @@ def read_hf_tensors(directory: Path) -> Tensors:
             names = sorted(set(weight_map.values()))
         except (KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
-        if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise CheckpointError(f"{index} names files outside its directory")
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CheckpointError(f"{index} names files outside its directory")
     tensors: Tensors = {}
     for name in names:
         path = directory / name

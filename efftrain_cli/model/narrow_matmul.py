@@ -41,8 +41,10 @@ def _signed(value: int) -> int:
 def mix(value: int) -> int:
     """Mix 32 bits by Murmur3's finalizer."""
     value &= 0xFFFFFFFF
-    value = (value ^ (value >> 16)) * _MIX_1 & 0xFFFFFFFF
-    value = (value ^ (value >> 13)) * _MIX_2 & 0xFFFFFFFF
+    value ^= value >> 16
+    value = value * _MIX_1 & 0xFFFFFFFF
+    value ^= value >> 13
+    value = value * _MIX_2 & 0xFFFFFFFF
     return value ^ (value >> 16)
 
 
@@ -59,8 +61,9 @@ def random_bits(draw: Tensor, count: int, first: int = 0) -> Tensor:
 
     They are a function of the element's number and the 0-d int32 `draw`.
     """
-    bits = torch.arange(first, first + count, dtype=torch.int32, device=draw.device)
-    return _mix_(bits.mul_(_signed(_GOLDEN)).add_(draw))
+    numbers = torch.arange(first, first + count, dtype=torch.int32, device=draw.device)
+    bits = numbers.mul_(_signed(_GOLDEN)).add_(draw)
+    return _mix_(bits)
 
 
 def _mix_(bits: Tensor) -> Tensor:
@@ -117,8 +120,10 @@ def round_stochastic_(
     drop = 23 - bits
     if drop <= 0:
         return x
+    # The sign of `random` fills the high bits of the shift.
     noise = torch.bitwise_right_shift(random, 32 - drop, out=scratch)
-    return _add_and_cut_(x, drop, noise.bitwise_and_((1 << drop) - 1))
+    noise.bitwise_and_((1 << drop) - 1)
+    return _add_and_cut_(x, drop, noise)
 
 
 def round_in_range_(
@@ -182,9 +187,11 @@ def scale_of(x: Tensor, operands: str) -> Tensor:
     largest = x.detach().abs().amax().float()
     limit = torch.finfo(FP8[operands]).max
     # A quotient beyond 2^128 would be infinite; from 2^126 on the scale is the same.
-    exponent = torch.floor(torch.log2(limit / largest.clamp_min(limit * 2.0**-127)))
-    usable = torch.isfinite(largest) & (largest > 0)
-    return torch.exp2(torch.where(usable, exponent, 0.0).clamp(-126, 126))
+    quotient = limit / largest.clamp_min(limit * 2.0**-127)
+    exponent = torch.floor(torch.log2(quotient))
+    is_usable = torch.isfinite(largest) & (largest > 0)
+    exponent = torch.where(is_usable, exponent, 0.0)
+    return torch.exp2(exponent.clamp(-126, 126))
 
 
 def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
@@ -230,8 +237,8 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
         (widths, samples), fp32.
     """
     # Adding and subtracting 1.5 x 2^(23 - bits) times a number's power of two rounds it, to even, in two passes.
-    factors = torch.tensor([1.5 * 2.0 ** (23 - bits) for bits in widths], device=terms.device)
-    factors = factors.view(-1, 1, 1)
+    of_widths = [1.5 * 2.0 ** (23 - bits) for bits in widths]
+    factors = torch.tensor(of_widths, device=terms.device).view(-1, 1, 1)
 
     def add_in_order(steps: Tensor, shape: tuple[int, ...]) -> Tensor:
         total = steps.new_zeros(shape)
