@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 Moments = Literal["paper", "ema", "reset"]
 Symmetry = Literal["none", "offdiag", "noise"]
 Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append", "copies", "random"]
-Kind = Literal["width", "depth", "pad", "d_ff", "n_kv_head"]
+OperatorKind = Literal["width", "depth", "pad", "d_ff", "n_kv_head"]
 Curve = tuple[tuple[int, float], ...]
 """(schedule_tokens, validation loss) of evaluations, newest last."""
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
@@ -75,7 +75,7 @@ SAME_LOSS_STEPS_BOTH = 2.455
 class Operator(NamedTuple):
     """One growth operator: what is multiplied, and by how much; of pad (n_embd), d_ff and n_kv_head the new size."""
 
-    kind: Kind
+    kind: OperatorKind
     factor: int
 
 
@@ -86,7 +86,7 @@ def parse_operator(text: str) -> Operator:
         ValueError: another kind, or a factor that is not an integer of at least 2.
     """
     kind, _, factor = text.partition(":")
-    if kind not in get_args(Kind):
+    if kind not in get_args(OperatorKind):
         raise ValueError(
             f"{text!r} is not a growth operator; there are width and depth, with a factor as in 'width:3', and with a size "
             "pad:192, d_ff:512 and n_kv_head:4"
@@ -239,9 +239,9 @@ class Stage:
         return default_schedule_ratio(map(parse_operator, self.operators))
 
 
-def _kinds(stages: Sequence[Stage]) -> set[Kind]:
+def _kinds(stages: Sequence[Stage]) -> set[OperatorKind]:
     """Return the kinds of operators that the stages have."""
-    kinds: set[Kind] = set()
+    kinds: set[OperatorKind] = set()
     for stage in stages:
         kinds |= {parse_operator(text).kind for text in stage.operators}
     return kinds

@@ -129,7 +129,7 @@ def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int
     return state // devices + (whole - state) + 4 * (2 * block_parameters(config) + tables)
 
 
-Kind = tuple[int, int, bool]
+StepKind = tuple[int, int, bool]
 """(batch size, sequence length, whether the halves' gradients are compared): steps of one kind cost the same."""
 
 
@@ -145,16 +145,16 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
         )
     rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
     parameters = model_parameters(recipe, rows)
-    kinds: Counter[Kind] = Counter()
-    flops: defaultdict[Kind, float] = defaultdict(float)
-    plans: dict[Kind, StepPlan] = {}
+    kinds: Counter[StepKind] = Counter()
+    flops: defaultdict[StepKind, float] = defaultdict(float)
+    plans: dict[StepKind, StepPlan] = {}
     for plan, progress in plan_run(recipe):
         kind = plan.batch_size, plan.seq_len, plan.measure_similarity
         kinds[kind] += 1
         flops[kind] += assumed_result(recipe, plan, rows, progress.stage).flops
         plans[kind] = plan
 
-    def tokens_and_count(kind: Kind) -> tuple[int, int]:
+    def tokens_and_count(kind: StepKind) -> tuple[int, int]:
         batch_size, seq_len, _ = kind
         return batch_size * seq_len, kinds[kind]
 
