@@ -174,7 +174,15 @@ class Dimensions:
 S = TypeVar("S", bound=Dimensions)
 
 
-def resize(shape: S, *, n_head: int, n_embd: int, kv_heads: int, head_size: int, ff_size: int) -> S:
+def resize(
+    shape: S,
+    *,
+    n_head: int,
+    n_embd: int,
+    kv_heads: int,
+    head_size: int,
+    ff_size: int,
+) -> S:
     """Return the shape with these sizes; those that follow from others are left to them."""
     plain = replace(  # type: ignore[type-var]
         shape, n_head=n_head, n_embd=n_embd, n_kv_head=None, head_dim=None, d_ff=None

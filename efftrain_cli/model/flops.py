@@ -65,7 +65,8 @@ def newton_schulz_flops(config: Dimensions) -> float:
     total = 0.0
     for matrix in block_matrices(config):
         short, long = sorted(matrix)
-        total += NEWTON_SCHULZ_ITERATIONS * (4 * short**2 * long + 2 * short**3)
+        iteration = 4 * short**2 * long + 2 * short**3
+        total += NEWTON_SCHULZ_ITERATIONS * iteration
     return config.n_layer * total
 
 
@@ -113,10 +114,13 @@ def parameter_count(config: GPTConfig) -> int:
 def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerToken:
     """Return FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be fractional)."""
     attention = 12.0 * config.attention_size * seq_len
-    in_blocks = blocks * (6.0 * block_parameters(config) + attention)
-    without_logits = in_blocks + 6.0 * last_norm_parameters(config)
+    block = 6.0 * block_parameters(config) + attention
+    without_logits = blocks * block + 6.0 * last_norm_parameters(config)
     logits = 6.0 * config.padded_vocab_size * config.n_embd
-    return FlopsPerToken(without_logits + logits, without_logits)
+    return FlopsPerToken(
+        with_logits=without_logits + logits,
+        without_logits=without_logits,
+    )
 
 
 # Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity (a sparse peak is

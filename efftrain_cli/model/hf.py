@@ -394,7 +394,10 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     read.require(width % heads == 0, "n_head", f"a divisor of n_embd = {width}")
     eps = read.number("layer_norm_epsilon", 1e-5)
     read.finish()
-    shape = GPTConfig(
+    d_ff = None
+    if units != 4 * width:
+        d_ff = units
+    return GPTConfig(
         n_layer=sizes["n_layer"],
         n_head=heads,
         n_embd=width,
@@ -402,14 +405,7 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
         vocab_size=sizes["vocab_size"],
         padded_vocab_size=pad_vocabulary(sizes["vocab_size"], vocab_multiple),
         norm_eps=eps,
-    )
-    return resize(
-        shape,
-        n_head=heads,
-        n_embd=width,
-        kv_heads=heads,
-        head_size=width // heads,
-        ff_size=units,
+        d_ff=d_ff,
     )
 
 

@@ -144,7 +144,8 @@ def training_bytes(
     if dtype == "bf16":
         state += element * parameter_count(config)
 
-    width, (q, k, v) = config.n_embd, config.qkv_rows
+    width = config.n_embd
+    q, k, v = config.qkv_rows
     hidden = config.mlp_facts.kept_arrays * config.ff_size
     kept = 4 * width + q + k + v + config.attention_size + hidden
     kept += (q + k) * (config.position_facts.rotates + config.qk_norm)
