@@ -149,7 +149,8 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
     Raises:
         UsageError: a curve is refused, the batches differ, or all runs have one size.
     """
-    curves, batches = [], set()
+    curves = []
+    batches = set()
     for source in sources:
         recipe = load_recipe(str(existing_run(find_run(source)) / "recipe.toml"))
         curves.append((12.0 * recipe.model.n_layer * recipe.model.n_embd**2, curve_of(source)))
@@ -220,7 +221,8 @@ def plot_curves(small: Curve, target: Curve | None, threshold: float, path: Path
     curves = [small]
     if target is not None:
         curves.append(target)
-    losses, slopes = [], []
+    losses = []
+    slopes = []
     for i, each in enumerate(curves):
         cost = each.step_flops_without_logits
         fit = fitted(each)

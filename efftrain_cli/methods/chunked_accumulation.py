@@ -121,7 +121,8 @@ class ChunkedAccumulation(Method):
         return self.gradient_operands or self.operands
 
     def problems(self, recipe: Sections) -> Problems:
-        blocks, width = recipe.model.n_layer, recipe.model.n_embd
+        blocks = recipe.model.n_layer
+        width = recipe.model.n_embd
         if self.layers == "inner" and blocks < 3 and not self.head:
             rule = f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model'
             yield "chunked_accumulation.layers", rule
@@ -173,7 +174,8 @@ class ChunkedAccumulation(Method):
 
     def lengths(self, recipe: Sections) -> dict[str, tuple[int, ...]]:
         """Return the products in a sum of each role, ascending, in the blocks' layers at full micro-batches."""
-        width, train = recipe.model.n_embd, recipe.train
+        width = recipe.model.n_embd
+        train = recipe.train
         sequences = min(train.batch_size, max(1, train.micro_batch_tokens // recipe.model.seq_len))
         return {
             "forward": (width, 4 * width),

@@ -101,7 +101,8 @@ class SimiGrad(Method):
         return self.max_batch_size // self.quantum * self.quantum
 
     def problems(self, recipe: Sections) -> Problems:
-        key, batch_size = "train.batch_size", recipe.train.batch_size
+        key = "train.batch_size"
+        batch_size = recipe.train.batch_size
         if batch_size % self.quantum:
             yield (
                 key,

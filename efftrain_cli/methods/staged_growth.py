@@ -247,6 +247,11 @@ def _kinds(stages: Sequence[Stage]) -> set[OperatorKind]:
     return kinds
 
 
+def _logits_grow(model: Dimensions) -> bool:
+    """Return whether the logits grow with the width: without norms, or drawn by the width."""
+    return not model.norm_facts.vectors or model.init_facts.std is None
+
+
 def _planned_end(recipe: Sections, switch: Switch | None) -> float | None:
     """Return the tokens of the run at which a stage ends, None if only training shows it."""
     if switch is None or switch.rule not in ("steps", "tokens"):
@@ -287,14 +292,13 @@ class StagedGrowth(Method):
         for rule in stage_problems(model, recipe.stages):
             yield "stages", rule
         kinds = _kinds(recipe.stages)
-        has_norms = bool(model.norm_facts.vectors)
-        if kinds & {"width", "pad"} and not (has_norms and model.init_facts.std is not None):
+        if kinds & {"width", "pad"} and _logits_grow(model):
             key = f'norm = "{model.norm}"'
-            if has_norms:
+            if model.norm_facts.vectors:
                 key = f'init = "{model.init}"'
             rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
-        if "depth" in kinds and not has_norms and self.depth == "identity":
+        if "depth" in kinds and not model.norm_facts.vectors and self.depth == "identity":
             rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
             yield "staged_growth.depth", rule
         if "pad" in kinds and model.norm_facts.is_centered:
@@ -309,7 +313,8 @@ class StagedGrowth(Method):
                 yield "stages", rule
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
-        optim, budget = recipe.optim, recipe.train.tokens
+        optim = recipe.optim
+        budget = recipe.train.tokens
         if self.symmetry == "none" and "width" in _kinds(recipe.stages):
             yield (
                 'staged_growth.symmetry = "none": without dropout nothing makes the copies of a widened model differ, and it '
@@ -436,7 +441,8 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
 
     yield from _shape_problems(stages, shapes)
     if len(stages) > 1:
-        start, end = sizes_of(shapes[0]), sizes_of(shapes[-1])
+        start = sizes_of(shapes[0])
+        end = sizes_of(shapes[-1])
         for name, wanted in aims.items():
             if name in ("n_layer", "n_head", "n_embd") and wanted < start[name]:
                 yield f"stage 0 has {name} = {start[name]}, more than [model]'s {wanted}; growth makes no model smaller"
@@ -475,9 +481,11 @@ def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
     is_before_training = switch.rule == "steps" and switch.value == 0
     if switch.value <= 0 and not is_before_training:
         yield f"switch.value = {switch.value:g} must be positive"
-    sign, order = 1, "less"
+    sign = 1
+    order = "less"
     if switch.rule == "loss":
-        sign, order = -1, "more"
+        sign = -1
+        order = "more"
     for earlier in before:
         if earlier.switch is None or earlier.switch.rule != switch.rule:
             continue

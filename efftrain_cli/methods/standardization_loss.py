@@ -131,7 +131,8 @@ class StandardizationLoss(Method):
         if ouroboros is not None and ouroboros.modules > 1 and ouroboros.variant == "replay":
             why = "a module that is run again does so for the cross-entropy alone"
             yield "ouroboros.variant", f'must be "stash" with standardization_loss: {why}'
-        warmup, shortest = recipe.methods.get("seq_len_warmup"), model.seq_len
+        warmup = recipe.methods.get("seq_len_warmup")
+        shortest = model.seq_len
         if warmup is not None:
             shortest = warmup.seq_len_at(1, model.seq_len)
         if self.skip_first_position and shortest < 2:
@@ -154,7 +155,10 @@ class StandardizationLoss(Method):
             )
 
     def assumptions(self, recipe: Sections) -> list[str]:
-        model, paper, per, stays = recipe.model, "", "each token", ""
+        model = recipe.model
+        paper = ""
+        per = "each token"
+        stays = ""
         if self.moments == "channel":
             paper = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model):.3g}"
             per = "each micro-batch of train.micro_batch_tokens, a setting of this method"

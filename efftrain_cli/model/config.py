@@ -129,7 +129,8 @@ class Dimensions:
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         """Yield (field, rule) of each size that does not fit the others."""
-        heads, width = self.n_head, self.n_embd
+        heads = self.n_head
+        width = self.n_embd
         if self.head_dim is None and width % heads:
             rule = f"must divide model.n_embd = {width}: every head has n_embd / n_head channels"
             yield "n_head", f"{rule}; or set model.head_dim"

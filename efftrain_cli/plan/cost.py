@@ -174,7 +174,8 @@ def disk_bytes(recipe: Recipe) -> int:
 def memory_bytes(recipe: Recipe) -> int:
     """Return the bytes of memory that training takes on a CPU, about: the process, and what `training_bytes` says."""
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
-    sequences, seq_len = full_micro_batch(recipe), recipe.model.seq_len
+    sequences = full_micro_batch(recipe)
+    seq_len = recipe.model.seq_len
     return PROCESS + training_bytes(recipe, config, sequences, seq_len, dtype="fp32")
 
 

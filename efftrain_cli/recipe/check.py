@@ -293,7 +293,8 @@ class Check:
             is_table = isinstance(value, Mapping)
         rule = "unknown key"
         if is_table:
-            rule, value = "unknown section", None
+            rule = "unknown section"
+            value = None
         if len(self.problems) >= MISTAKES:  # comparing it with all keys takes milliseconds
             self.add(key, rule)
             return
@@ -429,7 +430,8 @@ _TYPES = {
 def rule_of(breach: Any, path: list[str]) -> str:
     """Return a pydantic error in a recipe's words, as "must be at least 1". `path`: keys, and
     numbers of items."""
-    kind, context = breach["type"], breach.get("ctx", {})
+    kind = breach["type"]
+    context = breach.get("ctx", {})
     item = next((part for part in path[1:] if part.isdigit()), None)
     if kind == "value_error":
         return str(context["error"])

@@ -87,7 +87,8 @@ def shipped_recipes() -> Path:
 def recipe_folders() -> list[Path]:
     """List the folders that a recipe's name is looked up in: ./recipes, then the recipes that ship
     with the program."""
-    shipped, here = shipped_recipes(), Path("recipes")
+    shipped = shipped_recipes()
+    here = Path("recipes")
     if here.resolve() == shipped.resolve():
         return [here]
     return [here, shipped]
@@ -207,7 +208,8 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         layers.append((layer, path))
         if "base" not in layer:
             break
-        base, following = layer.pop("base"), path
+        base = layer.pop("base")
+        following = path
         rule = "must be the name or path of one recipe, in quotes"
         if isinstance(base, str) and base:
             rule = "is the recipe itself; name the one that it builds on"
@@ -305,7 +307,8 @@ def _hint(line: str) -> str:
     assignment = re.match(r"([\w.-]+)\s*=\s*([^#]*)", line)
     if assignment is None:
         return ""
-    key, value = assignment[1], assignment[2].strip()
+    key = assignment[1]
+    value = assignment[2].strip()
     if value in ("True", "False"):
         return f"; write {key} = {value.lower()}"
     if value in ("None", "null", "nil", ""):
@@ -333,7 +336,8 @@ def _places(text: str, file: str) -> Mapping[str, str]:
     `table.n`, from 0."""
     places: dict[str, str] = {}
     counts: dict[str, int] = {}
-    section, fence = "", None
+    section = ""
+    fence = None
     for number, line in enumerate(text.split("\n"), 1):
         place = f"{file}:{number}"
         if fence is not None:
@@ -406,7 +410,8 @@ def parse_override(override: str) -> tuple[str, Any]:
         ValueError: there is no key, or no `=`.
     """
     key, equals, written = override.partition("=")
-    key, written = key.strip(), written.strip()
+    key = key.strip()
+    written = written.strip()
     if not equals or not key or not all(key.split(".")):
         raise ValueError("an override is written key=value, for example optim.lr=3e-4")
     try:

@@ -124,7 +124,10 @@ def _parallel_rules(recipe: Sections) -> Problems:
 def warnings_of(recipe: Sections) -> list[str]:
     """List what is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
     warnings = []
-    model, optim, train, steps = recipe.model, recipe.optim, recipe.train, recipe.full_steps
+    model = recipe.model
+    optim = recipe.optim
+    train = recipe.train
+    steps = recipe.full_steps
     step_tokens = train.batch_size * model.seq_len
     if train.tokens < step_tokens:
         warnings.append(

@@ -71,7 +71,8 @@ def start_workers(
 
 def share_state(state: TrainState, session: Session) -> Devices:
     """Copy the state of rank 0 to all ranks, bit for bit; return the run's devices. All ranks call it."""
-    recipe, ranks = session.recipe, session.ranks
+    recipe = session.recipe
+    ranks = session.ranks
     if not ranks.is_single_process:
         fix_sums(recipe)
         ranks.barrier()
