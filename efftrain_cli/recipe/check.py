@@ -209,8 +209,15 @@ class Check:
         shown = None
         if value is not None:
             shown = _shown(value)
-        source = self.draft.origin(key)
-        self.problems.append(Problem(key, rule, shown, source, suggestion, doc))
+        problem = Problem(
+            key=key,
+            rule=rule,
+            value=shown,
+            source=self.draft.origin(key),
+            suggestion=suggestion,
+            doc=doc,
+        )
+        self.problems.append(problem)
 
     def _section(
         self,

@@ -219,7 +219,8 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
                 rule = str(error)
         if following.resolve() == path.resolve():
             source = _place("base", shown_path(path), _places(_text(path), shown_path(path)))
-            draft.problems.append(Problem("base", rule, toml_value(base), source))
+            problem = Problem("base", rule, value=toml_value(base), source=source)
+            draft.problems.append(problem)
             break
         if following.resolve() in chain:
             names = [p.stem for p in chain[chain.index(following.resolve()) :]]
@@ -288,7 +289,12 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> dict[str, Any]:
             number = int(line_number[1])
         line = lines[min(number, len(lines)) - 1].strip()
         rule = f"not TOML: {rule[:1].lower()}{rule[1:]}{_hint(line)}"
-        problem = Problem("", rule, line or None, f"{shown_path(path)}:{number}")
+        problem = Problem(
+            key="",
+            rule=rule,
+            value=line or None,
+            source=f"{shown_path(path)}:{number}",
+        )
         raise RecipeError(report(name, [problem], kind), [problem]) from None
 
 
@@ -429,12 +435,11 @@ def apply_override(draft: Draft, override: str) -> None:
     try:
         key, value = parse_override(override)
     except ValueError as error:
-        draft.problems.append(Problem("", str(error), override, "--set"))
+        draft.problems.append(Problem("", str(error), value=override, source="--set"))
         return
     if key == "base":
-        draft.problems.append(
-            Problem(key, "only a file has a base; choose the recipe with --recipe", None, source)
-        )
+        rule = "only a file has a base; choose the recipe with --recipe"
+        draft.problems.append(Problem(key, rule, source=source))
         return
     *sections, name = key.split(".")
     into: Any = draft.values
@@ -446,7 +451,7 @@ def apply_override(draft: Draft, override: str) -> None:
                 rule = "there are none of them"
                 if into:
                     rule = f"there are {len(into)} of them, numbered from 0"
-                draft.problems.append(Problem(path, rule, None, source))
+                draft.problems.append(Problem(path, rule, source=source))
                 return
             into = into[int(section)]
         elif isinstance(into, dict) and isinstance(into.get(section), dict | list):
@@ -456,7 +461,8 @@ def apply_override(draft: Draft, override: str) -> None:
         existing += 1
     if not isinstance(into, dict):
         rule = "is one list: set it whole, as in optim.betas=[0.9, 0.95]; of a list of sections, name one, as in stages.0.lr"
-        draft.problems.append(Problem(".".join(sections[:existing]), rule, None, source))
+        path = ".".join(sections[:existing])
+        draft.problems.append(Problem(path, rule, source=source))
         return
     table = {name: value}
     for section in reversed(sections[existing:]):

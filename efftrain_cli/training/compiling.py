@@ -159,9 +159,9 @@ def compile_whole(
         recipe,
         ranks,
         backend,
-        objective,
-        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
-        lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+        eager=objective,
+        full=lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+        other=lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
     )
 
 
@@ -182,30 +182,30 @@ def compile_parts(
     ranks: int = 1,
 ) -> Parts:
     """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the blocks."""
-    return Parts(
-        _by_shape(
-            recipe,
-            ranks,
-            backend,
-            run_eagerly,
-            lambda block, x, scale: block(x, scale),
-            lambda block, x, scale: block(x, scale),
-        ),
-        _by_shape(
-            recipe,
-            ranks,
-            backend,
-            model.head_loss_sum,
-            lambda x, targets: model.head_loss_sum(x, targets),
-            lambda x, targets: model.head_loss_sum(x, targets),
-        ),
+    block = _by_shape(
+        recipe,
+        ranks,
+        backend,
+        eager=run_eagerly,
+        full=lambda block, x, scale: block(x, scale),
+        other=lambda block, x, scale: block(x, scale),
     )
+    head_loss_sum = _by_shape(
+        recipe,
+        ranks,
+        backend,
+        eager=model.head_loss_sum,
+        full=lambda x, targets: model.head_loss_sum(x, targets),
+        other=lambda x, targets: model.head_loss_sum(x, targets),
+    )
+    return Parts(block, head_loss_sum)
 
 
 def _by_shape(
     recipe: Recipe,
     ranks: int,
     backend: str | Backend,
+    *,
     eager: Callable[..., Any],
     full: Callable[..., Any],
     other: Callable[..., Any],
