@@ -7,11 +7,9 @@ building that was never stopped.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import platform
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,6 @@ from efftrain_cli.foundation.progress import Report
 from efftrain_cli.foundation.records import Record, digest_of, read_record, sealed_text
 
 PROGRESS = "progress.json"
-HELD_OUT = "held_out.jsonl"
 _BATCH = 4_000_000  # characters tokenized at a time
 _SIDES = ("train", "valid")
 
@@ -48,7 +45,7 @@ class Building:
     folder: Path
     tokenizer: Tokenizer
     split: Split
-    limits: Limits | None
+    limits: Limits
     total: int | None
     """Bytes of text, where known."""
     tell: Report
@@ -58,14 +55,10 @@ class Building:
     """Documents and bytes of each side that are in its shards."""
 
     def __post_init__(self) -> None:
-        data = self.split.data
-        self.tally = Tally(BadDocuments(data.on_bad_document))
+        self.tally = Tally(BadDocuments(self.split.data.on_bad_document))
         self.cursor = Cursor()
         self.written = {side: {"documents": 0, "bytes": 0} for side in _SIDES}
-        # A part is one weighted source of data.sources; a corpus without them has one part.
-        weights = [1.0]
-        if data.sources:
-            weights = [source.weight for source in data.sources]
+        weights = self.split.weights
         self._parts = len(weights)
         self._writers = {}
         self._limits = {}
@@ -79,13 +72,10 @@ class Building:
                     eot_id=self.tokenizer.eot_id,
                     shard_tokens=corpus.SHARD_TOKENS,
                 )
-        if self.limits is not None:
-            for side, limit in {"train": self.limits.train, "valid": self.limits.valid}.items():
-                if limit is None:
-                    continue
+        for side, limit in self.limits._asdict().items():
+            if limit is not None:
                 for part, share in enumerate(apportion(weights, limit)):
                     self._limits[side, part] = share
-        self._saved_shards = self._saved_held_out = 0
         self._room_checked = False
 
     def write(self) -> None:
@@ -97,7 +87,7 @@ class Building:
         """
         if (self.folder / PROGRESS).exists():
             self._take_up()
-        elif self.limits is not None and self.limits.train is not None and self.total is None:
+        elif self.limits.train is not None and self.total is None:
             self._check_room(self.limits.train + (self.limits.valid or 0))
         batch = []
         waiting = 0
@@ -106,11 +96,12 @@ class Building:
                 batch.append((side, part, document))
                 waiting += len(document.text) if document.ids is None else 4 * len(document.ids)
                 if (waiting >= _BATCH or len(batch) >= 4096) and self.cursor.between:
+                    closed = self._closed_shards()
                     self._flush(batch)
                     waiting = 0
                     # Tells the generator to go on to the next source.
                     self.cursor.enough = self._has_enough(part)
-                    if self._closed_shards() > self._saved_shards:
+                    if self._closed_shards() > closed:
                         self._save()
             self._flush(batch)
         finally:
@@ -121,8 +112,7 @@ class Building:
         fsync(self.folder / "tokenizer.json")
         manifest = self._manifest()
         write_whole(self.folder / "manifest.json", sealed_text(manifest))
-        for name in (PROGRESS, HELD_OUT):
-            (self.folder / name).unlink(missing_ok=True)
+        (self.folder / PROGRESS).unlink(missing_ok=True)
         fsync(self.folder)
 
     def _flush(self, batch: list[tuple[str, int, Document]]) -> None:
@@ -190,13 +180,6 @@ class Building:
 
     def _save(self) -> None:
         """Save the place that a later start continues from."""
-        met = list(self.tally.held_out.items())
-        with open(self.folder / HELD_OUT, "a", encoding="utf-8") as file:
-            for digest, name in met[self._saved_held_out :]:
-                file.write(json.dumps([digest.hex(), name]) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        self._saved_held_out = len(met)
         cursor = self.cursor
         progress = {
             "schema_version": 1,
@@ -204,27 +187,22 @@ class Building:
             "source": cursor.source,
             "taken": cursor.taken,
             "hub": None if cursor.hub is None else cursor.hub.state(),
-            "tally": asdict(replace(self.tally, held_out={})),
-            "held_out": len(met),
+            # Not "tally": older versions kept the documents held out in a file of their own.
+            "counted": asdict(self.tally),
             "written": self.written,
             "writers": [writer.sync() for writer in self._writers.values()],
         }
         write_whole(self.folder / PROGRESS, sealed_text(progress))
-        self._saved_shards = self._closed_shards()
 
     def _take_up(self) -> None:
         """Continue from what `_save` left; begin anew if that is damaged."""
-        held_out = self.folder / HELD_OUT
         try:
             record = read_record(self.folder / PROGRESS, Record)
             progress = record.to_json()
             if not record.is_sealed or progress["tokenizer_sha256"] != self.tokenizer.sha256:
                 raise ValueError("damaged, or made with another tokenizer")
-            lines = held_out.read_text("utf-8").splitlines()[: progress["held_out"]]
-            tally = Tally(**progress["tally"])
-            tally.bad = BadDocuments(**progress["tally"]["bad"])
-            for digest, name in map(json.loads, lines):
-                tally.held_out[bytes.fromhex(digest)] = name
+            tally = Tally(**progress["counted"])
+            tally.bad = BadDocuments(**progress["counted"]["bad"])
             for writer, end in zip(self._writers.values(), progress["writers"], strict=True):
                 writer.resume(end)
         except (DataError, OSError, ValueError, KeyError, TypeError) as error:
@@ -234,9 +212,6 @@ class Building:
             (self.folder / PROGRESS).unlink(missing_ok=True)
             self.__post_init__()
             return
-        held_out.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        self._saved_held_out = len(lines)
-        self._saved_shards = self._closed_shards()
         self.tally = tally
         self.written = progress["written"]
         self.cursor = Cursor(progress["source"], progress["taken"], hub_state=progress["hub"])
@@ -264,7 +239,7 @@ class Building:
             },
             **self.tally.findings(),
         }
-        if self.limits is not None:
+        if any(self.limits):
             manifest["limits"] = self.limits._asdict()
         hashes = []
         for side in _SIDES:

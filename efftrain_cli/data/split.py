@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 class Limits(NamedTuple):
     """Tokens to prepare at most; the document that reaches a limit is the last. None: all there is."""
 
-    train: int | None
-    valid: int | None
+    train: int | None = None
+    valid: int | None = None
+
+
+NO_LIMITS = Limits()
 
 
 def apportion(weights: list[float], total: int) -> list[int]:
@@ -53,6 +56,11 @@ class Split:
     eot_id: int | None = None
     """Ends documents in files of token ids."""
 
+    @property
+    def weights(self) -> list[float]:
+        """Weight of each part, a source of data.sources; a corpus without them has one part."""
+        return [source.weight for source in self.data.sources or ()] or [1.0]
+
     def cuts(self, source: Source) -> bool:
         """Return whether the source is a text file that gives its end to validation."""
         return self.cut and isinstance(source, TextFile) and source.kind == "txt"
@@ -67,8 +75,8 @@ class Tally:
     documents: dict[str, int] = field(default_factory=lambda: {"train": 0, "valid": 0})
     overlap: int = 0
     overlap_examples: list[str] = field(default_factory=list)
-    held_out: dict[bytes, str] = field(default_factory=dict)
-    """Hash -> id of the validation documents so far."""
+    held_out: dict[str, str] = field(default_factory=dict)
+    """Hexadecimal hash -> id of the validation documents so far."""
 
     def findings(self) -> dict[str, Any]:
         """Return what this pass found that a recipe may refuse."""
@@ -88,13 +96,13 @@ class Tally:
         """
         self.size[side] += len(document.text.encode())
         self.documents[side] += 1
-        digest = digest[:16]
+        key = digest[:16].hex()
         if side == "valid":
-            self.held_out.setdefault(digest, document.id)
-        elif digest in self.held_out:
+            self.held_out.setdefault(key, document.id)
+        elif key in self.held_out:
             self.overlap += 1
             if len(self.overlap_examples) < 5:
-                self.overlap_examples.append(f"{document.id} = {self.held_out[digest]}")
+                self.overlap_examples.append(f"{document.id} = {self.held_out[key]}")
 
 
 @dataclass
