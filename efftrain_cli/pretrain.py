@@ -440,7 +440,7 @@ def show_summary(
         console.print(
             f"result     val loss {val_loss:.4f} nats per token (perplexity {human_perplexity(val_loss)})"
         )
-    if (spent := communication(run.path)) is not None:
+    if spent := communication(run.path):
         console.print(f"devices    {spent}", markup=False)
     for line in describe_run(run.path):
         console.print(line, markup=False)

@@ -245,7 +245,7 @@ def _text_of(record: Any, text_field: str) -> str:
         raise _BadLineError(
             f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the field)"
         )
-    if (problem := problem_of(record[text_field], text_field)) is not None:
+    if problem := problem_of(record[text_field], text_field):
         raise _BadLineError(problem)
     return str(record[text_field])
 

@@ -20,8 +20,8 @@ MODEL_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 """A model of the Hub: "owner/name" or "owner/name@revision"."""
 
 
-def hub_unreachable() -> str | None:
-    """Return why the Hub cannot be asked, or None, after `PROBE_SECONDS` and the look-up of its name at most."""
+def hub_unreachable() -> str:
+    """Return why the Hub cannot be asked, or "", after `PROBE_SECONDS` and the look-up of its name at most."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON"):
             return f"{name} is set"
@@ -36,7 +36,7 @@ def hub_unreachable() -> str | None:
         socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
     except OSError:
         return f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
-    return None
+    return ""
 
 
 @dataclass
@@ -68,9 +68,11 @@ class HubReader:
     def documents(self) -> Iterator[Document]:
         source = self.source
         bad = self.bad
-        reason = None if Path(source.name).is_dir() else hub_unreachable()
+        reason = ""
+        if not Path(source.name).is_dir():
+            reason = hub_unreachable()
         try:
-            rows = _streamed(source) if reason is None else _cached(source)
+            rows = _cached(source) if reason else _streamed(source)
             if self.begin is not None:
                 self._row = int(self.begin["row"])
                 if self.begin["dataset"] is None:
@@ -86,14 +88,14 @@ class HubReader:
                         "(data.text_field names the field)"
                     )
                 text = record[self.text_field]
-                if (problem := problem_of(text, self.text_field)) is not None:
+                if problem := problem_of(text, self.text_field):
                     bad.found(f"{source.name}: row {self._row}", problem)
                 else:
                     yield from bad.read(f"{source.name}:{self._row}", text)
         except DataError:
             raise
         except Exception as error:  # datasets raises a dozen classes of five libraries
-            if reason is not None:
+            if reason:
                 raise DataError(
                     f"data.{source.purpose} = {source.name!r} is neither a file nor a folder here, the Hugging Face Hub cannot be asked "
                     f"({reason}), and the cache of `datasets` has no copy of it. Connect, or name local files, or use "
@@ -159,7 +161,7 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
     cached = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
     if isinstance(cached, str):
         return Path(cached)
-    if (reason := hub_unreachable()) is not None:
+    if reason := hub_unreachable():
         raise DataError(
             f"{name} of {repository!r} is not in the Hub's cache, and the Hugging Face Hub cannot be asked: {reason}"
         )

@@ -23,6 +23,7 @@ from efftrain_cli.data import cache
 from efftrain_cli.data.building import PROGRESS, Building
 from efftrain_cli.data.corpus import Corpus, dtype_for, open_corpus
 from efftrain_cli.data.split import (
+    NO_LIMITS,
     Cursor,
     Limits,
     Split,
@@ -71,7 +72,7 @@ each gives its share."""
 def prepare(
     data: Data,
     *,
-    limits: Limits | None = None,
+    limits: Limits = NO_LIMITS,
     report: Report | None = None,
     verify: Literal["lazy", "full"] = "lazy",
 ) -> Corpus:
@@ -80,7 +81,7 @@ def prepare(
     Another process that is making the same corpus is waited for. One that was stopped while making it is taken up.
 
     Args:
-        limits: how much to prepare (`limits_of`); None: data.max_tokens, else all there is.
+        limits: how much to prepare (`limits_of`); without them data.max_tokens, else all there is.
         verify: "full" compares every token with its sha256 now, and reads source files again that seem unchanged;
             "lazy" compares each shard when it is first read (training: all before step 1).
 
@@ -89,8 +90,8 @@ def prepare(
         DiskError: the cache's disk is full, or has less room than the shards will take.
     """
     tell = report or (lambda what, done, total: None)
-    if limits is None and data.max_tokens is not None:
-        limits = Limits(data.max_tokens, None)
+    if limits == NO_LIMITS:
+        limits = Limits(data.max_tokens)
     tokens_from = tokenizer_files(
         data.tokenizer
     )  # these two first: a mistake in the recipe costs no reading
@@ -107,7 +108,7 @@ def prepare(
     sources = tuple((source.path, source.weight) for source in data.sources or ())
     corpus = open_corpus(folder, sources, text.notes)
     wanted = bpe_size(data.tokenizer)
-    if wanted is not None and corpus.vocab_size < wanted:
+    if corpus.vocab_size < wanted:
         said = (
             f"data.tokenizer = {data.tokenizer!r}: the text repeats too few pairs for {wanted:,} tokens; the vocabulary has "
             f"{corpus.vocab_size:,}"
@@ -123,7 +124,7 @@ def _key(
     data: Data,
     text: TextSources,
     tokens_from: tuple[Path, ...],
-    limits: Limits | None,
+    limits: Limits,
     *,
     afresh: bool,
 ) -> str:
@@ -153,14 +154,12 @@ def _key(
         list(hashes) or data.tokenizer,
     ]
     # Absent, not null: what was prepared before there were limits is still found.
-    if limits is not None:
+    if limits != NO_LIMITS:
         settings += [limits.train, limits.valid, [source.weight for source in data.sources or ()]]
     return digest_of(settings)[:32]
 
 
-def _build(
-    folder: Path, data: Data, text: TextSources, limits: Limits | None, tell: Report
-) -> None:
+def _build(folder: Path, data: Data, text: TextSources, limits: Limits, tell: Report) -> None:
     """Make the corpus beside its place and rename it there. The caller holds the lock."""
     size = bpe_size(data.tokenizer)
     # A bad tokenizer costs no reading of text.
@@ -170,7 +169,6 @@ def _build(
     split = Split(data, text.train, text.valid, cut, eot_id=tokenizer.eot_id if tokenizer else None)
     split, total = survey(split, tell)
     if tokenizer is None:
-        assert size is not None
         tokenizer = _trained_tokenizer(size, split, limits, tell)
     partial = folder.with_name(f"{folder.name}.partial")
     if not (partial / PROGRESS).exists():
@@ -193,12 +191,12 @@ def _build(
         raise
 
 
-def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Report) -> Tokenizer:
+def _trained_tokenizer(size: int, split: Split, limits: Limits, tell: Report) -> Tokenizer:
     """Return the byte-level BPE of the training text, from the cache if this text has had one of
     this size."""
-    weights = [source.weight for source in split.data.sources or ()] or [1.0]
+    weights = split.weights
     most = TOKENIZER_SAMPLE
-    if limits is not None and limits.train is not None:
+    if limits.train is not None:
         most = min(most, 8 * limits.train)
     wanted = [most * weight / sum(weights) for weight in weights]
     sample = []
@@ -225,8 +223,8 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits | None, tell: Rep
     return tokenizer
 
 
-def limits_of(recipe: Recipe) -> Limits | None:
-    """Return how much text to prepare for a recipe; None: data.max_tokens, else all there is.
+def limits_of(recipe: Recipe) -> Limits:
+    """Return how much text to prepare for a recipe.
 
     Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
     recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two
@@ -234,7 +232,7 @@ def limits_of(recipe: Recipe) -> Limits | None:
     """
     data = recipe.data
     if not names_hub(data):
-        return None
+        return NO_LIMITS
     from efftrain_cli.plan.preview import summarize_plan
 
     seq_len = recipe.model.seq_len
@@ -253,7 +251,7 @@ INTERVAL = 10.0
 def prepare_shown(
     data: Data,
     *,
-    limits: Limits | None = None,
+    limits: Limits = NO_LIMITS,
     verify: Literal["lazy", "full"] = "lazy",
     console: Console | None = None,
 ) -> Corpus:

@@ -117,8 +117,8 @@ class BadDocuments:
             )
 
 
-def problem_of(value: object, field: str) -> str | None:
-    """Return why the value of a field is not text that UTF-8 can hold, or None. JSON can spell half
+def problem_of(value: object, field: str) -> str:
+    """Return why the value of a field is not text that UTF-8 can hold, or "". JSON can spell half
     of a surrogate pair."""
     if not isinstance(value, str):
         return f"field {field!r} is {type(value).__name__}, not text"
@@ -126,7 +126,7 @@ def problem_of(value: object, field: str) -> str | None:
         value.encode()
     except UnicodeEncodeError as error:
         return f"half of a surrogate pair at character {error.start}: not text"
-    return None
+    return ""
 
 
 SUFFIXES: dict[str, Kind] = {

@@ -129,11 +129,11 @@ def _safe_cut(text: str, start: int) -> int | None:
     return found and found.end()
 
 
-def bpe_size(spec: str) -> int | None:
-    """Return N of "bpe:N", from 257 on: a byte-level BPE has 256 bytes and the end of text. None if
+def bpe_size(spec: str) -> int:
+    """Return N of "bpe:N", from 257 on: a byte-level BPE has 256 bytes and the end of text. 0 if
     `spec` is not of that form."""
     if not spec.startswith("bpe:"):
-        return None
+        return 0
     number = spec.removeprefix("bpe:").replace("_", "")
     if not number.isdecimal() or not 257 <= int(number) <= 1_000_000:
         raise DataError(
@@ -150,7 +150,7 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
     Raises:
         DataError: it names nothing that is there, or the Hub cannot be asked.
     """
-    if spec == "gpt2" or bpe_size(spec) is not None:
+    if spec == "gpt2" or bpe_size(spec):
         return ()
     path = expanded(spec, "write data.tokenizer without ~")
     if not path.exists():

@@ -7,20 +7,20 @@ from pathlib import Path
 from efftrain_cli.run.metrics import columns_of, last_row, latest_rows
 
 
-def communication(run: Path) -> str | None:
-    """Describe the time for gradient sums and waiting in a sentence; None if it was not measured.
+def communication(run: Path) -> str:
+    """Describe the time for gradient sums and waiting in a sentence, "" if it was not measured.
 
     It is not measured on one device and of shards. Rows that cannot be read are left out.
     """
     if last_row(run).get("comm_seconds") is None:
-        return None
+        return ""
     import numpy as np
 
     names = ("seconds", "comm_seconds", "wait_seconds", "seq_len")
     table = np.array(list(columns_of(latest_rows(run), names).values()))
     table = table[:, np.isfinite(table[1:3]).all(0) & (table[0] > 0)]
     if not table.size:
-        return None
+        return ""
     seconds, sums, waits, lengths = table
     text = (
         f"{sums.sum() / seconds.sum():.0%} of the time went into adding up gradients, "

@@ -119,15 +119,13 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
         _switch_hub_off()  # else the libraries ask the Hub about files that are all here
         return
     reason = hub_unreachable()
-    if reason is None:
+    if not reason:
         return
     missing = [task for task in remote if not _in_hub_cache(str(task.hub))]
     if missing:
-        where = (
-            f"their files are not in {data_dir}"
-            if data_dir is not None
-            else "there is no --data-dir"
-        )
+        where = "there is no --data-dir"
+        if data_dir is not None:
+            where = f"their files are not in {data_dir}"
         lines = [
             f"  {task.name}: {task.hub} of the Hub, or {task.file} in --data-dir"
             for task in missing

@@ -11,7 +11,7 @@ import pytest
 from efftrain_cli.data import building, hub
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.prepare import limits_of, prepare
-from efftrain_cli.data.split import Limits
+from efftrain_cli.data.split import NO_LIMITS, Limits
 from efftrain_cli.data.text import BadDocuments, HubDataset
 from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from efftrain_cli.foundation.errors import DataError, DiskError
@@ -209,12 +209,14 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(
 
 
 def test_what_a_recipe_needs_of_the_hub() -> None:
-    def limits(*overrides: str) -> Limits | None:
+    def limits(*overrides: str) -> Limits:
         return limits_of(load_recipe("small", ["data.train=owner/name", *overrides]))
 
     recipe = load_recipe("small")
-    assert limits_of(recipe) is None  # local text is prepared whole
-    assert limits_of(load_recipe("small", ["data.max_tokens=5M"])) is None  # `prepare` looks itself
+    assert limits_of(recipe) == NO_LIMITS  # local text is prepared whole
+    assert (
+        limits_of(load_recipe("small", ["data.max_tokens=5M"])) == NO_LIMITS
+    )  # `prepare` looks itself
     first = limits()
     assert first is not None and recipe.train.tokens < first.train < 4 * recipe.train.tokens
     assert first.train.bit_count() == first.valid.bit_count() == 1
