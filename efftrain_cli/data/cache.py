@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import time
@@ -16,7 +15,7 @@ from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import DataError, DiskError, UsageError
 from efftrain_cli.foundation.files import free_bytes, open_to_write, sha256_of, write_whole
-from efftrain_cli.foundation.records import read_json
+from efftrain_cli.foundation.records import digest_of, read_json
 
 _SETTLED_SECONDS = 2.0
 """A file changed so recently may change again within the resolution of its time stamp, so its hash is not
@@ -87,27 +86,26 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
     Args:
         afresh: read every file: one may hold other bytes with its old size and time stamp.
     """
-    names = [str(path) for path in paths]
-    request = hashlib.sha256("\n".join(names).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-    memory = cache_root() / "hashes" / f"{request}.json"
+    memory = cache_root() / "hashes" / f"{digest_of([str(path) for path in paths])[:32]}.json"
     try:
-        known = {name: tuple(entry) for name, entry in read_json(memory).items()}
-    except (DataError, OSError, AttributeError, TypeError):
+        known = dict(read_json(memory))
+    except (DataError, OSError, TypeError, ValueError):
         known = {}  # a memory that is lost or damaged costs a reading, nothing else
     hashes = []
     entries = {}
     now = time.time_ns()
-    for name in names:
+    for path in paths:
         try:
-            stat = os.stat(name)
-            size, changed, digest = known.get(name, (None, None, None))
-            if afresh or (size, changed) != (stat.st_size, stat.st_mtime_ns):
-                digest = sha256_of(Path(name))
+            stat = path.stat()
+            key = f"{path} {stat.st_size} {stat.st_mtime_ns}"
+            digest = known.get(key)
+            if afresh or digest is None:
+                digest = sha256_of(path)
         except OSError as error:
-            raise DataError(f"{printable(name)}: cannot be read: {error.strerror}") from error
+            raise DataError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
         hashes.append(digest)
         if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
-            entries[name] = (stat.st_size, stat.st_mtime_ns, digest)
+            entries[key] = digest
     if entries != known:
         write(memory, json.dumps(entries))
     return hashes

@@ -82,13 +82,14 @@ def split_lines(content: bytes) -> Lines:
     corrupt = []
     for number, line in enumerate(lines, 1):
         state = _check(line)
+        last = line.rfind(b"{")
         if state is False:
             corrupt.append((number, "it does not match its check value"))
-            line = line[line.rfind(b"{") :]
+            line = line[last:]
             state = _check(line) or False
-        elif state is None and line.rfind(b"{") > 0 and line.endswith(b"}") and parse(line) is None:
+        elif state is None and last > 0 and line.endswith(b"}") and parse(line) is None:
             corrupt.append((number, "two lines in one"))
-            line = line[line.rfind(b"{") :]
+            line = line[last:]
         if state is not False:
             texts.append(line)
             numbers.append(number)

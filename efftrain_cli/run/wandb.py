@@ -176,12 +176,10 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
     try:
         yield
     finally:
-        if follower.stdin is not None:
-            with contextlib.suppress(OSError):
-                follower.stdin.close()  # there will be no more rows
-        # One that is still busy is not killed: it goes on sending, and what it cannot send stays offline.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            follower.wait(STOP_SECONDS)
+        # Its input ends: there will be no more rows. One that is still busy is not killed: it goes on sending, and what
+        # it cannot send stays offline.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            follower.communicate(timeout=STOP_SECONDS)
         said = _said(run, log)
         again = f"efftrain wandb-sync {run.name}{' --tensorboard' * (what != 'wandb')}"
         if said:

@@ -185,21 +185,23 @@ class TrialRunner:
             EfftrainError: a run failed; the others are saved; the exit code is its own.
         """
         # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
-        states = {trial.name: state_of(trial) for trial in trials}
-        recipes = {trial.name: recipe_of(trial) for trial in trials}
+        recipes = [recipe_of(trial) for trial in trials]
+        self._ends = {}
         self._tokens = {}
-        for trial in trials:
-            budget = recipes[trial.name].train.tokens
+        for trial, recipe in zip(trials, recipes, strict=True):
+            state = state_of(trial)
+            if state in ENDED:
+                self._ends[trial.name] = state
+            self._tokens[trial.name] = recipe.train.tokens
             if trial.until is not None:
-                budget = summarize_plan(recipes[trial.name], until=trial.until).tokens
-            self._tokens[trial.name] = budget
+                self._tokens[trial.name] = summarize_plan(recipe, until=trial.until).tokens
         if not any(device.startswith("cuda") for device, _ in self.places):
-            check_memory(list(recipes.values()), len(self.places))
-        self._ends = {name: state for name, state in states.items() if state in ENDED}
+            check_memory(recipes, len(self.places))
+
         self._waiting = [trial for trial in trials if trial.name not in self._ends]
-        ended = len(trials) - len(self._waiting)
-        if self._waiting and ended:
-            self._progress(f"{title or 'sweep'}, {ended} of {len(trials)} trained already")
+        if self._waiting and self._ends:
+            already = f"{len(self._ends)} of {len(trials)} trained already"
+            self._progress(f"{title or 'sweep'}, {already}")
         elif self._waiting and title:
             self._progress(f"{title}, {len(trials)} runs")
         with self._signals():
@@ -406,17 +408,15 @@ class TrialRunner:
 
     def _end_all(self) -> None:
         """End the runs under way saved, and wait for that."""
-        for slot in self._active.values():
+        slots = list(self._active.values())
+        for slot in slots:
             slot.child.send_signal(signal.SIGTERM)
-        if self._active:
-            self._line(
-                f"stopping: {', '.join(slot.trial.name for slot in self._active.values())} will be saved ..."
-            )
-        while self._active:
-            for place, slot in list(self._active.items()):
-                if slot.child.poll() is not None:
-                    del self._active[place]
-            time.sleep(TICK)
+        if slots:
+            names = ", ".join(slot.trial.name for slot in slots)
+            self._line(f"stopping: {names} will be saved ...")
+        for slot in slots:
+            slot.child.wait()
+        self._active.clear()
 
 
 def is_owned(trial: Trial, state: str) -> bool:

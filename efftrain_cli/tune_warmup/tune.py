@@ -14,7 +14,6 @@ one that ran out of budget goes on with a larger one.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ import torch
 
 from efftrain_cli.foundation.console import counted, human_seconds, make_console, steady_output
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, UsageError
-from efftrain_cli.foundation.files import write_whole
+from efftrain_cli.foundation.files import made_beside, write_whole
 from efftrain_cli.foundation.records import read_record, sealed_toml, write_record
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
@@ -105,22 +104,17 @@ def _claim(folder: Path, search: Search) -> None:
         eval_every=search.eval_every,
     )
     if not folder.exists():
-        folder.mkdir(parents=True)
-        write_whole(folder / "search.toml", sealed_toml(dump_recipe(search.recipe)))
-        write_record(folder / "search.json", options)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with made_beside(folder) as temporary:
+            temporary.mkdir()
+            write_whole(temporary / "search.toml", sealed_toml(dump_recipe(search.recipe)))
+            write_record(temporary / "search.json", options)
         return
     try:
-        written = read_record(folder / "search.json", SearchFile).to_json()
-        same = (
-            written == options.to_json()
-            and load_recipe(str(folder / "search.toml")) == search.recipe
-        )
+        same = read_record(folder / "search.json", SearchFile).to_json() == options.to_json()
+        same = same and load_recipe(str(folder / "search.toml")) == search.recipe
     except FileNotFoundError:
-        # Killed between two files above, or not ours at all.
-        if any(path.name not in ("search.toml", "search.json") for path in folder.iterdir()):
-            raise UsageError(f"{folder} exists but holds no search; give another --name") from None
-        shutil.rmtree(folder)
-        return _claim(folder, search)
+        raise UsageError(f"{folder} exists but holds no search; give another --name") from None
     except RecipeError:
         same = False
     if not same:
@@ -128,7 +122,6 @@ def _claim(folder: Path, search: Search) -> None:
             f"{folder} holds a search with another recipe or other options (search.toml and search.json there say which); "
             "give another --name, or remove it"
         )
-    return None
 
 
 # --- the end of a search --------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow
 import pytest
 
-from efftrain_cli.data import reading
+from efftrain_cli.data import documents as reader
 from efftrain_cli.data.corpus import Corpus, Part, TokenShards
 from efftrain_cli.data.documents import read_documents
 from efftrain_cli.data.prepare import prepare
@@ -107,7 +107,7 @@ def test_a_line_without_end_costs_bounded_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F71, with the limit lowered: the line is named or skipped, and what follows it is read."""
-    monkeypatch.setattr(reading, "LINE_BYTES", 1000)
+    monkeypatch.setattr(reader, "LINE_BYTES", 1000)
     path = tmp_path / "bomb.jsonl.gz"
     path.write_bytes(
         gzip.compress(b'{"text": "before"}\n' + b" " * 10_000_000 + b'\n{"text": "after"}\n')

@@ -59,6 +59,12 @@ class Stub:
     def send_signal(self, number: int) -> None:
         self.signals.append(number)
 
+    def wait(self) -> int:
+        while True:
+            code = self.poll()
+            if code is not None:
+                return code
+
 
 class Pretrain:
     """A Launch that starts stubs. `codes` gives the exit code of a run where it is not 0."""
