@@ -15,7 +15,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from efftrain_cli import __version__
 from efftrain_cli.foundation.console import say, silence, silent
@@ -36,7 +36,7 @@ from efftrain_cli.zeroshot.harness import (
     require_extra,
 )
 from efftrain_cli.zeroshot.local_data import local_file
-from efftrain_cli.zeroshot.results import SCHEMA_VERSION, is_exported, save_result
+from efftrain_cli.zeroshot.results import SCHEMA_VERSION, Result, is_exported, save_result
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task, task_names
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class EvalConfig:
 
 def evaluate_runs(
     config: EvalConfig, runs: Sequence[str]
-) -> Iterator[tuple[str, list[dict[str, Any]], EfftrainError | None]]:
+) -> Iterator[tuple[str, list[Result], EfftrainError | None]]:
     """Evaluate several runs, one after the other, on all processes that were started for it.
 
     Yield each run with its entries, and the error that it ended with: the other runs are scored all the same.
@@ -121,7 +121,7 @@ def evaluate_runs(
             yield run, entries, problem
 
 
-def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[dict[str, Any]]:
+def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Result]:
     """Evaluate task by task; write each score into the run's folder and yield its entry of zeroshot.json.
 
     Of several ranks all call it; rank 0 alone writes.
@@ -344,7 +344,7 @@ def entry_of(
     evaluator: Evaluator,
     config: EvalConfig,
     seconds: float,
-) -> dict[str, Any]:
+) -> Result:
     """Return the entry of zeroshot.json for one task."""
     import torch
 

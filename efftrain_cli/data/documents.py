@@ -47,7 +47,7 @@ def read_documents(
         else:
             yield from _whole_file(source, bad)
     except OSError as error:
-        name = printable(str(source.path))
+        name = printable(source.path)
         raise DataError(f"{name}: cannot be read: {error.strerror or error}") from error
     except DataError as error:
         name = str(source.path)
@@ -60,7 +60,7 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
     content = source.path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     if not content:
         if source.kind != "stdlib":  # the library has many empty __init__.py
-            bad.found(str(source.path), "the file is empty")
+            bad.found(source.path, "the file is empty")
         return
     try:
         text = content.decode("utf-8")
@@ -71,7 +71,7 @@ def _whole_file(source: TextFile, bad: BadDocuments) -> Iterator[Document]:
     bad.seen += 1
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-    yield Document(printable(str(source.path)), text)
+    yield Document(printable(source.path), text)
 
 
 def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
@@ -94,7 +94,7 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
             start += length
     if not any_line:
         fault = "the file is empty" if start == 0 else "the file holds only blank lines"
-        bad.found(str(path), fault)
+        bad.found(path, fault)
 
 
 def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
@@ -114,7 +114,7 @@ def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Docum
                 except _BadLineError as error:
                     bad.found(f"{path}: record {number}", str(error))
             if not records:
-                bad.found(str(path), "the file holds no records")
+                bad.found(path, "the file holds no records")
             return
     yield from _json_documents(path, text_field, bad)
 
@@ -149,7 +149,7 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
         except UnicodeDecodeError as error:
             raise DataError(f"{path}:{number}: {_not_utf8(error.object, error.start)}") from error
     if not any_row:
-        bad.found(str(path), "the file holds no rows")
+        bad.found(path, "the file holds no rows")
 
 
 def _opened(path: Path) -> io.BufferedIOBase:
@@ -255,7 +255,7 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
     import pyarrow.parquet
 
     if path.stat().st_size == 0:
-        bad.found(str(path), "the file is empty")
+        bad.found(path, "the file is empty")
         return
     row = 0
     total = 0
@@ -280,7 +280,7 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
                         _check_unpacked(path, total, most)
                         yield from bad.read(f"{path}:{row}", text)
             if row == 0:
-                bad.found(str(path), "the file holds no rows")
+                bad.found(path, "the file holds no rows")
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise DataError(
             f"{path}: after row {row}: damaged, cut short or not a Parquet file: {error}"
@@ -402,7 +402,7 @@ def token_documents(path: Path, bad: BadDocuments, eot_id: int | None) -> Iterat
         )
     ids = open_token_file(path)
     if len(ids) == 0:
-        bad.found(str(path), "the file is empty")
+        bad.found(path, "the file is empty")
     begin = 0
     while begin < len(ids):
         chunk = np.asarray(ids[begin : begin + _IDS_AT_A_TIME])

@@ -93,7 +93,7 @@ class BadDocuments:
         if text:
             yield Document(printable(id), text)
 
-    def found(self, where: str, what: str) -> None:
+    def found(self, where: object, what: str) -> None:
         """Count a bad document; raise a `DataError` if the policy is "error"."""
         self.seen += 1
         where = printable(where)

@@ -147,10 +147,10 @@ def folded(line: str, indent: int = 0) -> str:
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: str) -> str:
+def printable(text: object) -> str:
     """Escape control characters, changes of direction and broken surrogates, so that a foreign name
     can neither move a terminal's cursor nor end a line."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
 def say(text: str) -> None:

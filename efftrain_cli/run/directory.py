@@ -18,11 +18,10 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
 
 from efftrain_cli.foundation.environment import environment_folder
 from efftrain_cli.foundation.errors import (
@@ -40,7 +39,7 @@ from efftrain_cli.foundation.files import (
     temporary_beside,
 )
 from efftrain_cli.foundation.records import sealed_toml
-from efftrain_cli.run.lines import JsonLines, read_lines
+from efftrain_cli.run.lines import Fields, JsonLines, Values, read_lines
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import all_rows, latest_rows
 from efftrain_cli.run.origin import read_origin, write_origin
@@ -171,7 +170,7 @@ class Run:
         cls,
         name: str,
         recipe_toml: str,
-        origin: Mapping[str, object],
+        origin: Fields,
         tokenizer: Path | None = None,
     ) -> Run:
         """Make a new run directory and own it; otherwise as `new_run`."""
@@ -201,25 +200,25 @@ class Run:
             run.event("removed", {"path": left.name, "reason": "left by an interrupted save"})
         return run
 
-    def log(self, rows: Sequence[Mapping[str, object]]) -> None:
+    def log(self, rows: Sequence[Fields]) -> None:
         """Append rows to metrics.jsonl. If the disk is full they are kept in memory until there is room."""
         if rows:
             self._metrics.write(rows)
             if time.monotonic() - self._last_fsync > 10:
                 self.sync()
 
-    def event(self, kind: str, fields: Mapping[str, object]) -> None:
+    def event(self, kind: str, fields: Fields) -> None:
         """Append to events.jsonl what is not a step, with the time of day."""
         self._events.write(
             [{"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}]
         )
 
-    def events(self) -> list[dict[str, Any]]:
+    def events(self) -> list[Values]:
         """Read events.jsonl, oldest first; lines that are not JSON are passed over."""
         # Not `read_events`: a difference that was accepted must match to the letter.
         return read_lines(self.path / "events.jsonl")
 
-    def row_of(self, step: int) -> dict[str, Any]:
+    def row_of(self, step: int) -> Values:
         """Return the row of `step` that counts, {} if it is missing."""
         rows = latest_rows(self.path, step)
         return next((row for row in rows if row["step"] == step), {})
@@ -333,7 +332,7 @@ def taken(name: str) -> UsageError:
 def new_run(
     name: str,
     recipe_toml: str,
-    origin: Mapping[str, object],
+    origin: Fields,
     tokenizer: Path | None = None,
 ) -> Iterator[Run]:
     """Yield a new run, to put into it what it shall begin with; it appears after the block, with all of that, or not

@@ -22,6 +22,10 @@ from typing import Any
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import open_to_write, write_whole
 
+Values = dict[str, Any]
+"""Values by name, as JSON or TOML holds them: a row, an event, a recipe."""
+Fields = Mapping[str, object]
+"""Values by name, to be written."""
 CHECK = "check"
 """Key of a line's check value."""
 _MARK = b', "check": "'
@@ -29,7 +33,7 @@ _SEAL = _MARK + b'%08x"}'
 _TAIL = len(_SEAL % 0)
 
 
-def sealed(value: Mapping[str, object]) -> str:
+def sealed(value: Fields) -> str:
     """Return the line for `value`, with its check, without a newline; NaN and infinity become null."""
     text = json.dumps(finite(value))
     return f'{text[:-1]}{_MARK.decode()}{zlib.crc32(text.encode()):08x}"}}'
@@ -104,7 +108,7 @@ def _check(line: bytes) -> bool | None:
     return line[-_TAIL:] == _SEAL % zlib.crc32(b"}", zlib.crc32(line[:-_TAIL]))
 
 
-def parse(line: bytes) -> dict[str, Any] | None:
+def parse(line: bytes) -> Values | None:
     """Return the object that a line holds, without its check; None if it holds no object. NaN is not JSON."""
 
     def refuse(text: str) -> None:
@@ -133,7 +137,7 @@ def read_file(path: Path) -> Lines:
         return split_lines(b"")
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Values]:
     """Return the objects of a file, without their checks; leave out lines that are damaged or hold no object.
 
     Raises:
@@ -192,7 +196,7 @@ class JsonLines:
                 self._waiting = []
                 self._written = 0
 
-    def write(self, values: Sequence[Mapping[str, object]]) -> None:
+    def write(self, values: Sequence[Fields]) -> None:
         """Append a line for each of `values`, now or as soon as there is room."""
         self._waiting += [f"{sealed(value)}\n".encode() for value in values]
         if not self._flush():

@@ -13,19 +13,22 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.lines import CHECK, Lines, parse, read_file
+from efftrain_cli.run.lines import CHECK, Fields, Lines, Values, parse, read_file
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+    Columns = dict[str, np.ndarray]
+    """float64 values by column, one per row."""
 
 CorruptLines = tuple[tuple[int, str], ...]
 """(number, what is wrong) of lines that are not rows, or not the row that was written."""
@@ -39,7 +42,7 @@ POLL_SECONDS = 1.0
 class Metrics:
     """The rows of metrics.jsonl that count, by column. Of a step written twice, the later value of a column counts."""
 
-    columns: dict[str, np.ndarray]
+    columns: Columns
     """float64, one value per step in increasing order, NaN where a row has null or lacks the key."""
     segments: int
     """Starts and resumes that wrote rows."""
@@ -96,7 +99,7 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     )
 
 
-def latest_rows(run: Path, until: float = math.inf) -> list[dict[str, Any]]:
+def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
     """Return the rows that count, as they were written, one per step in increasing order, up to step `until`.
 
     Import nothing that training has not imported, and refuse nothing: damaged lines are left out, and a missing file
@@ -105,7 +108,7 @@ def latest_rows(run: Path, until: float = math.inf) -> list[dict[str, Any]]:
     import numpy as np
 
     rows = all_rows(run)
-    latest: list[dict[str, Any]] = []
+    latest: list[Values] = []
     for index in _latest(np.array([row["step"] for row in rows], float)):
         row = rows[index]
         if row["step"] > until:
@@ -118,12 +121,12 @@ def latest_rows(run: Path, until: float = math.inf) -> list[dict[str, Any]]:
     return latest
 
 
-def all_rows(run: Path) -> list[dict[str, Any]]:
+def all_rows(run: Path) -> list[Values]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
     return _valid_rows(_read(run))[0]
 
 
-def last_row(run: Path) -> dict[str, Any]:
+def last_row(run: Path) -> Values:
     """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the file only."""
     try:
         with (run / "metrics.jsonl").open("rb") as file:
@@ -148,7 +151,7 @@ def check_rows(run: Path) -> Lines:
     return replace(lines, corrupt=_valid_rows(lines)[1])
 
 
-def follow_run(run: Path) -> Iterator[dict[str, Any]]:
+def follow_run(run: Path) -> Iterator[Values]:
     """Yield each row and each event that another process writes to a run, until standard input closes.
 
     Rows come in their order, events in theirs; none is left out. An event has an `event`, a row none.
@@ -182,7 +185,7 @@ def _is_input_closed(seconds: float) -> bool:
         return True
 
 
-def columns_of(rows: Sequence[Mapping[str, object]], names: Sequence[str]) -> dict[str, np.ndarray]:
+def columns_of(rows: Sequence[Fields], names: Sequence[str]) -> Columns:
     """Return float64 columns of rows; NaN where a row has no number, or one that a float cannot hold."""
     import numpy as np
 
@@ -198,9 +201,7 @@ def to_float(value: object) -> float:
     return number if math.isfinite(number) else math.nan
 
 
-def _valid_rows(
-    lines: Lines, numbers: Sequence[str] = ()
-) -> tuple[list[dict[str, Any]], CorruptLines]:
+def _valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[Values], CorruptLines]:
     """Return the rows of a file, in file order, and its damaged lines.
 
     Args:
@@ -249,9 +250,7 @@ def _latest(steps: np.ndarray) -> np.ndarray:
     return np.flatnonzero(steps <= following)
 
 
-def _refuse_ruins(
-    lines: Lines, rows: Sequence[dict[str, Any]], corrupt: CorruptLines, run: Path
-) -> None:
+def _refuse_ruins(lines: Lines, rows: Sequence[Values], corrupt: CorruptLines, run: Path) -> None:
     """Refuse a file that lost too much to judge by the rest.
 
     Raises:
@@ -271,7 +270,7 @@ def _refuse_ruins(
         )
 
 
-def _fault_of(row: dict[str, Any], numbers: Sequence[str]) -> str:
+def _fault_of(row: Values, numbers: Sequence[str]) -> str:
     for name in ("step", "segment"):
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
@@ -304,7 +303,7 @@ def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> di
     return odd | dict.fromkeys(among_checked, text)
 
 
-def _read_by_arrow(lines: Lines, columns: Sequence[str]) -> dict[str, np.ndarray] | None:
+def _read_by_arrow(lines: Lines, columns: Sequence[str]) -> Columns | None:
     """Return the columns, or all of numbers, as float64; None if a line needs a closer look."""
     import numpy as np
     import pyarrow as pa

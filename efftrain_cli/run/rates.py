@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
@@ -19,6 +18,7 @@ from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.run.lines import Values
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
@@ -135,7 +135,7 @@ def _benches() -> Iterator[Rate]:
                     yield rate
 
 
-def _newest_runs() -> Iterator[tuple[Path, dict[str, Any], dict[str, Any]]]:
+def _newest_runs() -> Iterator[tuple[Path, Values, Values]]:
     """Yield rows file, last row and recipe of the newest runs that can be read, the newest last."""
     paths = [runs_root() / name / "metrics.jsonl" for name in run_names()]
     paths = sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)

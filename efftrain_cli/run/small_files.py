@@ -14,7 +14,7 @@ from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged, read_toml_text
-from efftrain_cli.run.lines import read_lines
+from efftrain_cli.run.lines import Values, read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
 
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample", "parallel.check_every")
@@ -27,10 +27,10 @@ class SmallFiles:
 
     name: str
     path: Path
-    recipe: dict[str, Any]
+    recipe: Values
     """The resolved recipe, as in recipe.toml."""
-    origin: dict[str, Any]
-    events: tuple[dict[str, Any], ...]
+    origin: Values
+    events: tuple[Values, ...]
     locked: bool
     """A living process owns the run."""
 
@@ -52,7 +52,7 @@ def read_run(path: Path) -> SmallFiles:
     )
 
 
-def read_recipe_values(path: Path) -> dict[str, Any]:
+def read_recipe_values(path: Path) -> Values:
     """Read the values of a run's recipe.toml as they are written there.
 
     Raises:
@@ -74,7 +74,7 @@ def unreadable(path: Path, error: OSError) -> DataError:
     )
 
 
-def read_events(path: Path) -> tuple[dict[str, Any], ...]:
+def read_events(path: Path) -> tuple[Values, ...]:
     """Return the events of a run, oldest first; torn and damaged lines are left out."""
     return tuple(cleaned(event) for event in read_lines(path / "events.jsonl"))
 
@@ -84,7 +84,7 @@ def cleaned(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):
-        return {printable(str(key)): cleaned(entry) for key, entry in value.items()}
+        return {printable(key): cleaned(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [cleaned(entry) for entry in value]
     return value

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from efftrain_cli.run.metrics import columns_of, latest_rows, to_float
 
 if TYPE_CHECKING:
-    import numpy as np
+    from efftrain_cli.run.metrics import Columns
 
 SLIGHT = 1.2
 SEVERE = 1.5
@@ -62,7 +62,7 @@ class Stability:
     """First step whose loss or gradient was not finite; no update was applied from there on."""
 
 
-def measure(columns: Mapping[str, np.ndarray]) -> Stability:
+def measure(columns: Columns) -> Stability:
     """Measure a run by its columns `step`, `loss_ratio` and `nonfinite`, one value per step."""
     import numpy as np
 
@@ -81,7 +81,7 @@ def measure(columns: Mapping[str, np.ndarray]) -> Stability:
     )
 
 
-def correlations(columns: Mapping[str, np.ndarray]) -> dict[str, Correlation]:
+def correlations(columns: Columns) -> dict[str, Correlation]:
     """Return Pearson's r of the loss ratio with each of CORRELATED, over the steps that have both.
 
     A column that is constant, or has fewer than three such steps, is left out.
@@ -110,7 +110,7 @@ def describe_run(path: Path) -> list[str]:
     return describe(columns)
 
 
-def describe(columns: Mapping[str, np.ndarray]) -> list[str]:
+def describe(columns: Columns) -> list[str]:
     """Describe the stability of the run with these columns in a few lines."""
     stability = measure(columns)
     if stability.max_loss_ratio is None:

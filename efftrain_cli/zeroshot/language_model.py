@@ -17,7 +17,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.model.generate import GREEDY, generate
-from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
+from efftrain_cli.zeroshot.score import Evaluator, Request, Score, TokenIds, windows
 
 
 class DoesNotFitError(Exception):
@@ -34,7 +34,7 @@ class DoesNotFitError(Exception):
 class _AnswerBatch(NamedTuple):
     """Requests whose answers are written together."""
 
-    members: list[tuple[int, tuple[int, ...]]]
+    members: list[tuple[int, TokenIds]]
     """Number and context of each request; contexts of one length, so that no padding has to be hidden."""
     until: tuple[str, ...]
     """Strings that end an answer."""
@@ -142,10 +142,10 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         return [by_index[i] for i in range(len(requests))]
 
     def _answer_batches(
-        self, requests: list[Instance], contexts: list[tuple[int, ...]]
+        self, requests: list[Instance], contexts: list[TokenIds]
     ) -> list[_AnswerBatch]:
         """Divide requests into batches, and cut contexts that leave an answer no room."""
-        groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, tuple[int, ...]]]] = {}
+        groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, TokenIds]]] = {}
         for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
             asked = normalize_gen_kwargs(request.args[1])
             if asked["do_sample"]:
@@ -195,7 +195,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
             answers.append((i, postprocess_generated_text(text, stop=stop, think_end_token=None)))
         return answers
 
-    def _encode(self, texts: list[str]) -> list[tuple[int, ...]]:
+    def _encode(self, texts: list[str]) -> list[TokenIds]:
         return [tuple(ids.tolist()) for ids in self.text.encode(texts)]
 
     def _score(self, asked: list[Request], may_overlap: bool = False) -> list[Score]:

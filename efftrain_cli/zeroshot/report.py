@@ -9,12 +9,12 @@ from typing import Any
 
 from efftrain_cli.foundation.console import Row, table_lines
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.zeroshot.results import RESULTS, is_exported
+from efftrain_cli.zeroshot.results import RESULTS, Result, is_exported
 from efftrain_cli.zeroshot.suites import AVERAGED, suite_mean
 
 
 def result_lines(
-    run: str, entries: Sequence[dict[str, Any]], tasks: Sequence[str], references: bool
+    run: str, entries: Sequence[Result], tasks: Sequence[str], references: bool
 ) -> Iterator[str]:
     """Describe the entries of one run's evaluation.
 
@@ -32,7 +32,7 @@ def result_lines(
     yield f"written to {folder / RESULTS}"
 
 
-def _score_lines(run: str, entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _score_lines(run: str, entries: Sequence[Result]) -> Iterator[str]:
     first = entries[0]
     yield f"{run}, step {first['step']}, context {first['context_length']} tokens, {first['dtype']}"
     limits = [entry["limit"] for entry in entries if entry["limit"] is not None]
@@ -55,7 +55,7 @@ def _score_lines(run: str, entries: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{entry['task']:<18}  {entry['protocol']}"
 
 
-def _score_rows(entry: dict[str, Any]) -> list[Row]:
+def _score_rows(entry: Result) -> list[Row]:
     """Return a row per metric of a task, the one that counts first; the others leave task and items out."""
     metrics = entry["metrics"]
     rows: list[Row] = []
@@ -83,7 +83,7 @@ def _format_score(metric: str, value: float | None) -> str:
     return f"{100 * value:.2f} %"
 
 
-def _mean_lines(tasks: Sequence[str], entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _mean_lines(tasks: Sequence[str], entries: Sequence[Result]) -> Iterator[str]:
     scores = {entry["task"]: entry["value"] for entry in entries if entry["value"] is not None}
     limited = any(entry["limit"] is not None for entry in entries)
     note = " of first items only: not comparable with full scores" if limited else ""
@@ -95,7 +95,7 @@ def _mean_lines(tasks: Sequence[str], entries: Sequence[dict[str, Any]]) -> Iter
                 yield str(error)
 
 
-def _reference_lines(entries: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _reference_lines(entries: Sequence[Result]) -> Iterator[str]:
     whole = [entry["task"] for entry in entries if entry["limit"] is None]
     if not whole:
         yield "\nno published scores: they are of whole tasks, and these are of the first items only"

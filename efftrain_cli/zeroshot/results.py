@@ -28,6 +28,8 @@ from efftrain_cli.foundation.records import (
 from efftrain_cli.run.lines import parse
 from efftrain_cli.run.small_files import cleaned
 
+Result = dict[str, Any]
+"""An entry of zeroshot.json."""
 SCHEMA_VERSION = 1
 RESULTS = "zeroshot.json"
 ITEMS = "zeroshot_items.jsonl"
@@ -78,7 +80,7 @@ def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(entry[name] for name in KEY)
 
 
-def read_results(run: Path) -> list[dict[str, Any]]:
+def read_results(run: Path) -> list[Result]:
     """Return the entries of a run's zeroshot.json, control characters escaped; no entries if it does not exist.
 
     Raises:

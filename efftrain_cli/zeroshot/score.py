@@ -22,6 +22,7 @@ from efftrain_cli.model.gpt import GPT, KeyValueCache
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.zeroshot.distributed import DistributedEval
 
+TokenIds = tuple[int, ...]
 HEAD_POSITIONS = 1024
 """Positions that go through the head at once: fp32 logits of 1024 x 50257 are 206 MB."""
 SECONDS_BETWEEN_LINES = 30.0
@@ -31,8 +32,8 @@ SECONDS_BETWEEN_LINES = 30.0
 class Request(NamedTuple):
     """A continuation to score after a context; neither is empty."""
 
-    context: tuple[int, ...]
-    continuation: tuple[int, ...]
+    context: TokenIds
+    continuation: TokenIds
 
 
 class Score(NamedTuple):
@@ -119,7 +120,7 @@ class Evaluator:
 
     def _batches(self, requests: Sequence[Request]) -> list[_Batch]:
         """Divide all requests into batches, the longest first in each of the two kinds."""
-        by_context: dict[tuple[int, ...], list[int]] = {}
+        by_context: dict[TokenIds, list[int]] = {}
         alone = []
         for i, (context, continuation) in enumerate(requests):
             if not context or not continuation:
@@ -215,7 +216,7 @@ class Evaluator:
             yield batch
 
     def _score_shared(self, requests: Sequence[Request]) -> list[Score]:
-        contexts: list[tuple[int, ...]] = []
+        contexts: list[TokenIds] = []
         context_rows = []
         continuations = []
         for context, continuation in requests:
