@@ -30,8 +30,7 @@ def sample(
     temperature: Annotated[
         float,
         Option(
-            min=0,
-            help="0: always the most likely token; below 1: more conservative; above 1: more varied.",
+            help="0: always the most likely token; below 1: more conservative; above 1: more varied."
         ),
     ] = 0.8,
     top_k: Annotated[
@@ -59,6 +58,11 @@ def sample(
 
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise UsageError("--prompt holds bytes that are not UTF-8 text: give it as UTF-8")
+    if temperature != 0 and not 0.001 <= temperature <= 1000:
+        raise UsageError(
+            f"--temperature {temperature:g} cannot be sampled with\n"
+            "  give 0 for the most likely token, or a number from 0.001 to 1000"
+        )
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(
             f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9"
