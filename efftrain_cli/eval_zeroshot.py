@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.console import say, silence, silent
+from efftrain_cli.foundation.console import counted, human_seconds, say, silence, silent
 from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcessError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
@@ -107,7 +107,7 @@ def evaluate_runs(
                     entries.append(entry)
                     if not silent():
                         say(
-                            f"{entry['task']}: {entry['items']:,} items in {entry['seconds']:.1f} s"
+                            f"{entry['task']}: {counted(entry['items'], 'item')} in {human_seconds(entry['seconds'])}"
                         )
             except LostProcessError:
                 raise

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
-from efftrain_cli.foundation.console import counted, human_bytes
+from efftrain_cli.foundation.console import counted, human_bytes, print_labelled
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.plan.preview import summarize_plan
 
@@ -131,14 +131,13 @@ def print_corpus(
         else "sizes verified; --verify-data full reads every token"
     )
     lines += [f"shards      {about['folder']}", f"            {state}"]
-    for line in lines:
-        console.print(line, markup=False)
+    print_labelled(console, lines, indent=12)
     for warning in about["warnings"]:
         console.print(f"warning: {warning}", markup=False)
     for problem in about["problems"]:
         console.print(f"\nThis recipe cannot train on it yet: {problem}", markup=False)
     if not about["problems"]:
-        console.print(f"\nNext: {train_command}", markup=False)
+        console.print(f"\nnext\n  {train_command}", markup=False, soft_wrap=True)
 
 
 def named_text(data: Data) -> str | tuple[str, ...]:

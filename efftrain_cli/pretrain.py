@@ -21,6 +21,7 @@ from efftrain_cli.foundation.console import (
     human_perplexity,
     human_seconds,
     make_console,
+    print_labelled,
     steady_output,
 )
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
@@ -364,7 +365,7 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
         else f", if {ranks.world_size} devices share it evenly and at no cost"
     )
     time = f"about {human_seconds(seconds / ranks.world_size)} of training"
-    console.print(f"time       {time}, by a probe of the largest micro-batch{shared}")
+    print_labelled(console, [f"time       {time}, by a probe of the largest micro-batch{shared}"])
 
 
 def show_header(
@@ -417,8 +418,9 @@ def show_header(
         *corpus.notes,
         *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]),
     )
-    for line in (*lines, *(f"warning: {warning}" for warning in warnings)):
-        console.print(line, markup=False)
+    print_labelled(console, lines)
+    for warning in warnings:
+        console.print(f"warning: {warning}", markup=False)
 
 
 def show_summary(
@@ -435,17 +437,20 @@ def show_summary(
         )
     else:
         done = "untrained: --steps 0 ends before the first step; the model is evaluated and saved as it begins"
-    console.print(done, markup=False)
+    lines = [done]
     if val_loss is not None:
-        console.print(
+        lines.append(
             f"result     val loss {val_loss:.4f} nats per token (perplexity {human_perplexity(val_loss)})"
         )
     if spent := communication(run.path):
-        console.print(f"devices    {spent}", markup=False)
+        lines.append(f"devices    {spent}")
+    print_labelled(console, lines)
     for line in describe_run(run.path):
         console.print(line, markup=False)
-    console.print("\nnext")
+    commands = [f'sample {run.name} --prompt "..."', f"compare {run.name} OTHER-RUN"]
     if not finished:
-        console.print(f"  efftrain pretrain --resume {run.name}", markup=False)
-    console.print(f'  efftrain sample {run.name} --prompt "..."', markup=False)
-    console.print(f"  efftrain compare {run.name} OTHER-RUN", markup=False)
+        commands.insert(0, f"pretrain --resume {run.name}")
+    # Commands are not folded: a terminal's own line break is not copied with them.
+    console.print("\nnext")
+    for command in commands:
+        console.print(f"  efftrain {command}", markup=False, soft_wrap=True)

@@ -88,6 +88,7 @@ def accumulation(
     if out is None:
         make_folder(folder)
     from efftrain_cli.accumulation import analyse, lines, save
+    from efftrain_cli.foundation.console import folded
 
     analysis = analyse(
         run,
@@ -98,7 +99,7 @@ def accumulation(
         samples=samples,
     )
     for line in lines(analysis, error):
-        print(line)
+        print(folded(line))
     print()
     for path in save(
         analysis, folder / f"step-{analysis.step:08d}" if out is None else folder, error
@@ -109,7 +110,7 @@ def accumulation(
 def _predict(
     shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None
 ) -> None:
-    from efftrain_cli.foundation.console import table_lines
+    from efftrain_cli.foundation.console import folded, table_lines
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.methods.variance_retention import (
         needed_bits,
@@ -125,9 +126,12 @@ def _predict(
         raise UsageError(f"--shape {error}") from None
     gradients = gradient_operands or operands
     print(
-        f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, {gradients} "
-        "gradients: predicted, not measured\n"
+        folded(
+            f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, "
+            f"{gradients} gradients: predicted, not measured"
+        )
     )
+    print()
     rows = []
     for layer, role, n in sums_of(width, tokens, vocab):
         bits = product_bits(operands, operands if role == "forward" else gradients)
@@ -136,8 +140,11 @@ def _predict(
         rows.append((layer, role, str(n), str(bits), *needed, *errors))
     head = "layer|role|n|m_p|VRR|c64|c128|error at 9 bits, whole|in c64"
     print("\n".join(table_lines(tuple(head.split("|")), rows)))
+    print()
     print(
-        "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks of "
-        "64\nand 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a model that\n"
-        "was trained may need more: measure one with `efftrain accumulation RUN`."
+        folded(
+            "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks "
+            "of 64 and 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a "
+            "model that was trained may need more: measure one with `efftrain accumulation RUN`."
+        )
     )

@@ -43,7 +43,14 @@ def bench(
     from datetime import UTC, datetime
 
     from efftrain_cli.bench import bench as measure
-    from efftrain_cli.foundation.console import counted, human_bytes, human_count, human_flops
+    from efftrain_cli.foundation.console import (
+        counted,
+        human_bytes,
+        human_count,
+        human_flops,
+        make_console,
+        print_labelled,
+    )
     from efftrain_cli.plan.preview import summarize_plan
     from efftrain_cli.run.rates import Rate, remember_bench
     from efftrain_cli.training.joining import joined
@@ -79,19 +86,21 @@ def bench(
         return
     total = sum(result.phases.values())
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
-    print(
+    lines = [
         f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary {result.vocab_size}, "
-        f"{result.batch_size} x {result.seq_len} tokens in {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}\n"
+        f"{result.batch_size} x {result.seq_len} tokens in {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}",
         f"device     {f'{result.devices} x ' if result.devices > 1 else ''}{result.device}, {result.dtype}, {'compiled' if result.compiled else 'eager'}, "
-        f"torch {result.torch}, {counted(result.threads, 'thread')}\n"
+        f"torch {result.torch}, {counted(result.threads, 'thread')}",
         f"speed      {human_count(result.tokens_per_second)} tokens/s, {1000 * result.seconds_per_step:.1f} ms a step "
         f"(median of {result.steps}; {1000 * result.seconds_per_step_low:.1f} to "
-        f"{1000 * result.seconds_per_step_high:.1f})\n"
+        f"{1000 * result.seconds_per_step_high:.1f})",
         f"FLOPs      {human_flops(result.flops_per_token)}s per token by 6 N + 12 L d T, logits included: "
-        f"{human_flops(result.flops_per_second)}/s, MFU {mfu}\n"
-        f"memory     {', '.join(map(human_bytes, result.peak_memory_by_device))} at the peak\n"
-        f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}\n"
-    )
+        f"{human_flops(result.flops_per_second)}/s, MFU {mfu}",
+        f"memory     {', '.join(map(human_bytes, result.peak_memory_by_device))} at the peak",
+        f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}",
+    ]
+    print_labelled(make_console(result=True), lines)
+    print()
     width = max(10, *map(len, result.phases))
     for phase, seconds in result.phases.items():
         print(f"{phase:{width}s} {1000 * seconds:9.2f} ms  {seconds / total:6.1%}")

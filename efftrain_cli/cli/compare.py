@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +11,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 
 CompareFormat = Literal["table", "markdown", "csv", "json", "latex", "html"]
@@ -42,7 +42,7 @@ def compare(
         list[str] | None,
         Argument(
             help="Runs, globs over runs ('small-*'), or recipes: all their seeds.",
-            metavar="RUN...",
+            metavar="RUN",
             autocompletion=run_or_recipe_names,
         ),
     ] = None,
@@ -127,7 +127,7 @@ def compare(
     check_target_loss(target_loss)
     runs = runs or []
     if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
-        print(f"note: {', '.join(twice)} named more than once, and counted once", file=sys.stderr)
+        say(f"note: {', '.join(twice)} named more than once, and counted once")
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.groups import count_sisters
@@ -177,4 +177,4 @@ def compare(
         comparison, format_, output, plot=plot, figures=figures, details=details, first=first
     )
     if figures is not None:
-        print(f"figures: {figures}", file=sys.stderr)
+        say(f"figures: {figures}")

@@ -45,7 +45,7 @@ def eval_zeroshot(
         list[str],
         Argument(
             help="Runs, by name, by the beginning of a name, or by recipe; or directories that `export` wrote. Each is scored in turn.",
-            metavar="RUN...",
+            metavar="RUN",
             autocompletion=run_names,
         ),
     ],

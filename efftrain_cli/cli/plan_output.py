@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from shutil import which
@@ -14,11 +14,13 @@ from typing import Any
 from efftrain_cli.data.text import find_text
 from efftrain_cli.foundation.console import (
     counted,
-    folded,
     human_bytes,
     human_count,
     human_flops,
     human_seconds,
+    make_console,
+    print_labelled,
+    say,
     table_lines,
 )
 from efftrain_cli.foundation.errors import DataError, UsageError
@@ -34,7 +36,7 @@ from efftrain_cli.run.rates import measured_rate
 def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
     """Print every step as CSV, or the turning points with the costs as JSON or as a table; assumptions go to stderr."""
     for line in assumptions(recipe):
-        print(f"assumed: {line}", file=sys.stderr)
+        say(f"assumed: {line}")
     # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without them.
     vocab_size = vocabulary_of(recipe.data.tokenizer) if recipe.stages else None
     if form == "csv":
@@ -56,13 +58,7 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
     if left_out:
         table.append(f"... {counted(left_out, 'more change')}; every step: --format csv")
     print("\n".join([*table, ""]))
-    print_labelled(cost_lines(recipe, until, device))
-
-
-def print_labelled(lines: Iterable[str]) -> None:
-    """Print lines that begin with a label of 11 columns, folded in a terminal below their text."""
-    for line in lines:
-        print(folded(line, indent=11))
+    print_labelled(make_console(result=True), cost_lines(recipe, until, device))
 
 
 def _as_json(

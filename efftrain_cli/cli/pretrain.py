@@ -180,11 +180,13 @@ def pretrain(
         for warning in warnings_of(loaded):
             say(f"warning: {warning}")
     if plan:
-        from efftrain_cli.cli.plan_output import cluster_lines, print_labelled, print_plan
+        from efftrain_cli.cli.plan_output import cluster_lines, print_plan
+        from efftrain_cli.foundation.console import make_console, print_labelled
 
         print_plan(loaded, steps, format_ or "table", device)
         if devices is not None and bandwidth is not None:
-            print_labelled(cluster_lines(loaded, device, devices, nodes, bandwidth))
+            lines = cluster_lines(loaded, device, devices, nodes, bandwidth)
+            print_labelled(make_console(result=True), lines)
         return
     share(device, devices or 1)
     from efftrain_cli.pretrain import start

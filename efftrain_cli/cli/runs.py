@@ -53,14 +53,14 @@ def list_(
         return
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import Table
-    from efftrain_cli.foundation.console import make_console
+    from efftrain_cli.foundation.console import make_console, say
 
     shown = ("name", "status", "recipe", "seed", "tokens", "budget", "best_val_loss", "age_seconds")
     head = tuple(TITLES[name] for name in shown)
     rows = format_columns(frame[list(shown)]).itertuples(index=False, name=None)
     print_tables(make_console(result=True), [Table("", head, tuple(rows))])
     for problem in filter(None, frame.problem):
-        print(f"warning: {problem}", file=sys.stderr)
+        say(f"warning: {problem}")
 
 
 @runs_app.command(
@@ -101,7 +101,7 @@ def verify(name: RunArgument) -> None:
 def rm(
     names: Annotated[
         list[str],
-        Argument(help="Runs, or globs over runs.", metavar="RUN...", autocompletion=run_names),
+        Argument(help="Runs, or globs over runs.", metavar="RUN", autocompletion=run_names),
     ],
     yes: Annotated[bool, Option("--yes", "-y", help="Skip the confirmation prompt.")] = False,
 ) -> None:

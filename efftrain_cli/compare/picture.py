@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -297,7 +298,8 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     text = plotext.build()
     if not colour:
         text = plotext.uncolorize(text)
-    return f"{text.rstrip()}\n{', '.join(shown.label.unique())}"
+    names = textwrap.fill(", ".join(shown.label.unique()), width)
+    return f"{text.rstrip()}\n{names}"
 
 
 def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from efftrain_cli.foundation.signals import ask_to_stop
@@ -110,12 +110,13 @@ def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
 def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
     """Format each row of a table as a block: its first cell, then its other ones below, wrapped to `width` characters.
 
-    A row without a first cell goes on with the block above it.
+    A row without a first cell goes on with the block above it. A first cell that is a number follows its title.
     """
     lines = []
     for first, *cells in rows:
         if first:
-            lines += textwrap.wrap(first, width)
+            title = f"{header[0]} {first}" if first[0].isdigit() else first
+            lines += textwrap.wrap(title, width)
         for name, cell in zip(header[1:], cells, strict=True):
             if cell not in ("-", ""):
                 lines += textwrap.wrap(
@@ -128,20 +129,32 @@ def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
     return lines
 
 
-def folded(line: str, indent: int = 0) -> str:
+def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> None:
+    """Print lines that begin with a label of `indent` columns, folded in a terminal below their text."""
+    for line in lines:
+        console.print(folded(line, indent), markup=False)
+
+
+def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
     """Break a line at words to the width of the terminal, later lines indented by `indent` columns.
 
-    The line stays as it is if standard output is no terminal: programs read lines.
+    The line stays as it is if `stream`, standard output by default, is no terminal: programs read lines. A command in
+    backquotes is not broken.
     """
-    if not sys.stdout.isatty():
+    if not (stream or sys.stdout).isatty():
         return line
-    return textwrap.fill(
-        line,
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _UNBROKEN), line)
+    broken = textwrap.fill(
+        whole,
         shutil.get_terminal_size().columns,
         subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return broken.replace(_UNBROKEN, " ")
+
+
+_UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -156,7 +169,8 @@ def printable(text: object) -> str:
 def say(text: str) -> None:
     """Print progress or a warning on standard error, away from data; if that cannot be written, print nothing."""
     with steady_output():
-        print(text, file=sys.stderr, flush=True)
+        lines = [folded(line, indent=2, stream=sys.stderr) for line in text.split("\n")]
+        print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 _silent = False

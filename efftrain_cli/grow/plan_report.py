@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.compare import picture
-from efftrain_cli.foundation.console import human_count, table_lines
+from efftrain_cli.foundation.console import human_count, human_flops, table_lines
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import (
     PAPER_OPTIMALITY,
@@ -65,7 +65,7 @@ def growth_lines(grown: Grown, weights_only: bool) -> Iterator[str]:
         yield resume
     else:
         budget = f"train.tokens = {grown.recipe.train.tokens:,}"
-        yield f"nothing is left of its budget, {budget}, which counts the tokens before the growth"
+        yield f"next        nothing is left of {budget}, which counts the tokens before the growth"
         yield f"{resume} --set train.tokens=N   (N tokens in all)"
 
 
@@ -94,12 +94,16 @@ def schedule_lines(
             )
     yield "N: parameters without embeddings. FLOPs: 6 N per token, without attention and logits."
     yield ""
-    yield f"{'stage':>5}  {'parameters':>10}  {'until loss':>10}  {'steps':>9}  {'batch, tokens':>13}  {'tokens':>8}  {'FLOPs':>8}"
+    head = ("stage", "parameters", "until loss", "steps", "batch, tokens", "tokens", "FLOPs")
+    rows = []
     for index, stage in enumerate(planned):
-        yield (
-            f"{index:>5}  {human_count(stage.size):>10}  {stage.loss:>10.4f}  {stage.steps:>9,.0f}  "
-            f"{stage.batch_tokens:>13,.0f}  {human_count(stage.steps * stage.batch_tokens):>8}  {stage.flops:>8.3g}"
+        counts = (f"{stage.steps:,.0f}", f"{stage.batch_tokens:,.0f}")
+        tokens = human_count(stage.steps * stage.batch_tokens)
+        size = human_count(stage.size)
+        rows.append(
+            (str(index), size, f"{stage.loss:.4f}", *counts, tokens, f"{human_flops(stage.flops)}s")
         )
+    yield from table_lines(head, rows)
     yield ""
     single = law.optimal_size(target.loss)
     yield (

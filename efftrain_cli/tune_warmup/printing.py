@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.foundation.console import human_count, human_seconds, table_lines
+from efftrain_cli.foundation.console import human_count, human_seconds, print_labelled, table_lines
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
         )
     if finished:
         lines.append(f"resuming   {finished} probes are finished and will not be repeated")
-    for line in lines:
-        console.print(line, markup=False)
+    print_labelled(console, lines)
 
 
 def share_up(tokens: int, budget: int) -> str:

@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from efftrain_cli.foundation.console import counted, human_seconds, make_console, steady_output
+from efftrain_cli.foundation.console import (
+    counted,
+    human_seconds,
+    make_console,
+    print_labelled,
+    steady_output,
+)
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, UsageError
 from efftrain_cli.foundation.files import made_beside, write_whole
 from efftrain_cli.foundation.records import read_record, sealed_toml, write_record
@@ -156,8 +162,9 @@ def _finish(
             full += (
                 f", about {human_seconds(seconds / tokens * settings * budget)} at the probes' rate"
             )
-        console.print(f"\ncost       {cost}\n           {full}", markup=False)
-    console.print(f"found      {outcome.statement}", markup=False)
+        console.print()
+        print_labelled(console, [f"cost       {cost}", f"           {full}"])
+    print_labelled(console, [f"found      {outcome.statement}"])
     if outcome.needed is None:
         for path in (folder / "probes").glob("*"):
             forget_checkpoints(path)
@@ -179,9 +186,9 @@ def _finish(
     if outcome.steps and search.kind == "batch":
         setting += f", a ramp of {search.grid.ramp(outcome.start, outcome.steps)} sequences"
     if outcome.needed is not None:
-        console.print(
-            f"more       the same command with {share_up(outcome.needed, budget)} or more goes on from here",
-            markup=False,
+        share = share_up(outcome.needed, budget)
+        print_labelled(
+            console, [f"more       the same command with {share} or more goes on from here"]
         )
     # What was tuned is part of the name if that is not the recipe's own warmup.
     other = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")
@@ -192,7 +199,7 @@ def _finish(
     if receipts:
         curves = folder / "probes.png"
         ends.append(f"  receipts and curves: {folder / 'receipts.csv'}, {curves}")
-    console.print("\n".join(ends), markup=False)
+    console.print("\n".join(ends), markup=False, soft_wrap=True)
     return folder
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from typer.testing import Result
 
+from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
 from efftrain_cli.foundation.errors import DiskError, UsageError
 from tests.conftest import Efftrain, invoke, python
 from tests.fake_runs import rows_of, write_run
@@ -143,6 +144,14 @@ def test_a_flat_curve_is_drawn_in_the_terminal(two: Path) -> None:
     for seed in range(2):
         write_run(two, "flat", seed, rows=[row | {"val_loss": 4.0} for row in rows_of(100, seed)])
     assert run("flat", "--plot").stdout.count("validation loss (nats/token)") == 3
+
+
+def test_the_names_of_a_terminal_plot_break_between_words() -> None:
+    labels = [f"{letter(i)} start 8, {10 * i} steps: stable" for i in range(4)]
+    curves = [curve(i, label, [1.0, 2.0], [1.0, 2.0]) for i, label in enumerate(labels)]
+    drawn = draw_in_terminal(Plot("probes", "probes", pd.concat(curves), "step", "loss"), 60)
+    assert max(map(len, drawn.splitlines())) == 60
+    assert " ".join(drawn.splitlines()).endswith(", ".join(labels))
 
 
 def test_no_curve_hides_another_in_the_terminal(two: Path) -> None:

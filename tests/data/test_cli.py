@@ -55,7 +55,7 @@ def test_prepare_says_what_it_made_and_then_finds_it(
     ):
         assert said in first.stdout
     assert f"shards      {tmp_path}/cache/corpora/" in first.stdout
-    assert first.stdout.endswith("Next: efftrain pretrain --recipe tiny.toml\n")
+    assert first.stdout.endswith("\nnext\n  efftrain pretrain --recipe tiny.toml\n")
     again = efftrain(
         "prepare", "--recipe", recipe, "--verify-data", "full", "--format", "json", **cache
     )

@@ -7,7 +7,9 @@ from io import StringIO
 import pytest
 
 from efftrain_cli.foundation.console import (
+    block_lines,
     counted,
+    folded,
     human_count,
     human_flops,
     human_perplexity,
@@ -121,3 +123,24 @@ def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch: pytest.Monkey
     ]
     monkeypatch.setenv("COLUMNS", "80")
     assert table_lines(head, rows)[:2] == wide
+
+
+def test_a_number_in_the_first_cell_follows_its_title() -> None:
+    rows = [("8", "10"), ("", "20"), ("r8", "30")]
+    shown = block_lines(("start", "steps"), rows, 60)
+    assert shown == ["start 8", "  steps 10", "  steps 20", "r8", "  steps 30"]
+
+
+def test_lines_break_between_words_and_never_in_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "run 'r' exists; continue it with `efftrain pretrain --resume r`, or give --name"
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal, pipe = StringIO(), StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    assert folded(line, 2, terminal).split("\n") == [
+        "run 'r' exists; continue it with",
+        "  `efftrain pretrain --resume r`, or",
+        "  give --name",
+    ]
+    assert folded(line, 2, pipe) == line

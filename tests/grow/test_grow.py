@@ -338,7 +338,7 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
     noisy = invoke("grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise")
     assert noisy.exit_code == 0
     assert "do not keep the loss" in noisy.output
-    assert "nothing is left of its budget" in noisy.output
+    assert "next        nothing is left of train.tokens = " in noisy.output
     assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
 
 
