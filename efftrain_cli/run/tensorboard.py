@@ -31,7 +31,8 @@ def write(run: Path, follow: bool = False) -> tuple[Path, int]:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
     except ImportError as error:
         raise UsageError(
-            f"TensorBoard cannot be imported ({error}); install it with: pip install 'efftrain[tensorboard]'"
+            f"TensorBoard cannot be imported ({error})\n"
+            "  in the folder of efftrain's source: `pip install '.[tensorboard]'`"
         ) from None
     folder = run / "tensorboard"
     shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,14 @@ from typing import Any
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.sensitivity import Curve
-from efftrain_cli.foundation.console import human_count, human_seconds, say, silent, table_lines
+from efftrain_cli.foundation.console import (
+    folded,
+    human_count,
+    human_seconds,
+    say,
+    silent,
+    table_lines,
+)
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.why import Why
@@ -46,16 +53,8 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     """Print what the study costs."""
     phases = phases_of(file)
     if not as_json:
-        print(
-            "\n".join(
-                text.plan_lines(
-                    file,
-                    phases,
-                    jobs,
-                    free_bytes(runs_root()),
-                )
-            )
-        )
+        for line in text.plan_lines(file, phases, jobs, free_bytes(runs_root())):
+            print(folded(line, indent=2))
         return
     left = sum_phases("all", "", phases)
     runs = []

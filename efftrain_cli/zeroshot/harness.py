@@ -89,8 +89,8 @@ def require_extra() -> None:
     missing = [name for name in ("lm_eval", "transformers") if find_spec(name) is None]
     if missing:
         raise UsageError(
-            f"zero-shot tasks need {' and '.join(missing)}: run `pip install 'efftrain[eval]'` (in a clone: "
-            "`pip install -e '.[eval]'`). `--tasks offline` needs neither"
+            f"zero-shot tasks need {' and '.join(missing)}; `--tasks offline` needs neither\n"
+            "  in the folder of efftrain's source: `pip install '.[eval]'`"
         )
 
 

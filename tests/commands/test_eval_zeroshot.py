@@ -65,7 +65,7 @@ def test_a_missing_extra_is_said_with_its_command(
 ) -> None:
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     error = efftrain("random", "--tasks", "piqa").exception
-    assert isinstance(error, UsageError) and "pip install 'efftrain[eval]'" in str(error)
+    assert isinstance(error, UsageError) and "pip install '.[eval]'" in str(error)
 
 
 @pytest.mark.slow

@@ -56,9 +56,10 @@ def test_recipes_in_a_page_load_and_those_it_names_exist(
 
 @pytest.mark.parametrize(("page", "least"), [("devices", 16), ("reliability", 51)])
 def test_every_named_test_exists(page: str, least: int) -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(page))
+    named = re.findall(r"\[([\w ]+)\]\(\.\./(tests/[\w/]+\.py)\)", text_of(page))
     assert len(named) >= least
-    for path, name in named:
+    for words, path in named:
+        name = f"test_{words.replace(' ', '_')}"
         tree = ast.parse((REPOSITORY / path).read_text(encoding="utf-8"))
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert name in names, f"{path}::{name}"

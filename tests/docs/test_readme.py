@@ -12,7 +12,7 @@ import typer
 from efftrain_cli.cli.app import app
 from tests.conftest import REPOSITORY, Efftrain
 
-PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`(efftrain [^`]+)`")
 
@@ -65,9 +65,19 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_every_link_leads_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    text = page.read_text(encoding="utf-8")
+    for target, place in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        if "://" in target:
+            continue
+        other = page.parent / target if target else page
+        assert other.exists(), f"{page.name} links to {target}"
+        assert not place or place in places_of(other), f"{page.name} links to {target}#{place}"
+
+
+def places_of(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def test_every_fault_is_counted() -> None:
     assert counts[0] == len(promised) and sum(counts) == 104
     rows = [row for row in PAGE[:rest].splitlines() if re.match(r"\| F\d+\b", row)]
     assert faults("\n".join(rows)) == promised, "a fault that is promised has a row"
-    assert all("::test_" in row for row in rows), "and a row names its test"
+    assert all("](../tests/" in row for row in rows), "and a row names its test"
 
 
 def faults(text: str) -> set[int]:
