@@ -88,7 +88,7 @@ def accumulation(
     if out is None:
         make_folder(folder)
     from efftrain_cli.accumulation import analyse, lines, save
-    from efftrain_cli.foundation.console import folded
+    from efftrain_cli.foundation.console import print_folded
 
     analysis = analyse(
         run,
@@ -98,8 +98,7 @@ def accumulation(
         gradient_operands=gradient_operands,
         samples=samples,
     )
-    for line in lines(analysis, error):
-        print(folded(line))
+    print_folded("\n".join(lines(analysis, error)), indent=0)
     print()
     for path in save(
         analysis, folder / f"step-{analysis.step:08d}" if out is None else folder, error
@@ -110,7 +109,7 @@ def accumulation(
 def _predict(
     shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None
 ) -> None:
-    from efftrain_cli.foundation.console import folded, table_lines
+    from efftrain_cli.foundation.console import print_folded, table_lines
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.methods.variance_retention import (
         needed_bits,
@@ -125,13 +124,11 @@ def _predict(
     except ValueError as error:
         raise UsageError(f"--shape {error}") from None
     gradients = gradient_operands or operands
-    print(
-        folded(
-            f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, "
-            f"{gradients} gradients: predicted, not measured"
-        )
+    print_folded(
+        f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, "
+        f"{gradients} gradients: predicted, not measured\n",
+        indent=0,
     )
-    print()
     rows = []
     for layer, role, n in sums_of(width, tokens, vocab):
         bits = product_bits(operands, operands if role == "forward" else gradients)
@@ -140,11 +137,9 @@ def _predict(
         rows.append((layer, role, str(n), str(bits), *needed, *errors))
     head = "layer|role|n|m_p|VRR|c64|c128|error at 9 bits, whole|in c64"
     print("\n".join(table_lines(tuple(head.split("|")), rows)))
-    print()
-    print(
-        folded(
-            "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks "
-            "of 64 and 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a "
-            "model that was trained may need more: measure one with `efftrain accumulation RUN`."
-        )
+    print_folded(
+        "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks "
+        "of 64 and 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a "
+        "model that was trained may need more: measure one with `efftrain accumulation RUN`.",
+        indent=0,
     )

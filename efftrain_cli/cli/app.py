@@ -15,7 +15,7 @@ import typer
 from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
-from efftrain_cli.foundation.console import folded, printable
+from efftrain_cli.foundation.console import print_folded, printable
 from efftrain_cli.foundation.environment import check_environment
 from efftrain_cli.foundation.errors import (
     EfftrainError,
@@ -229,5 +229,5 @@ def _say(text: str) -> None:
     """Print a message on standard error, or nothing if nothing can be written. Control characters
     in it are escaped."""
     with contextlib.suppress(OSError, ValueError):
-        lines = [folded(printable(line), 2, sys.stderr) for line in text.split("\n")]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        lines = map(printable, text.split("\n"))
+        print_folded("\n".join(lines), stream=sys.stderr)

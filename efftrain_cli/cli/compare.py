@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,7 +12,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
-from efftrain_cli.foundation.console import say
+from efftrain_cli.foundation.console import print_folded
 from efftrain_cli.foundation.errors import UsageError
 
 CompareFormat = Literal["table", "markdown", "csv", "json", "latex", "html"]
@@ -127,7 +128,9 @@ def compare(
     check_target_loss(target_loss)
     runs = runs or []
     if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
-        say(f"note: {', '.join(twice)} named more than once, and counted once")
+        print_folded(
+            f"note: {', '.join(twice)} named more than once, and counted once", stream=sys.stderr
+        )
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.groups import count_sisters
@@ -177,4 +180,4 @@ def compare(
         comparison, format_, output, plot=plot, figures=figures, details=details, first=first
     )
     if figures is not None:
-        say(f"figures: {figures}")
+        print_folded(f"figures: {figures}", stream=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -160,7 +161,7 @@ def grow(
     from efftrain_cli.run.names import find_run
 
     run = find_run(run)  # before PyTorch is imported, which takes seconds
-    from efftrain_cli.foundation.console import make_console, print_labelled, say
+    from efftrain_cli.foundation.console import make_console, print_folded, print_labelled
     from efftrain_cli.grow.grow import GrowOptions, grow_run
     from efftrain_cli.grow.plan_report import growth_lines
     from efftrain_cli.recipe.rules import warnings_of
@@ -180,7 +181,7 @@ def grow(
     grown = grow_run(run, operator or [], name, options, choose_device(device))
     if grown.budget_left:
         for warning in warnings_of(grown.recipe):
-            say(f"warning: {warning}")
+            print_folded(f"warning: {warning}", stream=sys.stderr)
     *lines, command = growth_lines(grown, weights_only)
     print_labelled(make_console(result=True), lines, indent=12)
     print(command)
@@ -198,7 +199,7 @@ def _parsed(operators: list[str]) -> list[Operator]:
 def _plan_by_law(
     target_loss: float | None, target_size: str | None, fit: list[str], stages: int, batch: Batch
 ) -> None:
-    from efftrain_cli.foundation.console import folded
+    from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.grow.plan_report import law_of, schedule_lines
     from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
@@ -214,8 +215,7 @@ def _plan_by_law(
     fitted = law_of(fit) if fit else None
     law = KAPLAN if fitted is None else fitted.law
     planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
-    for line in schedule_lines(law, planned, batch, fitted):
-        print(folded(line))
+    print_folded("\n".join(schedule_lines(law, planned, batch, fitted)), indent=0)
 
 
 def _plan_by_curves(
@@ -228,7 +228,7 @@ def _plan_by_curves(
 ) -> None:
     if not operators:
         raise UsageError("--small needs --operator: width, depth, or both")
-    from efftrain_cli.foundation.console import folded
+    from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.grow.plan_report import curve_lines, curve_of, plot_curves, threshold_of
 
     target_curve = None
@@ -237,8 +237,7 @@ def _plan_by_curves(
     small_curve = curve_of(small, window)
     if threshold is None:
         threshold = threshold_of(operators)
-    for line in curve_lines(small_curve, target_curve, threshold):
-        print(folded(line))
+    print_folded("\n".join(curve_lines(small_curve, target_curve, threshold)), indent=0)
     if plot is not None:
         plot_curves(small_curve, target_curve, threshold, plot)
         print(f"plot        {plot}")

@@ -19,8 +19,8 @@ from efftrain_cli.foundation.console import (
     human_flops,
     human_seconds,
     make_console,
+    print_folded,
     print_labelled,
-    say,
     table_lines,
 )
 from efftrain_cli.foundation.errors import DataError, UsageError
@@ -36,7 +36,7 @@ from efftrain_cli.run.rates import measured_rate
 def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
     """Print every step as CSV, or the turning points with the costs as JSON or as a table; assumptions go to stderr."""
     for line in assumptions(recipe):
-        say(f"assumed: {line}")
+        print_folded(f"assumed: {line}", stream=sys.stderr)
     # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without them.
     vocab_size = vocabulary_of(recipe.data.tokenizer) if recipe.stages else None
     if form == "csv":

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import Overrides, TextOrJson
-from efftrain_cli.foundation.console import say, table_lines
+from efftrain_cli.foundation.console import print_folded, table_lines
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 recipes = Commands(no_args_is_help=True)
@@ -173,7 +173,7 @@ def show_recipe(
     print("\n#   based on ".join([f"# {shown_path(draft.path)}", *map(shown_path, draft.bases)]))
     print(dump_recipe(resolved, comments), end="")
     for warning in warnings:
-        say(f"warning: {warning}")
+        print_folded(f"warning: {warning}", stream=sys.stderr)
 
 
 @recipes.command("diff", examples=("efftrain recipes diff small small-slw",))

@@ -53,14 +53,14 @@ def list_(
         return
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.compare.tables import Table
-    from efftrain_cli.foundation.console import make_console, say
+    from efftrain_cli.foundation.console import make_console, print_folded
 
     shown = ("name", "status", "recipe", "seed", "tokens", "budget", "best_val_loss", "age_seconds")
     head = tuple(TITLES[name] for name in shown)
     rows = format_columns(frame[list(shown)]).itertuples(index=False, name=None)
     print_tables(make_console(result=True), [Table("", head, tuple(rows))])
     for problem in filter(None, frame.problem):
-        say(f"warning: {problem}")
+        print_folded(f"warning: {problem}", stream=sys.stderr)
 
 
 @runs_app.command(

@@ -76,6 +76,7 @@ def sweep(
     import sys
 
     from efftrain_cli import sweep as command
+    from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.trials.trial import (
         check_comparable,
@@ -97,11 +98,8 @@ def sweep(
         return
     lines = command.grid_lines(trials, len(recipe), baseline, plot, figures)
     # With a format for programs, lines for people go to standard error, away from the data.
-    print(
-        "\n".join(lines),
-        file=sys.stdout if format_ == "table" and output is None else sys.stderr,
-        flush=True,
-    )
+    for_people = sys.stdout if format_ == "table" and output is None else sys.stderr
+    print_folded("\n".join(lines), stream=for_people)
     from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.run.directory import runs_root

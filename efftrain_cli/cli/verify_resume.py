@@ -37,9 +37,9 @@ def verify_resume(
     loaded = load_recipe(recipe, set_ or [])  # before PyTorch is imported, which takes seconds
     if devices > 1:
         check_devices(device, devices)
-    from efftrain_cli.foundation.console import folded
+    from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.verify_resume import verify_resume as verify
 
     for line in verify(loaded, device=device, half=steps, devices=devices):
         if not quiet:
-            print(folded(line))
+            print_folded(line, indent=0)

@@ -154,6 +154,12 @@ def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
     return broken.replace(_UNBROKEN, " ")
 
 
+def print_folded(text: str, indent: int = 2, stream: TextIO | None = None) -> None:
+    """Print text, each line folded if `stream`, standard output by default, is a terminal."""
+    lines = [folded(line, indent, stream) for line in text.split("\n")]
+    print("\n".join(lines), file=stream, flush=True)
+
+
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 
 
@@ -169,8 +175,7 @@ def printable(text: object) -> str:
 def say(text: str) -> None:
     """Print progress or a warning on standard error, away from data; if that cannot be written, print nothing."""
     with steady_output():
-        lines = [folded(line, indent=2, stream=sys.stderr) for line in text.split("\n")]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        print_folded(text, stream=sys.stderr)
 
 
 _silent = False

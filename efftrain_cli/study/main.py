@@ -12,9 +12,9 @@ from typing import Any
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import (
-    folded,
     human_count,
     human_seconds,
+    print_folded,
     say,
     silent,
     table_lines,
@@ -53,8 +53,7 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     """Print what the study costs."""
     phases = phases_of(file)
     if not as_json:
-        for line in text.plan_lines(file, phases, jobs, free_bytes(runs_root())):
-            print(folded(line, indent=2))
+        print_folded("\n".join(text.plan_lines(file, phases, jobs, free_bytes(runs_root()))))
         return
     left = sum_phases("all", "", phases)
     runs = []
@@ -133,7 +132,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         total += f", about {human_seconds(left.seconds_left)} one after the other"
     print("\n".join([*table_lines(head, rows), "", total, ""]))
     if registration is not None:
-        print("\n".join(text.verdict_lines(file, judgement, registration)))
+        print_folded("\n".join(text.verdict_lines(file, judgement, registration)))
 
 
 def run_study(
@@ -193,12 +192,12 @@ def run_study(
             )
         )
         return
-    print(verdict_text(file, judgement, registration, plot))
+    print_folded(verdict_text(file, judgement, registration, plot))
     if figures:
         print(f"figure: {' and '.join(map(str, figures))}")
-    print(
+    print_folded(
         f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: "
-        f"efftrain compare --study {file.path}"
+        f"`efftrain compare --study {file.path}`"
     )
 
 
@@ -325,10 +324,9 @@ def show_judged(
             f"study {file.name!r} has no run of its baseline {file.study.baseline!r} yet\n"
             f"  train it: efftrain study {path}"
         )
-    print(
+    print_folded(
         f"{verdicts}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}",
-        file=sys.stdout if on_stdout else sys.stderr,
-        flush=True,
+        stream=sys.stdout if on_stdout else sys.stderr,
     )
     return (
         of_baseline[0],
