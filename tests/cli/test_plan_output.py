@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,10 +111,12 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
 def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home: Path) -> None:
     """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a later bench's 47."""
     near = rate(1e8, "bench of near", layers=3, day=1)
-    remember_bench(replace(near, flops_per_token=3e5))
-    remember_bench(replace(rate(1e6, "bench of far", layers=9, day=2), flops_per_token=9e6))
+    remember_bench(near.model_copy(update={"flops_per_token": 3e5}))
+    far = rate(1e6, "bench of far", layers=9, day=2)
+    remember_bench(far.model_copy(update={"flops_per_token": 9e6}))
     assert "bench of near" in plan()["time"]
-    remember_bench(replace(rate(2e8, "bench of same", day=1), flops_per_token=238_848.0))
+    same = rate(2e8, "bench of same", day=1)
+    remember_bench(same.model_copy(update={"flops_per_token": 238_848.0}))
     assert "bench of same" in plan()["time"]
     # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
     write_run(home / "runs", "wide", 0)

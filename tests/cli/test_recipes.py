@@ -203,6 +203,12 @@ def test_a_new_recipe_changes_one_of_its_bases_stages(
     assert load_recipe("mine") == load_recipe("small-staged-width", [*usual, *overrides])
 
 
+def test_a_new_recipe_says_that_the_text_of_its_base_is_not_used(efftrain: Efftrain) -> None:
+    said = "put your text into my.txt, or name it in data.train: small's is not used"
+    assert said in efftrain("recipes", "new", "first").stdout
+    assert "is not used" not in efftrain("recipes", "new", "b", "--set", "data.train=b.txt").stdout
+
+
 @pytest.mark.parametrize("name", ["../x", "x.toml", "-x", "", "my recipe"])
 def test_a_new_recipe_needs_a_plain_name(efftrain: Efftrain, tmp_path: Path, name: str) -> None:
     assert efftrain("recipes", "new", "--", name).returncode == 2

@@ -14,7 +14,9 @@ import pandas as pd
 import pytest
 from typer.testing import Result
 
+from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
+from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.foundation.errors import DiskError, UsageError
 from tests.conftest import Efftrain, invoke, python
 from tests.fake_runs import rows_of, write_run
@@ -144,6 +146,21 @@ def test_a_flat_curve_is_drawn_in_the_terminal(two: Path) -> None:
     for seed in range(2):
         write_run(two, "flat", seed, rows=[row | {"val_loss": 4.0} for row in rows_of(100, seed)])
     assert run("flat", "--plot").stdout.count("validation loss (nats/token)") == 3
+
+
+def test_the_figure_of_differences_shows_its_largest_value(two: Path) -> None:
+    """The first losses differ by 5 nats, the last by nothing: both are inside the frame."""
+    for seed in range(2):
+        rows = rows_of(100, seed)
+        late = [row | {"val_loss": None if row["val_loss"] is None else 4.0} for row in rows]
+        first = next(i for i, row in enumerate(late) if row["val_loss"] is not None)
+        write_run(two, "flat", seed, rows=late)
+        late[first] = late[first] | {"val_loss": 9.0}
+        write_run(two, "fall", seed, rows=late, more=SLW)
+    runs, _ = read_valid_runs([*two.glob("flat-*"), *two.glob("fall-*")])
+    comparison = compare(runs)
+    plot = next(plot for plot in plots_of(comparison) if plot.name == "difference")
+    assert plot.low_high == (0.0, 5.0)
 
 
 def test_the_names_of_a_terminal_plot_break_between_words() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,11 @@ def test_every_command_works_in_order_at_toy_length(
         words = shlex.split(line.replace("300_000", "1_536"), comments=True)[1:]
         done = efftrain(*words, timeout=500)
         assert done.returncode == 0, (line, done.stdout, done.stderr)
+        if "--rehearse" in words:
+            assert "rehearsal: every phase of study works" in done.stderr
+            assert "final loss" not in done.stdout, "a rehearsal prints no verdict"
+        if "--jobs" in words:
+            assert re.search(r"look 1 of 1 \(5 seeds\): slw \w+ in final loss", done.stderr)
         if words[:2] == ["recipes", "new"]:
             written = Path("recipes/mine.toml")
             toy = toy_recipe(load_recipe(str(written)), tmp_path)

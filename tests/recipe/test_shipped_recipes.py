@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,26 @@ def test_the_promised_recipes_are_there() -> None:
         ]
     )
     assert promised <= {path.stem for path in FILES}
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "method"),
+    [
+        ("quickstart-slw", "quickstart", "seq_len_warmup"),
+        ("small-slw", "small", "seq_len_warmup"),
+        ("small-llama-slw", "small-llama", "seq_len_warmup"),
+        ("small-simigrad", "small", "simigrad"),
+        ("unstable-slw", "unstable", "seq_len_warmup"),
+        ("unstable-two-stage", "unstable", "seq_len_warmup"),
+        ("unstable-batch-warmup", "unstable", "batch_size_warmup"),
+    ],
+)
+def test_a_recipe_named_after_a_method_differs_in_it_alone(
+    name: str, base: str, method: str
+) -> None:
+    recipe = load_recipe(name)
+    assert list(recipe.methods) == [method]
+    assert replace(recipe, **{method: None}) == load_recipe(base)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

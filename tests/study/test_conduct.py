@@ -17,6 +17,7 @@ from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.study import main
 from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
@@ -435,6 +436,15 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
     assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]
     assert register(file, allow=False).exploratory == []
+
+
+def test_a_run_beyond_its_budget_is_done_to_100_percent(
+    file: StudyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "tokens_so_far", lambda name: 2 * 2560)  # twice the budget
+    done = invoke("study", "study.toml", "--status")
+    assert done.exit_code == 0 and done.stdout.count(" 100 % ") == 22
+    assert "200 %" not in done.stdout
 
 
 def test_the_status_of_an_unregistered_study_says_so(file: StudyFile) -> None:
