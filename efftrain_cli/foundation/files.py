@@ -17,21 +17,38 @@ from pathlib import Path
 
 from efftrain_cli.foundation.errors import CheckpointError, DiskError
 
-_REFUSALS = frozenset(
-    (
-        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENOTDIR,
-        errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENXIO, errno.ETIMEDOUT,
-        errno.EREMOTEIO, errno.ENOTCONN, errno.EHOSTDOWN, errno.EBUSY, errno.ETXTBSY,
-    )
-)  # fmt: skip
-
+_REFUSALS = {
+    "ENOSPC",
+    "EDQUOT",
+    "EFBIG",
+    "EROFS",
+    "EIO",
+    "ESTALE",
+    "EACCES",
+    "EPERM",
+    "ENOTDIR",
+    "EISDIR",
+    "ELOOP",
+    "ENAMETOOLONG",
+    "EMFILE",
+    "ENFILE",
+    "ENODEV",
+    "ENXIO",
+    "ETIMEDOUT",
+    "EREMOTEIO",
+    "ENOTCONN",
+    "EHOSTDOWN",
+    "EBUSY",
+    "ETXTBSY",
+}
+"""Names of the errors with which a disk refuses."""
 _TEMPORARY = re.compile(r"\..*\.efftrain-(\d+)@([A-Za-z0-9._-]+)\.tmp", re.DOTALL)
 
 
 def disk_error(error: OSError) -> DiskError | None:
     """Return the error to show for an operation that the disk refused; None if the fault is not the
     disk's."""
-    if error.errno not in _REFUSALS:
+    if errno.errorcode.get(error.errno or 0) not in _REFUSALS:
         return None
     what = error.filename if isinstance(error.filename, str) else "standard output, or a file"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

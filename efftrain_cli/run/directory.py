@@ -46,13 +46,7 @@ from efftrain_cli.run.origin import read_origin, write_origin
 from efftrain_cli.run.small_files import unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_WINDOWS_DEVICES = {
-    "con",
-    "prn",
-    "aux",
-    "nul",
-    *(f"{port}{i}" for port in ("com", "lpt") for i in range(1, 10)),
-}
+_WINDOWS_DEVICE = re.compile(r"(con|prn|aux|nul|(com|lpt)[1-9])(\..*)?", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"step-(\d{8,})")
 
 
@@ -84,7 +78,7 @@ def run_path(name: str) -> Path:
         raise UsageError(
             f"run name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
-    if name.split(".")[0].lower() in _WINDOWS_DEVICES:
+    if _WINDOWS_DEVICE.fullmatch(name):
         raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
     path = runs_root() / name
     if path.is_symlink():
