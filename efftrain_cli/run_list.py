@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
 from functools import partial
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -189,7 +190,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     existing = run_names()
     paths = {}
     for name in names:
-        if any(character in name for character in "*?["):
+        if has_magic(name):
             matches = [run_path(run) for run in existing if fnmatchcase(run, name)]
             if not matches:
                 raise UsageError(f"no run in {runs_root()} matches {name!r}")

@@ -159,6 +159,8 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._beside = path.with_name(f"{path.name}.unwritten")
+        """Holds the lines that could not be written until the end."""
         self._file = open_to_write(path, os.O_RDWR | os.O_APPEND)
         self._cut_torn_line()
         self._waiting: list[bytes] = []
@@ -179,11 +181,6 @@ class JsonLines:
                 os.write(self._file, b"\n")
             else:
                 os.ftruncate(self._file, end - len(last))
-
-    @property
-    def _beside(self) -> Path:
-        """Path of the lines that could not be written until the end."""
-        return self.path.with_name(f"{self.path.name}.unwritten")
 
     def _take_up(self) -> None:
         """Append what an earlier process had to leave beside the file."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def select_runs(names: Sequence[str]) -> list[Path]:
         if name not in existing and (Path(name) / "recipe.toml").is_file():
             selected[Path(name)] = None
             continue
-        if any(character in name for character in "*?["):
-            matches = [run for run in existing if fnmatchcase(run, name)]
+        if has_magic(name):
+            matches = fnmatch.filter(existing, name)
         else:
             matches = _runs_meant(name, existing, by_recipe)
             if len(matches) > 1 and name.removesuffix(".toml") not in by_recipe:

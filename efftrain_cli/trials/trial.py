@@ -48,6 +48,7 @@ class Trial:
 
     @property
     def arm(self) -> Arm:
+        """Recipe and settings, which all seeds of an arm share."""
         return self.recipe, self.settings
 
 
