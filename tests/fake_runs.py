@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -151,12 +152,20 @@ def write_run(
     write_rows(path, rows if rows is not None else rows_of(steps, seed, speed))
     if events is None:
         events = [{"event": "start", "time": "2026-01-02T03:04:05+00:00"}]
-    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_jsonl(path / "events.jsonl", events)
     return path
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes metrics.jsonl."""
-    (path / "metrics.jsonl").write_text(
-        "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    )
+    write_jsonl(path / "metrics.jsonl", rows)
+
+
+def write_jsonl(path: Path, rows: Iterable[object]) -> None:
+    """Write each row as a line of JSON."""
+    path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read each line of JSON."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

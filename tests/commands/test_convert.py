@@ -17,6 +17,7 @@ from efftrain_cli.convert import import_hf
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from tests.conftest import invoke
+from tests.fake_runs import read_jsonl
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
@@ -59,10 +60,7 @@ def test_export_and_import_give_the_model_back(
     # And it trains on: the loss before step 1 is the imported model's.
     result = efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
     assert result.exit_code == 0, result.output
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "back" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = read_jsonl(tmp_path / "runs" / "back" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert load_trained_model("back", None, CPU).progress.step == 2
     origin = json.loads((tmp_path / "runs" / "back" / "origin.json").read_text())

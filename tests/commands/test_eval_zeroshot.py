@@ -15,6 +15,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageErro
 from efftrain_cli.zeroshot import harness
 from efftrain_cli.zeroshot.results import read_items, read_results
 from tests.conftest import invoke
+from tests.fake_runs import write_jsonl
 from tests.trained_run import make_run
 
 
@@ -77,7 +78,7 @@ def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
         {"goal": f"Find the {thing}", "sol1": "lantern", "sol2": "ship", "label": 0}
         for thing in "abc"
     ]
-    (folder / "piqa.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_jsonl(folder / "piqa.jsonl", lines)
     # In its own process: the libraries' switches for the Hub and their bars are read once, at import.
     command = [
         sys.executable,
@@ -134,7 +135,7 @@ def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path: Pa
     run = make_run(tmp_path, overrides=("seq_len_warmup.start=8", "seq_len_warmup.steps=100"))
     # 40 at the checkpoint's step 10; what came after it does not count.
     rows = [{"step": step, "seq_len": 4 * step} for step in range(1, 17)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(run / "metrics.jsonl", rows)
     result = efftrain("random", "--tasks", "offline_bytes")
     assert result.exit_code == 0, result.output
     assert "sequences of at most 40 of its 64 positions" in result.stderr
@@ -151,7 +152,7 @@ def sets_in(folder: Path, tmp_path: Path) -> str:
     items.append(
         {"q": "long ago " * 300, "a": ["ship", "garden"], "gold": 0}
     )  # its beginning is cut
-    (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    write_jsonl(folder / "items.jsonl", items)
     settings = {
         "task": "my_choice",
         "dataset_path": "json",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.recipe.sections import Data
+from tests.fake_runs import write_jsonl
 
 LINES = [
     f"{i}: the quick brown fox number {i * i} jumps over {i % 7} lazy dogs\n" for i in range(2000)
 ]
+
+
+def write_texts(path: Path, texts: Iterable[str] = LINES) -> None:
+    """Write each text as a line of JSON."""
+    write_jsonl(path, [{"text": text} for text in texts])
 
 
 @pytest.fixture

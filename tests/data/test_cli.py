@@ -10,6 +10,7 @@ import pytest
 
 from efftrain_cli.data.prepare import preparation_screen
 from tests.conftest import Efftrain, python
+from tests.data.conftest import write_texts
 
 RECIPE = """
 [model]
@@ -167,9 +168,7 @@ def test_the_commands_of_the_documentation_run(efftrain: Efftrain, tmp_path: Pat
     (tmp_path / "books").mkdir()
     text = "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(3000))
     (tmp_path / "books" / "one.txt").write_text(text)
-    (tmp_path / "stories.jsonl").write_text(
-        "".join(json.dumps({"text": line}) + "\n" for line in text.splitlines())
-    )
+    write_texts(tmp_path / "stories.jsonl", text.splitlines())
     page = (Path(__file__).resolve().parent.parent.parent / "docs" / "data.md").read_text()
     commands = [line.split()[1:] for line in page.split("```sh\n")[1].split("```")[0].splitlines()]
     assert len(commands) == 3

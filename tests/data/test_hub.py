@@ -17,7 +17,8 @@ from efftrain_cli.data.tokenizer import END_OF_TEXT, load_tokenizer, train_token
 from efftrain_cli.foundation.errors import DataError, DiskError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Data
-from tests.data.conftest import LINES
+from tests.data.conftest import LINES, write_texts
+from tests.fake_runs import write_jsonl
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -80,7 +81,7 @@ def test_prepare_goes_on_where_it_was_stopped(
 def test_a_damaged_place_is_not_gone_on_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    write_texts(tmp_path / "a.jsonl")
     data = Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300")
     monkeypatch.setattr(building, "_BATCH", 4000)
     monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 3000)
@@ -107,7 +108,7 @@ def test_too_little_room_is_said_before_it_is_used(
 ) -> None:
     import shutil
 
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    write_texts(tmp_path / "a.jsonl")
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10_000))
     with pytest.raises(
@@ -238,9 +239,7 @@ def test_a_cached_dataset_is_read_without_network(
         DataError, match=r"no network in this test.*the cache of `datasets` has no copy"
     ):
         list(HubReader(source, "text", BadDocuments("error")).documents())
-    (tmp_path / "made.jsonl").write_text(
-        "".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(10))
-    )
+    write_jsonl(tmp_path / "made.jsonl", [{"text": f"row {i}"} for i in range(10)])
     builder = datasets.load_dataset_builder(
         "json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made")
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -15,13 +14,13 @@ from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.tokenizer import load_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
-from tests.data.conftest import LINES, data
+from tests.data.conftest import LINES, data, write_texts
 
 
 @pytest.fixture
 def stories(tmp_path: Path) -> Path:
     path = tmp_path / "stories.jsonl"
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    write_texts(path)
     return path
 
 
@@ -89,7 +88,7 @@ def test_copies_of_a_document_stay_on_one_side(cache: Path, stories: Path) -> No
 def test_text_that_spells_the_end_of_text_does_not_end_it(cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     rows = [f"row {i} <|endoftext|> more {i}" for i in range(100)]
-    path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    write_texts(path, rows)
     train, valid = split_texts(prepare(data(path)))
     assert sorted(train + valid) == sorted(rows)
 
@@ -109,9 +108,7 @@ def test_two_recipes_share_a_corpus_wherever_its_text_lies(
     assert prepare(data(book, valid_fraction=0.02)).data_hash != first.data_hash
     assert prepare(data(book, tokenizer="bpe:301")).data_hash != first.data_hash
     from_jsonl = tmp_path / "book.jsonl"
-    from_jsonl.write_text(
-        "".join(json.dumps({"text": text}) + "\n" for text in split_texts(first)[0])
-    )
+    write_texts(from_jsonl, split_texts(first)[0])
     valid = tmp_path / "valid.txt"
     valid.write_text(split_texts(first)[1][0])
     assert (
@@ -132,7 +129,7 @@ def test_a_changed_file_is_seen_although_its_size_is_the_same(cache: Path, book:
 def test_overlap_is_refused_unless_allowed(cache: Path, stories: Path, tmp_path: Path) -> None:
     """F38"""
     valid = tmp_path / "valid.jsonl"
-    valid.write_text("".join(json.dumps({"text": line}) + "\n" for line in ["new\n", *LINES[3:10]]))
+    write_texts(valid, ["new\n", *LINES[3:10]])
     with pytest.raises(DataError) as refused:
         prepare(data(stories, valid=str(valid)))
     said = str(refused.value)

@@ -22,7 +22,7 @@ from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Data, TextSource
-from tests.data.conftest import LINES
+from tests.data.conftest import LINES, write_texts
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -203,12 +203,8 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
     (tmp_path / "llmc.bin").write_bytes(header.tobytes() + llmc.tobytes())
     header[:3] = 20240801, 7, len(llmc)
     (tmp_path / "llama.bin").write_bytes(header.tobytes() + llmc.astype("<u4").tobytes())
-    (tmp_path / "lines.jsonl").write_text(
-        "".join(json.dumps({"text": line}) + "\n" for line in LINES)
-    )
-    (tmp_path / "valid.jsonl").write_text(
-        "".join(json.dumps({"text": line}) + "\n" for line in LINES[:20])
-    )
+    write_texts(tmp_path / "lines.jsonl")
+    write_texts(tmp_path / "valid.jsonl", LINES[:20])
     corpora = [
         prepare(
             Data(
@@ -322,9 +318,7 @@ def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
 
 
 def test_sources_have_fields_and_weights_of_their_own(tmp_path: Path, cache: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"text": line}) + "\n" for line in LINES[:1000])
-    )
+    write_texts(tmp_path / "a.jsonl", LINES[:1000])
     (tmp_path / "b.csv").write_text(
         "body\n" + "".join(f"{line.strip()}\n" for line in LINES[1000:])
     )
@@ -401,7 +395,7 @@ def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path
     import os
 
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    write_texts(path)
     os.utime(path, (1e9, 1e9))
     data = Data(train=str(path), tokenizer="bpe:300")
     first = prepare(data)
@@ -416,7 +410,7 @@ def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path
 def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path: Path) -> None:
     """F72: without the check this read would end the process by SIGBUS."""
     path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in LINES))
+    write_texts(path)
     corpus = prepare(Data(train=str(path), tokenizer="bpe:300"))
     corpus.train.read([0], 10)
     shard = corpus.folder / "train-00000.bin"

@@ -22,6 +22,7 @@ from efftrain_cli.data.tokenizer import (
 )
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
+from tests.data.conftest import write_texts
 
 SAMPLE = [
     Path(json.__file__).read_text(encoding="utf-8"),
@@ -283,9 +284,7 @@ def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path: Path) -
     from efftrain_cli.data.text import HubDataset
 
     for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):
-        (tmp_path / f"{split}.jsonl").write_text(
-            "".join(json.dumps({"text": row}) + "\n" for row in rows)
-        )
+        write_texts(tmp_path / f"{split}.jsonl", rows)
 
     def read(purpose: str, field: str = "text") -> list[str]:
         source = HubDataset(str(tmp_path), None, None, purpose)

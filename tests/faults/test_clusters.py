@@ -19,6 +19,7 @@ from tests.launch import BASELINE, made_text
 pytestmark = pytest.mark.slow
 SRUN = """#!PYTHON
 import json, os, pathlib, signal, subprocess, sys, time
+from tests.fake_runs import (read_jsonl)
 count = int(os.environ["TASKS"])
 metrics = pathlib.Path(os.environ["EFFTRAIN_RUNS"]) / "big" / "metrics.jsonl"
 tasks = []
@@ -114,10 +115,7 @@ def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
 
     finished = job(1)
     assert finished.returncode == 0, finished.stderr
-    events = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "big" / "events.jsonl").read_text().splitlines()
-    ]
+    events = read_jsonl(tmp_path / "runs" / "big" / "events.jsonl")
     assert [event["status"] for event in events if event["event"] == "end"] == [
         "stopped",
         "finished",

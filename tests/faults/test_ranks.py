@@ -14,6 +14,7 @@ import pytest
 
 from efftrain_cli.compare.reading import read_numbers
 from tests.conftest import REPOSITORY
+from tests.fake_runs import read_jsonl
 from tests.launch import BASELINE, made_text, start_efftrain, wait_until
 
 pytestmark = pytest.mark.slow
@@ -291,10 +292,7 @@ def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
     run = Launched(tmp_path, "--steps", "6", inject=inject, EFFTRAIN_HANG_SECONDS="5")
     run.end()
     assert run.last_step() == run.saved() == 6 and run.is_sound()
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "r" / "metrics.jsonl").read_text().splitlines()
-    ]
+    rows = read_jsonl(tmp_path / "runs" / "r" / "metrics.jsonl")
     assert all(
         0 <= row[name] < 600
         for row in rows[1:]

@@ -15,6 +15,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.small_files import read_events
 from efftrain_cli.training import trainer
 from efftrain_cli.training.gradient import build_forward_backward
+from tests.fake_runs import read_jsonl
 from tests.trained_run import TEXT
 
 FULL, BATCH = 16, 4
@@ -107,7 +108,7 @@ def test_a_second_divergence_at_the_same_place_goes_further_back(
     # What the second rewind abandoned stays spent.
     second = events(run, "rewind")[1]
     assert second["tokens_abandoned"] == 2 * BATCH * FULL
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(run / "metrics.jsonl")
     step_11 = next(row for row in rows if row["step"] == 11 and row["segment"] == 2)
     assert step_11["total_flops"] == pytest.approx(13 * step_11["flops"])
 

@@ -29,6 +29,7 @@ from tests.launch import Laboratory, Process, wait_until
 SLOW_STEPS = """
 import time
 from efftrain_cli.data.windows import Windows
+from tests.fake_runs import (read_jsonl)
 batch = Windows.batch
 
 def slow(self, plan, *rest):
@@ -194,7 +195,7 @@ trainer.evaluate, files.fsync = slow_evaluate, slow_fsync
 time.time = lambda: clock() + (86_400 if clock() - started > 1 else 0)
 """
     lab.train(inject=inject)
-    rows = [json.loads(line) for line in (lab.run("r") / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(lab.run("r") / "metrics.jsonl")
     parts = ("seconds", "compile_seconds", "eval_seconds", "checkpoint_seconds", "other_seconds")
     total = sum(row.get(part, 0.0) for row in rows for part in parts)
     assert total == pytest.approx(rows[-1]["wall_seconds"], rel=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.fake_runs import read_jsonl
 from tests.launch import BASELINE, made_text
 
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -68,10 +68,7 @@ def efftrain(root: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 def rows(root: Path, name: str) -> list[dict[str, object]]:
-    return [
-        json.loads(line)
-        for line in (root / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    ]
+    return read_jsonl(root / "runs" / name / "metrics.jsonl")
 
 
 @pytest.mark.slow

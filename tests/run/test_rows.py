@@ -15,12 +15,7 @@ from efftrain_cli.run.lines import sealed, split_lines
 from efftrain_cli.run.metrics import columns_of, latest_rows, read_metrics
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.run_list import verify_run
-from tests.fake_runs import rows_of, write_rows, write_run
-
-
-def by_json(path: Path) -> list[dict[str, float | None]]:
-    """What the fast reader must agree with: the standard library, line by line."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+from tests.fake_runs import read_jsonl, rows_of, write_rows, write_run
 
 
 def damage_of(path: Path) -> list[str]:
@@ -34,7 +29,7 @@ def damage_of(path: Path) -> list[str]:
 
 def seal(path: Path) -> Path:
     """Gives the rows of a made-up metrics.jsonl the check values that the program writes."""
-    path.write_text("".join(sealed(row) + "\n" for row in by_json(path)))
+    path.write_text("".join(sealed(row) + "\n" for row in read_jsonl(path)))
     return path
 
 
@@ -228,7 +223,7 @@ def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
     rows = read_metrics(path, ["val_loss", "nothing"])
     expected = [
         np.nan if row["val_loss"] is None else row["val_loss"]
-        for row in by_json(path / "metrics.jsonl")
+        for row in read_jsonl(path / "metrics.jsonl")
     ]
     np.testing.assert_array_equal(rows.columns["val_loss"], expected)
     assert np.isnan(rows.columns["nothing"]).all() and len(rows.columns["nothing"]) == 101

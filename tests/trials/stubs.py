@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.trials.trial import Trial, recipe_of
-from tests.fake_runs import rows_of, write_run
+from tests.fake_runs import rows_of, write_jsonl, write_run
 
 TINY = """\
 [model]
@@ -116,7 +115,7 @@ def write_trial(trial: Trial, code: int = 0) -> None:
         row["tokens"] = row["step"] * 2560 / 100
     if code == 4:
         rows[-1]["nonfinite"] = True
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(path / "metrics.jsonl", rows)
 
 
 def quiet(text: str) -> None:

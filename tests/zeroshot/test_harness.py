@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from efftrain_cli.zeroshot.language_model import LanguageModel  # noqa: E402
 from efftrain_cli.zeroshot.local_data import tasks_in  # noqa: E402
 from efftrain_cli.zeroshot.score import Evaluator, Request  # noqa: E402
 from efftrain_cli.zeroshot.suites import TASKS  # noqa: E402
+from tests.fake_runs import write_jsonl  # noqa: E402
 
 SENTENCE = (
     "Anna found the lantern near the harbour and then walked home again, because it was cold."
@@ -145,7 +145,7 @@ def theirs(trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
     for name, items in MADE.items():
-        (folder / name).write_text("".join(json.dumps(item) + "\n" for item in items))
+        write_jsonl(folder / name, items)
     return folder
 
 
