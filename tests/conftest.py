@@ -43,7 +43,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
 Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
-"""`efftrain(*args, timeout=seconds, **environment)`."""
+"""`efftrain(*args, code=0, timeout=seconds, **environment)`."""
 
 
 def python(
@@ -78,15 +78,31 @@ def invoke(*words: str, **options: Any) -> Result:
     return CliRunner().invoke(app, words, **options)
 
 
+def sets(*overrides: str) -> list[str]:
+    """Return `--set OVERRIDE` for each."""
+    return [word for override in overrides for word in ("--set", override)]
+
+
+def cli(*words: str, **options: Any) -> Result:
+    """Run `efftrain WORDS` in this process to its end, or raise its error."""
+    result = invoke(*words, **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
 @pytest.fixture
 def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Efftrain:
-    """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there; never raises on its exit
-    code. The process is forked from one that has PyTorch, so what PyTorch reads at its import is the test session's."""
+    """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there, and checks its exit code.
+    The process is forked from one that has PyTorch, so what PyTorch reads at its import is the test session's."""
 
-    def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *args: str, code: int = 0, timeout: float = 120, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         output = tmp_path_factory.mktemp("output")
         process = zygote.start(*args, cwd=tmp_path, out=output / "out", err=output / "err", **env)
-        code = process.wait(timeout)
+        assert process.wait(timeout) == code, process.said()
         return subprocess.CompletedProcess(
             args, code, process.out.read_text(), process.err.read_text()
         )
@@ -98,23 +114,15 @@ def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFa
 def fresh_efftrain(tmp_path: Path) -> Efftrain:
     """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it starts."""
 
-    def run(*args: str, timeout: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(REPOSITORY),
-            "EFFTRAIN_RUNS": str(tmp_path / "runs"),
-            **env,
-        }
-        command = [sys.executable, "-m", "efftrain_cli", *args]
-        return subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def run(
+        *args: str, code: int = 0, timeout: float = 120, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        from tests.launch import start_efftrain
+
+        process = start_efftrain(tmp_path, *args, **env)
+        out, err = process.communicate(timeout=timeout)
+        assert process.returncode == code, out + err
+        return subprocess.CompletedProcess(args, code, out, err)
 
     return run
 

@@ -14,7 +14,7 @@ import typer
 
 from efftrain_cli import __version__
 from efftrain_cli.cli.app import app
-from tests.conftest import invoke
+from tests.conftest import cli
 from tests.terminal import on_terminal
 
 ROOT: Any = typer.main.get_command(app)
@@ -38,8 +38,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 
 def help_of(*path: str, columns: int = 80) -> str:
     environment = {"COLUMNS": str(columns), "TERM": "dumb"}
-    done = invoke(*path, "--help", prog_name="efftrain", env=environment)
-    assert done.exit_code == 0, done.output
+    done = cli(*path, "--help", prog_name="efftrain", env=environment)
     return done.output
 
 
@@ -109,8 +108,7 @@ def test_commands_stand_in_the_panel_of_their_purpose() -> None:
 
 
 def test_version_names_the_program_pytorch_and_python() -> None:
-    done = invoke("--version")
-    assert done.exit_code == 0
+    done = cli("--version")
     assert re.fullmatch(
         rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output
     )

@@ -12,7 +12,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import find_run
-from tests.conftest import REPOSITORY, invoke
+from tests.conftest import REPOSITORY, cli
 from tests.fake_runs import write_run
 
 
@@ -157,8 +157,7 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> No
 
 
 def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:
-    done = invoke("compare", "small-seed1", "small-seed1", "my")
-    assert done.exit_code == 0, done.output
+    done = cli("compare", "small-seed1", "small-seed1", "my")
     assert "note: small-seed1 named more than once, and counted once" in done.stderr
     assert "wide" in done.output, "the beginning of one name is enough here too"
 
@@ -166,8 +165,8 @@ def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:
 @pytest.mark.parametrize("target", ["-1", "0", "nan", "inf"])
 def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> None:
     for words in (["compare", "small"], ["sweep", "--recipe", "small", "--plan"]):
-        error = invoke(*words, "--target-loss", target).exception
-        assert isinstance(error, UsageError) and "a loss is a positive number" in str(error)
+        with pytest.raises(UsageError, match="a loss is a positive number"):
+            cli(*words, "--target-loss", target)
 
 
 @pytest.mark.parametrize("temperature", ["inf", "-inf", "nan", "-1", "1e-320", "1e300"])
@@ -198,7 +197,7 @@ def test_a_usable_temperature_is_accepted(temperature: str) -> None:
     ids=" ".join,
 )
 def test_an_empty_option_is_not_taken_for_its_default(words: tuple[str, ...]) -> None:
-    result = invoke(*words)
-    assert isinstance(result.exception, UsageError)
+    with pytest.raises(UsageError) as refused:
+        cli(*words)
     option = "--baseline" if words[0] == "compare" else "--name"
-    assert str(result.exception) == f"{option} is empty\ngive it a value, or leave it out"
+    assert str(refused.value) == f"{option} is empty\ngive it a value, or leave it out"

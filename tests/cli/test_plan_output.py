@@ -12,7 +12,7 @@ import pytest
 from efftrain_cli.cli import plan_output
 from efftrain_cli.run.rates import Rate, remember_bench
 from tests.cli.test_names import NO_TORCH
-from tests.conftest import invoke, python
+from tests.conftest import cli, python
 from tests.fake_runs import write_run
 from tests.terminal import on_terminal
 
@@ -45,8 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def plan(*words: str) -> dict[str, str]:
     """The lines of what it costs, by their first word."""
-    done = invoke("pretrain", "--recipe", "tiny.toml", "--plan", *words)
-    assert done.exit_code == 0, done.output
+    done = cli("pretrain", "--recipe", "tiny.toml", "--plan", *words)
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:1].isalpha()]
     return {name: rest for name, rest in lines}
 
@@ -131,7 +130,7 @@ def test_a_narrow_terminal_cuts_no_number_short(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    done = invoke("pretrain", "--recipe", "tiny.toml", "--plan")
+    done = cli("pretrain", "--recipe", "tiny.toml", "--plan")
     assert [
         line.split()[:6]
         for line in done.stdout.splitlines()
@@ -165,7 +164,7 @@ def test_a_plan_needs_no_pytorch(home: Path) -> None:
 
 def test_json_is_one_document_with_the_costs(home: Path) -> None:
     """40 steps of 256 tokens; memory holds 16 bytes a weight at least, each of 3 checkpoints 12."""
-    done = invoke("pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json")
+    done = cli("pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json")
     found = json.loads(done.stdout)
     assert (found["schema_version"], found["steps"][-1]["step"]) == (1, 40)
     costs = found["cost"]
@@ -181,8 +180,7 @@ def test_a_plan_says_what_is_missing_too_large_and_left_out(
     (home / "large.toml").write_text(RECIPE.replace("n_embd = 32", "n_embd = 64"))
     words = ["large.toml", "--set", "data.train=none.txt", "--set", "seq_len_warmup.steps=40"]
     words += ["--set", "seq_len_warmup.multiple=1", "--device", "cpu"]
-    done = invoke("pretrain", *words, "--plan")
-    assert done.exit_code == 0
+    done = cli("pretrain", *words, "--plan")
     assert "\ntext       missing: data.train = 'none.txt': no such file" in done.stdout
     assert "\n           does not fit: this machine has 1.0 MB in all" in done.stdout
     (memory,) = [line for line in done.stdout.splitlines() if line.startswith("memory ")]

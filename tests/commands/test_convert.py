@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from efftrain_cli import export
 from efftrain_cli.convert import import_hf
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
-from tests.conftest import invoke
+from tests.conftest import cli, sets
 from tests.fake_runs import read_jsonl
 from tests.trained_run import make_run
 
@@ -28,28 +26,16 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedMo
     """A run, and its export."""
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path)
-    assert efftrain("export", "random", "--out", "hf").exit_code == 0
+    cli("export", "random", "--out", "hf")
     return load_trained_model("random", None, CPU), tmp_path / "hf"
-
-
-def efftrain(*args: str) -> Any:
-    return invoke(*args)
 
 
 def test_export_and_import_give_the_model_back(
     exported: tuple[TrainedModel, Path], tmp_path: Path
 ) -> None:
     before, directory = exported
-    settings = (
-        "--set",
-        f"data.train={tmp_path / 'text.txt'}",
-        "--set",
-        "optim.lr=1e-3",
-        "--set",
-        "train.tokens=3000",
-    )
-    result = efftrain("import", str(directory), "--name", "back", *settings)
-    assert result.exit_code == 0, result.output
+    settings = sets(f"data.train={tmp_path / 'text.txt'}", "optim.lr=1e-3", "train.tokens=3000")
+    cli("import", str(directory), "--name", "back", *settings)
     after = load_trained_model("back", None, CPU)
     assert after.progress.step == 0 and after.recipe.optim.lr == 1e-3
     assert after.tokenizer.sha256 == before.tokenizer.sha256
@@ -58,8 +44,7 @@ def test_export_and_import_give_the_model_back(
     assert torch.equal(after.model(tokens), before.model(tokens))
 
     # And it trains on: the loss before step 1 is the imported model's.
-    result = efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
-    assert result.exit_code == 0, result.output
+    cli("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
     rows = read_jsonl(tmp_path / "runs" / "back" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert load_trained_model("back", None, CPU).progress.step == 2
@@ -71,8 +56,8 @@ def test_export_and_import_give_the_model_back(
     )
     # Data that change from here on are noticed, as in every run.
     (tmp_path / "text.txt").write_text("other text, and more of it\n" * 3000)
-    error = efftrain("pretrain", "--resume", "back", "--steps", "3", "--no-probe").exception
-    assert isinstance(error, UsageError) and "the text has changed" in str(error)
+    with pytest.raises(UsageError, match="the text has changed"):
+        cli("pretrain", "--resume", "back", "--steps", "3", "--no-probe")
 
 
 def test_what_transformers_saved_itself(
@@ -141,33 +126,20 @@ def test_training_on_asks_for_text_where_the_import_named_none(
     exported: tuple[TrainedModel, Path], tmp_path: Path
 ) -> None:
     _, directory = exported
-    assert (
-        efftrain("import", str(directory), "--name", "back", "--set", "train.tokens=3000").exit_code
-        == 0
-    )
+    cli("import", str(directory), "--name", "back", "--set", "train.tokens=3000")
     # Its validation documents would be those of the recipe's default, which nobody named.
-    error = efftrain("eval-zeroshot", "back").exception
-    assert isinstance(error, UsageError) and "was imported without text" in str(error)
-    assert "--tasks gpt2" in str(error)
-    error = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe").exception
-    assert (
-        isinstance(error, UsageError)
-        and "imported without text to train on" in str(error)
-        and "--set data.train=my.txt" in str(error)
+    with pytest.raises(UsageError, match=r"(?s)was imported without text.*--tasks gpt2"):
+        cli("eval-zeroshot", "back")
+    asks = r"(?s)imported without text to train on.*--set data.train=my.txt"
+    with pytest.raises(UsageError, match=asks):
+        cli("pretrain", "--resume", "back", "--steps", "1", "--no-probe")
+    text = sets(
+        f"data.train={tmp_path / 'text.txt'}", "data.repeat=true", "data.valid_fraction=0.3"
     )
-    text = (
-        "--set",
-        f"data.train={tmp_path / 'text.txt'}",
-        "--set",
-        "data.repeat=true",
-        "--set",
-        "data.valid_fraction=0.3",
-    )
-    result = efftrain("pretrain", "--resume", "back", "--steps", "1", "--no-probe", *text)
-    assert result.exit_code == 0, result.output
+    cli("pretrain", "--resume", "back", "--steps", "1", "--no-probe", *text)
     assert load_trained_model("back", None, CPU).progress.step == 1
-    assert efftrain("pretrain", "--resume", "back", "--steps", "2", "--no-probe").exit_code == 0
-    assert efftrain("eval-zeroshot", "back").exit_code == 0
+    cli("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
+    cli("eval-zeroshot", "back")
 
 
 def test_a_model_of_the_hub_by_its_name(
@@ -187,8 +159,7 @@ def test_a_model_of_the_hub_by_its_name(
         return directory / name
 
     monkeypatch.setattr(hub, "hub_file", hub_file)
-    result = efftrain("import", "openai-community/gpt2@main")
-    assert result.exit_code == 0, result.output
+    cli("import", "openai-community/gpt2@main")
     assert ("openai-community/gpt2", "model.safetensors", "main") in asked
     tokens = torch.arange(40)[None]
     assert torch.equal(load_trained_model("gpt2", None, CPU).model(tokens), before.model(tokens))
@@ -198,10 +169,10 @@ def test_a_model_of_the_hub_by_its_name(
     (directory / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "part-1.safetensors"}})
     )
-    assert efftrain("import", "openai-community/gpt2", "--name", "shards").exit_code == 0
+    cli("import", "openai-community/gpt2", "--name", "shards")
     for name in ("no-such", "./no-such", "a/b/c"):
-        error = efftrain("import", name).exception
-        assert isinstance(error, UsageError) and "the Hub as owner/name" in str(error)
+        with pytest.raises(UsageError, match="the Hub as owner/name"):
+            cli("import", name)
 
 
 def test_hostile_directories_end_in_a_message(
@@ -221,27 +192,25 @@ def test_hostile_directories_end_in_a_message(
         ({"n_layer": True}, "n_layer = true"),
     ):
         (directory / "config.json").write_text(json.dumps({**config, **changed}))
-        error = efftrain("import", str(directory), "--name", "x").exception
-        assert isinstance(error, CheckpointError), error
-        assert re.search(said, str(error)), (changed, str(error)[:300])
+        with pytest.raises(CheckpointError, match=said):
+            cli("import", str(directory), "--name", "x")
     for content in ("[]", "null", "3", "[" * 100_000):
         (directory / "config.json").write_text(content)
-        assert isinstance(
-            efftrain("import", str(directory), "--name", "x").exception, CheckpointError
-        ), content[:10]
+        with pytest.raises(CheckpointError):
+            cli("import", str(directory), "--name", "x")
     (directory / "config.json").write_text(json.dumps(config))
     weights = load_file(directory / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.bias"][3] = float("nan")
     save_file(weights, directory / "model.safetensors")
-    error = efftrain("import", str(directory), "--name", "x").exception
-    assert isinstance(
-        error, CheckpointError
-    ) and "h.1.mlp.c_fc.bias: the weights hold NaN or infinity" in str(error)
+    with pytest.raises(
+        CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias: the weights hold NaN or infinity"
+    ):
+        cli("import", str(directory), "--name", "x")
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["far"] = 3_000_000_000
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    error = efftrain("import", str(directory), "--name", "x").exception
-    assert isinstance(error, DataError) and "ids up to 3,000,000,000" in str(error)
+    with pytest.raises(DataError, match="ids up to 3,000,000,000"):
+        cli("import", str(directory), "--name", "x")
     assert not (tmp_path / "runs" / "x").exists()
 
 
@@ -249,10 +218,10 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(
     exported: tuple[TrainedModel, Path], tmp_path: Path
 ) -> None:
     trained, directory = exported
-    assert efftrain("eval-zeroshot", "random", "--tasks", "offline_bytes").exit_code == 0
+    cli("eval-zeroshot", "random", "--tasks", "offline_bytes")
     old = os.umask(0o027)
     try:
-        assert efftrain("export", "random", "--out", "second").exit_code == 0
+        cli("export", "random", "--out", "second")
     finally:
         os.umask(old)
     card = (tmp_path / "second" / "README.md").read_text()

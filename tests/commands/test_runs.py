@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run_list import read_runs, remove_runs
-from tests.conftest import invoke
+from tests.conftest import cli
 from tests.fake_runs import rows_of, write_run
 
 
@@ -23,10 +23,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*words: str) -> Result:
-    result = invoke("runs", *words)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return cli("runs", *words)
 
 
 def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
@@ -75,7 +72,7 @@ def test_a_grown_run_has_its_own_name_and_best_loss(root: Path) -> None:
 
 def compare(names: list[str]) -> str:
     """The recipes' names in the output of `efftrain compare`."""
-    return invoke("compare", *names, "--format", "csv").stdout
+    return cli("compare", *names, "--format", "csv").stdout
 
 
 def test_the_frame_of_runs_has_each_setting_that_differs(root: Path) -> None:

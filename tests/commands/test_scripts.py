@@ -8,15 +8,13 @@ from pathlib import Path
 
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.training.session import project_commit
-from tests.conftest import Efftrain, invoke
+from tests.conftest import Efftrain, cli, invoke
 from tests.data.test_cli import RECIPE
 from tests.trained_run import make_run
 
 
 def read(*args: str) -> object:
-    result = invoke(*args)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return json.loads(cli(*args).stdout)
 
 
 def test_a_recipe_as_json() -> None:
@@ -71,11 +69,11 @@ def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     prepared = efftrain(
         "prepare", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache")
     )
-    assert (prepared.returncode, prepared.stdout, prepared.stderr) == (0, "", "")
+    assert (prepared.stdout, prepared.stderr) == ("", "")
     trained = efftrain(
         "pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache")
     )
-    assert (trained.returncode, trained.stdout) == (0, ""), trained.stderr
+    assert trained.stdout == ""
     assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
     cache = str(tmp_path / "cache")
     swept = efftrain(
@@ -89,9 +87,7 @@ def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
         "json",
         EFFTRAIN_CACHE=cache,
     )
-    assert (
-        swept.returncode == 0 and "val loss" not in swept.stderr and "training " not in swept.stderr
-    ), swept.stderr
+    assert "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert json.loads(swept.stdout)["groups"]
 
 

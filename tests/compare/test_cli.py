@@ -208,7 +208,7 @@ def test_price_and_power(two: Path) -> None:
 def test_refusals_exit_with_2_and_one_message(efftrain: Efftrain, two: Path) -> None:
     """F49. The fixture's own folder of runs is the same one."""
     write_run(two, "odd", 0, data={"valid_hash": "e" * 64}, lr=5e-3)
-    refused = efftrain("compare", "small", "odd")
+    refused = efftrain("compare", "small", "odd", code=2)
     assert refused.returncode == 2 and refused.stdout == ""
     assert refused.stderr.startswith("error: these runs cannot be compared fairly")
     assert "Traceback" not in refused.stderr
@@ -216,8 +216,8 @@ def test_refusals_exit_with_2_and_one_message(efftrain: Efftrain, two: Path) -> 
     assert (
         allowed.returncode == 0 and "NOT COMPARABLE: the validation text differs" in allowed.stdout
     )
-    assert efftrain("compare", "nothing").returncode == 2
-    assert efftrain("compare", "small", "-o", "no/such/folder").returncode == 2
+    efftrain("compare", "nothing", code=2)
+    efftrain("compare", "small", "-o", "no/such/folder", code=2)
 
 
 def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(
 def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
     efftrain: Efftrain, two: Path
 ) -> None:
-    full = efftrain("compare", "small", "small-slw", "--format", "csv", "-o", "/dev/full")
+    full = efftrain("compare", "small", "small-slw", "--format", "csv", "-o", "/dev/full", code=6)
     assert (
         full.returncode == 6
         and "/dev/full: the disk is full" in full.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from efftrain_cli.zeroshot.local_data import FORMS, example
 from efftrain_cli.zeroshot.suites import SUITES, TASKS
-from tests.conftest import invoke
+from tests.conftest import cli
 from tests.docs.pages import text_of
 from tests.trained_run import make_run
 
@@ -35,8 +35,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "efftrain"
-        result = invoke(*arguments)
-        assert result.exit_code == 0, (line, result.output, result.exception)
+        result = cli(*arguments)
         assert result.stdout.strip()
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.fake_runs import read_jsonl
 from tests.launch import BASELINE, made_text
 
 pytestmark = pytest.mark.slow
 SRUN = """#!PYTHON
 import json, os, pathlib, signal, subprocess, sys, time
-from tests.fake_runs import (read_jsonl)
 count = int(os.environ["TASKS"])
 metrics = pathlib.Path(os.environ["EFFTRAIN_RUNS"]) / "big" / "metrics.jsonl"
 tasks = []

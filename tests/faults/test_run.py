@@ -24,12 +24,12 @@ from efftrain_cli.run.directory import Run, run_path
 from efftrain_cli.training import display as screen_module
 from efftrain_cli.training.display import TrainingDisplay
 from tests.conftest import python
+from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory, Process, wait_until
 
 SLOW_STEPS = """
 import time
 from efftrain_cli.data.windows import Windows
-from tests.fake_runs import (read_jsonl)
 batch = Windows.batch
 
 def slow(self, plan, *rest):

