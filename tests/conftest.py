@@ -47,14 +47,16 @@ Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def python(
-    code: str, *args: str, cwd: Path = REPOSITORY, **env: str
+    source: str, *args: str, cwd: Path = REPOSITORY, code: int | None = 0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code in a new interpreter that finds the package; never raises on its exit code."""
+    """Run Python source in a new interpreter that finds the package, and check its exit code; None: any."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
-    command = [sys.executable, "-c", code, *args]
-    return subprocess.run(
+    command = [sys.executable, "-c", source, *args]
+    done = subprocess.run(
         command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
+    assert code in (None, done.returncode), done.stdout + done.stderr
+    return done
 
 
 @pytest.fixture(scope="session", autouse=True)

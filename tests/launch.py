@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from tests.conftest import REPOSITORY
 from tests.fake_runs import without_times
 
@@ -70,6 +71,15 @@ def made_text(size: int = 200_000) -> str:
         lines.append(" ".join(line))
         length += len(lines[-1]) + 1
     return "\n".join(lines)
+
+
+def write_recipe(folder: Path, *overrides: str, name: str = "r", extra: str = "") -> Path:
+    """Write made text and BASELINE on it, with overrides as `--set` takes them."""
+    (folder / "text.txt").write_text(made_text())
+    path = folder / f"{name}.toml"
+    path.write_text(BASELINE.replace("TEXT", str(folder / "text.txt")) + extra)
+    path.write_text(dump_recipe(load_recipe(str(path), overrides)))
+    return path
 
 
 def run_ranks(script: str, world_size: int, *arguments: str, **environment: str) -> None:

@@ -47,11 +47,13 @@ class RandomTokens:
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
-def run(state: TrainState, recipe: Recipe, until: int | None = None) -> list[dict]:
+def run(
+    state: TrainState, recipe: Recipe, until: int | None = None, windows: int = 2
+) -> list[dict]:
     """Train a state on made tokens and return the rows."""
     data = RandomTokens(recipe.model.seq_len)
     rows = []
-    for record in train(state, recipe, data, data.validation(), until):  # type: ignore[arg-type]
+    for record in train(state, recipe, data, data.validation(windows), until):  # type: ignore[arg-type]
         rows += read_records(state, recipe, [record])
     return rows
 

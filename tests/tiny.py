@@ -15,7 +15,7 @@ from torch import Tensor
 from efftrain_cli.data.corpus import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan, StepResult
-from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.draft import Draft, apply_override
 from efftrain_cli.recipe.recipe import Recipe, check_draft, recipe_values
@@ -83,6 +83,21 @@ def _overridden(values: dict[str, Any], overrides: tuple[str, ...]) -> Recipe:
     return check_draft(draft)
 
 
+LLAMA_SHAPE: dict[str, Any] = {
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "positions": "rope",
+    "bias": False,
+}
+
+
+def config_of(**shape: Any) -> GPTConfig:
+    """Return a small GPT's shape with other values."""
+    values = {"n_layer": 2, "n_head": 2, "n_embd": 16, "seq_len": 32, "vocab_size": 61, **shape}
+    padded = -(-values["vocab_size"] // 64) * 64
+    return GPTConfig(**{"padded_vocab_size": padded, **values})
+
+
 def fresh(recipe: Recipe, vocab_size: int = VOCAB_SIZE) -> TrainState:
     """A run's state before its first step."""
     model = build_model(recipe, vocab_size, CPU)
@@ -102,6 +117,11 @@ def tensors_of(state: TrainState) -> dict[str, Tensor]:
         name: tensor.clone()
         for name, tensor in (model_tensors(state) | state.optimizer.tensors()).items()
     }
+
+
+def drawn(vocab_size: int, *shape: int, seed: int) -> Tensor:
+    """Return tokens that are a function of the seed."""
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def assert_equal(

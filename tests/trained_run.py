@@ -24,6 +24,24 @@ TEXT = "\n".join(
 )
 
 
+QUICK = [
+    "data.valid_fraction=0.3",
+    "data.tokenizer=bpe:300",
+    "data.repeat=true",
+    "model.n_layer=1",
+    "model.n_embd=16",
+    "model.n_head=2",
+    "eval.windows=4",
+]
+"""Overrides of `small` with which a run on TEXT takes a moment."""
+
+
+def write_text(folder: Path) -> str:
+    """Write `folder`/text.txt and return the override that trains on it."""
+    (folder / "text.txt").write_text(TEXT)
+    return f"data.train={json.dumps(str(folder / 'text.txt'))}"
+
+
 def make_run(
     folder: Path,
     name: str = "random",
@@ -34,12 +52,10 @@ def make_run(
 
     Weights are drawn with a large spread, so that tokens differ clearly in probability.
     """
-    text = folder / "text.txt"
-    text.write_text(TEXT)
     recipe = load_recipe(
         "small",
         (
-            f"data.train={json.dumps(str(text))}",
+            write_text(folder),
             "data.valid_fraction=0.3",
             'data.tokenizer="bpe:300"',
             "model.n_layer=2",

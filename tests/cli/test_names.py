@@ -4,15 +4,13 @@ imported."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import find_run
-from tests.conftest import REPOSITORY, cli
+from tests.conftest import cli, python
 from tests.fake_runs import write_run
 
 
@@ -28,7 +26,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    "typed, meant",
     [
         ("small-seed1", "small-seed1"),
         ("runs/small-seed1", "small-seed1"),
@@ -49,7 +47,7 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    "typed, said",
     [
         ("small", "recipe 'small' has 2 runs: small-seed1, small-seed2"),
         ("small-s", "'small-s' is the beginning of 2 runs: small-seed1, small-seed2"),
@@ -131,17 +129,7 @@ print(json.dumps(answers))
 
 
 def answers(cwd: Path, cases: dict[str, list[str]]) -> dict[str, list[object]]:
-    done = subprocess.run(
-        [sys.executable, "-c", ANSWERS, json.dumps(cases)],
-        cwd=cwd,
-        env={"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
+    return json.loads(python(ANSWERS, json.dumps(cases), cwd=cwd).stdout)  # type: ignore[no-any-return]
 
 
 def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> None:

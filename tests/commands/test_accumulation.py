@@ -15,10 +15,10 @@ from efftrain_cli import accumulation
 from efftrain_cli.accumulation import BITS, CHUNKS, analyse, lines, needs_of, save
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
-from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.model.narrow_matmul import sums_in_order
 from tests.conftest import Efftrain
 from tests.model.rounding import sum_in_order
+from tests.tiny import config_of, drawn
 from tests.trained_run import make_run, random_gpt
 
 
@@ -35,11 +35,9 @@ class Recorder:
 
 def test_the_products_are_those_of_training() -> None:
     """What is taken from each layer gives back the gradient of its weight, as training computes it."""
-    config = GPTConfig(
-        n_layer=2, n_head=2, n_embd=16, seq_len=8, vocab_size=60, padded_vocab_size=64
-    )
+    config = config_of(seq_len=8, vocab_size=60)
     model = random_gpt(config, 0.3, seed=0)
-    tokens = torch.randint(60, (3, 9), generator=torch.Generator().manual_seed(0))
+    tokens = drawn(60, 3, 9, seed=0)
     recorder = Recorder()
     accumulation._measure_model(model, tokens[:, :-1], tokens[:, 1:], recorder)  # type: ignore[arg-type]
     (model.loss_sum(tokens[:, :-1], tokens[:, 1:]) / 24).backward()
@@ -176,7 +174,7 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain: Efftrain) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    "arguments, words",
     [
         ([], "needs a RUN"),
         (["some-run", "--shape", "2x64"], "not both"),
@@ -202,7 +200,7 @@ def test_lengths_of_a_shape() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "n", "chunk", "measured"),
+    "bits, n, chunk, measured",
     [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)],
 )
 def test_the_rule_of_thumb_is_near_simulations(

@@ -17,16 +17,16 @@ from efftrain_cli.bench import (
     peak_resident_bytes,
     range_seconds,
 )
-from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Data, Model, Optim, Train
 from efftrain_cli.training.trainer import finite_or_none
 from tests.conftest import Efftrain, python
+from tests.tiny import tiny_recipe
 
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=64),
-    data=Data(tokenizer="bpe:512"),
-    optim=Optim(lr=1e-3),
-    train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=256, dtype="fp32"),
+RECIPE = tiny_recipe(
+    "model.n_embd=64",
+    "model.seq_len=64",
+    "data.tokenizer=bpe:512",
+    "train.tokens=10_000",
+    "train.micro_batch_tokens=256",
 )
 
 

@@ -261,7 +261,7 @@ FOREIGN = [
 
 
 @pytest.mark.parametrize(
-    ("dtype", "value", "message"), FOREIGN, ids=lambda part: str(part).removeprefix("torch.")[:30]
+    "dtype, value, message", FOREIGN, ids=lambda part: str(part).removeprefix("torch.")[:30]
 )
 def test_tensors_that_are_no_fp32_weights_are_refused(
     exported: tuple[TrainedModel, Path], dtype: torch.dtype, value: float, message: str

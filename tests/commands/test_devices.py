@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Efftrain, sets
-from tests.launch import BASELINE, made_text, start_efftrain, wait_until
-from tests.trained_run import TEXT, make_run
+from tests.launch import start_efftrain, wait_until, write_recipe
+from tests.trained_run import make_run, write_text
 from tests.tune_warmup.conftest import SETTINGS
 
 pytestmark = pytest.mark.slow
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> str:
-    (tmp_path / "text.txt").write_text(made_text())
-    (tmp_path / "r.toml").write_text(BASELINE.replace("TEXT", str(tmp_path / "text.txt")))
-    return "r.toml"
+    return write_recipe(tmp_path).name
 
 
 def test_bench_says_what_two_devices_spend_on_each_other(efftrain: Efftrain, recipe: str) -> None:
@@ -55,14 +53,10 @@ def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) ->
     )
 
 
-SEARCH = [*(f"{key}={value}" for key, value in SETTINGS.items()), "parallel.lanes=2"]
-
-
 def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_path: Path) -> None:
     """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
-    (tmp_path / "text.txt").write_text(TEXT)
-    text = f"data.train={json.dumps(str(tmp_path / 'text.txt'))}"
-    command = ("tune-warmup", "--recipe", "small", *sets(text, *SEARCH), "--device", "cpu")
+    search = sets(write_text(tmp_path), *SETTINGS, "parallel.lanes=2")
+    command = ("tune-warmup", "--recipe", "small", *search, "--device", "cpu")
     efftrain(*command, "--name", "one", timeout=300)
     process = start_efftrain(tmp_path, *command, "--name", "two", "--devices", "2")
     wait_until(lambda: list((tmp_path / "runs" / "two" / "probes").glob("*/probe.json")), process)

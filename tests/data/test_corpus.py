@@ -51,7 +51,7 @@ def reopened(shard: Shard) -> TokenShards:
 
 
 @pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
+    "vocab_size, dtype", [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
 )
 def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, dtype: str) -> None:
     shards = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)

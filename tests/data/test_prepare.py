@@ -156,7 +156,7 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache: Path, storie
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    "content, said",
     [
         ("", "empty"),
         ('{"text": "one"}\n', "no text is left for training"),

@@ -22,21 +22,13 @@ from efftrain_cli.data.windows import Windows, data_warnings
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Data, TextSource
-from tests.data.conftest import LINES, write_texts
+from tests.data.conftest import LINES, data, texts, write_texts
 
 pytestmark = pytest.mark.usefixtures("cache")
 
 
 def zstd(content: bytes) -> bytes:
     return pyarrow.compress(content, codec="zstd", asbytes=True)
-
-
-def texts(path: Path, field: str = "text", policy: str = "error") -> list[str]:
-    return [
-        document.text
-        for source in find_text(Data(train=str(path))).train
-        for document in read_documents(source, field, BadDocuments(policy))
-    ]
 
 
 def documents_of(shards: TokenShards, corpus: Corpus) -> list[list[int]]:
@@ -71,7 +63,7 @@ def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    "name, content, said",
     [
         ("a.json", b'[{"text": 1}]', r"a\.json: record 1: field 'text' is int"),
         ("a.json", b"[]", "holds no records"),
@@ -165,7 +157,7 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "content"),
+    "suffix, content",
     [
         ("jsonl", b"{"),
         ("txt", b"\xff"),
@@ -229,7 +221,7 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "beside", "said"),
+    "content, beside, said",
     [
         (b"123", None, r"not a whole number of uint16 ids"),
         (b"", None, "the file is empty"),
@@ -267,7 +259,7 @@ def test_token_files_that_cannot_be_meant(
 def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
     with pytest.raises(DataError, match=r'holds token ids.*data\.tokenizer.*"gpt2"'):
-        prepare(Data(train=str(tmp_path / "a.bin"), tokenizer="bpe:300"))
+        prepare(data(tmp_path / "a.bin"))
 
 
 # --- several sources -------------------------------------------------------------------------------------------------
@@ -397,21 +389,21 @@ def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path
     path = tmp_path / "a.jsonl"
     write_texts(path)
     os.utime(path, (1e9, 1e9))
-    data = Data(train=str(path), tokenizer="bpe:300")
-    first = prepare(data)
+    text = data(path)
+    first = prepare(text)
     path.write_text(path.read_text().replace("fox", "cat", 1))
     os.utime(path, (1e9, 1e9))
     assert (
-        prepare(data).folder == first.folder
+        prepare(text).folder == first.folder
     )  # not seen: hashes of files that seem unchanged are remembered
-    assert prepare(data, verify="full").folder != first.folder
+    assert prepare(text, verify="full").folder != first.folder
 
 
 def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path: Path) -> None:
     """F72: without the check this read would end the process by SIGBUS."""
     path = tmp_path / "a.jsonl"
     write_texts(path)
-    corpus = prepare(Data(train=str(path), tokenizer="bpe:300"))
+    corpus = prepare(data(path))
     corpus.train.read([0], 10)
     shard = corpus.folder / "train-00000.bin"
     with open(shard, "r+b") as file:

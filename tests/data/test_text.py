@@ -15,14 +15,7 @@ from efftrain_cli.data.documents import cut_at_line, read_documents
 from efftrain_cli.data.text import BadDocuments, HubDataset, find_text, stdlib_files
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
-
-
-def texts(path: Path, *, field: str = "text", policy: str = "error") -> list[str]:
-    return [
-        document.text
-        for source in find_text(Data(train=str(path))).train
-        for document in read_documents(source, field, BadDocuments(policy))
-    ]
+from tests.data.conftest import texts
 
 
 def complaint(path: Path, content: bytes | None = None, *, field: str = "text") -> str:
@@ -166,7 +159,7 @@ GOOD = b'{"text": "ok"}\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "place", "what"),
+    "name, content, place, what",
     [
         ("a.jsonl", GOOD * 2 + b'{"text": "x";}\n', "3, byte 42", "not JSON"),
         ("a.jsonl", GOOD + '{"é": "'.encode() + b'\xff"}\n', "2, byte 23", "not UTF-8: byte 0xff"),
@@ -239,7 +232,7 @@ def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "fraction", "expected"),
+    "text, fraction, expected",
     [
         ("aaaa\nbbbb\ncccc\ndddd\n", 0.25, ("aaaa\nbbbb\ncccc\n", "dddd\n")),
         ("aaaa\nbbbb\ncccc\ndddd", 0.3, ("aaaa\nbbbb\ncccc\n", "dddd")),

@@ -33,7 +33,7 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize(("page", "command"), COMMANDS)
+@pytest.mark.parametrize("page, command", COMMANDS)
 def test_commands_run(efftrain: Efftrain, page: str, command: str) -> None:
     program, *arguments = shlex.split(command)
     assert program == "efftrain"
@@ -53,7 +53,7 @@ def test_recipes_in_a_page_load_and_those_it_names_exist(
         assert name in recipe_names()
 
 
-@pytest.mark.parametrize(("page", "least"), [("devices", 16), ("reliability", 51)])
+@pytest.mark.parametrize("page, least", [("devices", 16), ("reliability", 51)])
 def test_every_named_test_exists(page: str, least: int) -> None:
     named = re.findall(r"\[([\w ]+)\]\(\.\./(tests/[\w/]+\.py)\)", text_of(page))
     assert len(named) >= least

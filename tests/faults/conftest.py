@@ -9,31 +9,31 @@ from typer.testing import Result
 
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.files import sha256_of
-from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Checkpoint, Model, Optim, Train
 from efftrain_cli.run.directory import Run
 from efftrain_cli.run.manifest import MANIFEST, write_manifest
 from efftrain_cli.training.checkpoints import save
 from tests.conftest import invoke
-from tests.tiny import fresh
+from tests.tiny import fresh, tiny_recipe
 from tests.trained_run import make_run
 
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=64, seq_len=32),
-    optim=Optim(lr=3e-3),
-    train=Train(tokens=2560, batch_size=4, dtype="fp32"),
-    checkpoint=Checkpoint(every=5, keep=2),
+RECIPE = tiny_recipe(
+    "model.n_embd=64", "model.seq_len=32", "train.batch_size=4", "checkpoint={every = 5, keep = 2}"
 )
+
+
+def save_step(run: Run, step: int) -> float:
+    """Save a fresh state as that of a step and return the seconds it took."""
+    state = fresh(RECIPE, 300)
+    state.progress = state.progress._replace(step=step)
+    return save(run, state, RECIPE)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
     """A run with checkpoints of steps 5 and 10."""
     with Run.create("r", "", {}) as run:
-        state = fresh(RECIPE, 300)
         for step in (5, 10):
-            state.progress = state.progress._replace(step=step)
-            save(run, state, RECIPE)
+            save_step(run, step)
     with Run.open("r") as run:
         yield run
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.fake_runs import read_jsonl
-from tests.launch import BASELINE, made_text
+from tests.launch import write_recipe
 
 pytestmark = pytest.mark.slow
 SRUN = """#!PYTHON
@@ -39,11 +39,6 @@ sys.exit(max(128 - code if code < 0 else code for code in codes))
 SCONTROL = """#!/bin/bash
 if [ "$1" = show ]; then echo localhost; else echo "$@" >> requeued; fi
 """
-RECIPE = (
-    BASELINE.replace("every = 5\nkeep", "every = 1000\nkeep")
-    .replace("tokens = 2560", "tokens = 25600")
-    .replace("[optim]", "repeat = true\n[optim]")
-)
 
 
 def batch_file(number: int) -> str:
@@ -56,14 +51,12 @@ def executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("number", "tasks", "code"), [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"]
-)
+@pytest.mark.parametrize("number, tasks, code", [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"])
 def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
     tmp_path: Path, number: int, tasks: int, code: int
 ) -> None:
-    (tmp_path / "text.txt").write_text(made_text())
-    (tmp_path / "gpt2-117m.toml").write_text(RECIPE.replace("TEXT", str(tmp_path / "text.txt")))
+    long = ("train.tokens=25_600", "data.repeat=true", "checkpoint.every=1000")
+    write_recipe(tmp_path, *long, name="gpt2-117m")
     script = (
         batch_file(number)
         .replace("--recipe gpt2-117m", "--recipe gpt2-117m.toml")

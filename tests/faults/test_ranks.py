@@ -15,14 +15,9 @@ import pytest
 from efftrain_cli.compare.reading import read_numbers
 from tests.conftest import REPOSITORY
 from tests.fake_runs import read_jsonl
-from tests.launch import BASELINE, made_text, start_efftrain, wait_until
+from tests.launch import start_efftrain, wait_until, write_recipe
 
 pytestmark = pytest.mark.slow
-RECIPE = (
-    BASELINE.replace("tokens = 2560", "tokens = 1_000_000")
-    .replace("every = 5\nwindows", "every = 1000\nwindows")
-    .replace("valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true")
-)
 
 
 class Launched:
@@ -39,8 +34,7 @@ class Launched:
     ) -> None:
         """`inject` is run first in rank `sleeper`."""
         self.folder = folder
-        (folder / "text.txt").write_text(made_text())
-        (folder / "r.toml").write_text(RECIPE.replace("TEXT", str(folder / "text.txt")))
+        write_recipe(folder, "train.tokens=1_000_000", "data.repeat=true", "eval.every=1000")
         self.environment = {
             "PYTHONPATH": f"{folder / 'inject'}{os.pathsep}{REPOSITORY}",
             "EFFTRAIN_CACHE": str(folder / "cache"),
@@ -157,7 +151,7 @@ OTHER_VERSION = "import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'"
 
 
 @pytest.mark.parametrize(
-    ("args", "inject", "message"),
+    "args, inject, message",
     [
         (("--device", "cuda:0"), "", "give one of the two"),
         (("--set", "train.batch_size=1"), "", "cannot be shared by 2 devices"),
@@ -197,7 +191,7 @@ GPT.embed = faulty
 
 
 @pytest.mark.parametrize(
-    ("fault", "code", "message", "strategy"),
+    "fault, code, message, strategy",
     [
         (
             "time.sleep(1000)",
@@ -332,7 +326,7 @@ trainer.apply_step = flipping
 
 
 @pytest.mark.parametrize(
-    ("check_every", "found", "saved"), [("4", 4, None), ("1000", 5, None), ("2", 4, 2)]
+    "check_every, found, saved", [("4", 4, None), ("1000", 5, None), ("2", 4, 2)]
 )
 def test_weights_that_differ_are_found_before_they_are_saved(
     tmp_path: Path, check_every: str, found: int, saved: int | None

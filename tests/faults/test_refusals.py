@@ -290,7 +290,7 @@ Windows.batch = moving
 
 
 @pytest.mark.parametrize(
-    ("what", "now"),
+    "what, now",
     [
         ('os.rename("runs/r", "runs/other")', "/runs/other"),
         ('shutil.rmtree("runs/r")', " (deleted)"),

@@ -16,31 +16,22 @@ from efftrain_cli.run.small_files import read_events
 from efftrain_cli.training import trainer
 from efftrain_cli.training.gradient import build_forward_backward
 from tests.fake_runs import read_jsonl
-from tests.trained_run import TEXT
+from tests.trained_run import QUICK, write_text
 
 FULL, BATCH = 16, 4
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    settings = {
-        "data.train": json.dumps(str(text)),
-        "data.valid_fraction": "0.3",
-        "data.tokenizer": '"bpe:300"',
-        "data.repeat": "true",
-        "model.n_layer": "1",
-        "model.n_embd": "16",
-        "model.n_head": "2",
-        "model.seq_len": str(FULL),
-        "optim.warmup_steps": "2",
-        "train.tokens": str(30 * BATCH * FULL),
-        "train.batch_size": str(BATCH),
-        "eval.windows": "4",
-        "checkpoint.every": "5",
-    }
-    return load_recipe("small", [f"{key}={value}" for key, value in settings.items()])
+    settings = [
+        *QUICK,
+        f"model.seq_len={FULL}",
+        "optim.warmup_steps=2",
+        f"train.tokens={30 * BATCH * FULL}",
+        f"train.batch_size={BATCH}",
+        "checkpoint.every=5",
+    ]
+    return load_recipe("small", [write_text(tmp_path), *settings])
 
 
 def poison(

@@ -17,7 +17,7 @@ from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.training.checkpoints import check_disk, checkpoint_bytes, newest_checkpoint, save
 from efftrain_cli.training.state import read_checkpoint, write_checkpoint
-from tests.faults.conftest import RECIPE, step_of, truncate
+from tests.faults.conftest import RECIPE, save_step, step_of, truncate
 from tests.tiny import fresh
 
 
@@ -28,19 +28,16 @@ def test_a_kill_at_every_point_of_a_save(tmp_path: Path) -> None:
     points, survivors = 0, set()
     while True:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
-        state = fresh(RECIPE, 300)
         with Run.create("r", "", {}) as run:
             for step in (5, 10):
-                state.progress = state.progress._replace(step=step)
-                save(run, state, RECIPE)
+                save_step(run, step)
         child = os.fork()
         if child == 0:
             try:
                 with Run.open("r") as run:
                     newest_checkpoint(run)
                     _kill_at(points)
-                    state.progress = state.progress._replace(step=15)
-                    save(run, state, RECIPE)
+                    save_step(run, 15)
                 os._exit(0)
             except BaseException as error:
                 print(repr(error))
@@ -113,9 +110,7 @@ def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) ->
     """keep = 2 with the newest damaged: two sound ones stay beside it."""
     truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
     assert step_of(newest_checkpoint(run)) == 5
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=7)
-    save(run, state, RECIPE)
+    save_step(run, 7)
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 7, 10]
 
 
@@ -169,9 +164,7 @@ def test_a_save_survives_a_power_failure_at_any_moment(
     """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an
     older one loses its name before its files."""
     disk = FakeDisk(monkeypatch)
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=15)
-    save(run, state, RECIPE)
+    save_step(run, 15)
     folder = run.path / "checkpoints"
     new = folder / "step-00000015"
     before_rename = disk.when("rename", temporary_beside(new).name)
@@ -190,9 +183,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
 ) -> None:
     disk = FakeDisk(monkeypatch)
     run.log([{"step": 15, "segment": 0}])
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=15)
-    save(run, state, RECIPE)
+    save_step(run, 15)
     assert str(run.path / "metrics.jsonl") in disk.when(
         "rename", temporary_beside(run.path / "checkpoints" / "step-00000015").name
     )
@@ -202,15 +193,13 @@ def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
     corrupt = checkpoints_of(run.path)[-1]
     truncate(corrupt / "model.safetensors")
     newest_checkpoint(run)
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=10)
-    save(run, state, RECIPE)
+    save_step(run, 10)
     verify_checkpoint(corrupt)
     assert (run.path / "checkpoints" / "step-00000010.corrupt" / "model.safetensors").exists()
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
     assert step_of(newest_checkpoint(run)) == 10
     # A sound one of this step is not written twice.
-    assert save(run, state, RECIPE) == 0.0
+    assert save_step(run, 10) == 0.0
 
 
 def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,10 +207,8 @@ def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("efftrain_cli.training.state.fsync", full)
-    state = fresh(RECIPE, 300)
-    state.progress = state.progress._replace(step=15)
     with pytest.raises(DiskError, match=r"[0-9,]+ bytes needed, [0-9,]+ bytes free") as raised:
-        save(run, state, RECIPE)
+        save_step(run, 15)
     assert raised.value.exit_code == 6
     assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
         "step-00000005",

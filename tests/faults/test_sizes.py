@@ -31,7 +31,7 @@ LARGE = ("--set", "model.n_embd=100000", "--set", "model.n_layer=1000")
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "message"),
+    "words, code, message",
     [
         (("sweep", "--seeds", "0..1000000000"), 2, "1,000,000,001 runs are more than the 10,000"),
         (("sweep", "--seeds", f"0..{'9' * 100_000}"), 2, "write 0..4"),

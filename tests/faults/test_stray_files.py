@@ -17,7 +17,7 @@ from efftrain_cli.run.small_files import read_run
 from efftrain_cli.training.checkpoints import newest_checkpoint
 from tests.conftest import invoke
 from tests.fake_runs import write_run
-from tests.faults.conftest import call, contents
+from tests.faults.conftest import call
 from tests.launch import Laboratory
 
 
@@ -70,26 +70,6 @@ def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
     assert lab.checkpoints("r") == ["step-00000010", "step-00000010.left", "step-00000011"]
     assert os.path.lexists(lab.checkpoint("r", 10).with_name("step-00000010.left"))
     assert list(outside.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "events.jsonl", "checkpoints", "wandb"])
-def test_links_in_a_run_directory_are_never_written_through(random_run: Path, name: str) -> None:
-    """F69."""
-    target = random_run.parent.parent / "target"
-    if name in ("checkpoints", "wandb"):
-        target.mkdir()
-        shutil.rmtree(random_run / name, ignore_errors=True)
-    else:
-        target.write_text('{"step": 0, "segment": 0}\nunfinished')
-        (random_run / name).unlink(missing_ok=True)
-    before = contents(random_run.parent.parent)
-    (random_run / name).symlink_to(target)
-    code, message = call("pretrain", "--resume", "r")
-    assert code == 3, message
-    assert f"{random_run / name} is a symbolic link" in message
-    (random_run / name).unlink()
-    assert contents(random_run.parent.parent) == before
-    assert not target.is_dir() or list(target.iterdir()) == []
 
 
 def test_a_pipe_in_place_of_the_rows_does_not_hang(random_run: Path) -> None:

@@ -44,7 +44,7 @@ def command_in(process: Process) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("broken", "step", "word"),
+    "broken, step, word",
     [
         pytest.param(WEIGHT.replace("VALUE", "nan"), 9, "h.1.mlp.c_fc.weight", id="weight"),
         pytest.param(

@@ -19,7 +19,7 @@ from efftrain_cli.foundation.console import (
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"),
+    "number, shown",
     [
         *[
             (0, "0"),
@@ -42,7 +42,7 @@ def test_counts_with_more_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "shown"),
+    "number, shown",
     [
         (238_848, "239 kFLOP"),
         (1.01e10, "10.1 GFLOP"),
@@ -65,7 +65,7 @@ def test_one_is_singular() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
+    "seconds, shown",
     [
         (0.0, "0 s"),
         (0.2, "200 ms"),
@@ -83,7 +83,7 @@ def test_seconds(seconds: float, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "shown"),
+    "loss, shown",
     [
         (0.0, "1.00"),
         (4.0981, "60.23"),

@@ -19,7 +19,7 @@ from tests.fake_runs import write_run
 
 
 @pytest.mark.parametrize(
-    ("cell", "written"),
+    "cell, written",
     [
         ("=1+1", "'=1+1"),
         ("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"),

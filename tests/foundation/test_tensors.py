@@ -62,5 +62,5 @@ try:
 except OSError as error:
     print(errno.errorcode[error.errno], error.filename)
 """
-    done = python(code, tmp_path)
-    assert done.stdout.split() == ["EFBIG", "x.safetensors"], done.stderr
+    done = python(code, cwd=tmp_path)
+    assert done.stdout.split() == ["EFBIG", "x.safetensors"]

@@ -112,7 +112,7 @@ def rows_of(
 
 
 @pytest.mark.parametrize("seq_len", [256, 200, 64])
-@pytest.mark.parametrize(("dtype", "loss_limit"), [("fp32", 1e-5), ("bf16", 2e-3)])
+@pytest.mark.parametrize("dtype, loss_limit", [("fp32", 1e-5), ("bf16", 2e-3)])
 def test_compiled_is_eager_for_every_parameter_and_shape(
     dtype: str, loss_limit: float, seq_len: int
 ) -> None:

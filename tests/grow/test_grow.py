@@ -270,7 +270,7 @@ def test_another_text_is_not_taken_in_silence(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         (["small", "--operator", "width:1.5"], "whole number"),
         (["small", "--operator", "depth:0"], "no model smaller"),

@@ -118,7 +118,7 @@ PUBLISHED = {
 us."""
 
 
-@pytest.mark.parametrize(("pair", "published"), PUBLISHED.items())
+@pytest.mark.parametrize("pair, published", PUBLISHED.items())
 def test_the_released_rule_gives_the_published_points_exactly(curves, pair, published):
     kind, size = pair
     projection = released_projection(curves[f"{size}_half_{kind}"], curves[size], THRESHOLDS[kind])
@@ -158,7 +158,7 @@ def test_the_fitted_rule_on_the_authors_curves(curves):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "ratio", "saving"),
+    "kind, size, ratio, saving",
     [
         ("depth", "base", 1.50, 0.097),
         ("depth", "large", 1.44, 0.082),
@@ -231,7 +231,7 @@ def test_early_steps_change_the_fitted_exponent(curves, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "released", "fitted_slope", "marginal"),
+    "kind, size, released, fitted_slope, marginal",
     [
         ("width", "base", 0.182, 0.101, 0.120),
         ("width", "large", 0.234, None, 0.125),

@@ -27,7 +27,7 @@ def test_slope_at_the_cheapest_size_is_the_papers_threshold():
         assert KAPLAN.optimal_size(loss) == pytest.approx(size)
 
 
-@pytest.mark.parametrize(("factor", "ratio"), [(2, 1.483), (4, 2.198), (8, 3.259)])
+@pytest.mark.parametrize("factor, ratio", [(2, 1.483), (4, 2.198), (8, 3.259)])
 def test_ratio_of_steps_where_marginal_costs_are_equal(factor, ratio):
     assert KAPLAN.same_loss_steps(factor) == pytest.approx(ratio, abs=5e-4)
     for size in (1e7, 1e9):
@@ -54,7 +54,7 @@ def test_one_stage_has_nothing_to_search(target, batch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("batch", "stages", "relative"),
+    "batch, stages, relative",
     [
         ("fixed", 1, 1.0),
         ("fixed", 2, 0.829),

@@ -49,6 +49,13 @@ def test_it_trains_as_planned_and_resumes(value: str) -> None:
     assert all(math.isfinite(row["loss"]) for row in rows[1:])
 
 
+@pytest.mark.parametrize("value", VALUES)
+def test_a_recipe_of_it_is_written_and_read_back(value: str, tmp_path: Path) -> None:
+    recipe = load_recipe("small", overrides_of(value))
+    (tmp_path / "copy.toml").write_text(dump_recipe(recipe))
+    assert load_recipe(str(tmp_path / "copy.toml")) == recipe
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -20,7 +20,7 @@ def test_only_strategies_name_what_they_do(path) -> None:  # type: ignore[no-unt
 
 
 @pytest.mark.parametrize(
-    ("file", "name", "most"),
+    "file, name, most",
     [("trainer.py", "train", 75), ("gradient.py", "build_forward_backward", 110)],
 )
 def test_loop_and_gradient_stay_short(file: str, name: str, most: int) -> None:

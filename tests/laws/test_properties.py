@@ -22,21 +22,19 @@ from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.recipe.sections import Train
 from efftrain_cli.recipe.toml import toml_lines
 from efftrain_cli.run.lines import parse, sealed, split_lines
 from efftrain_cli.run.metrics import latest_rows, read_metrics
 from tests.compare.known_runs import decide
+from tests.tiny import tiny_recipe
 
 quick = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=64),
-    optim=Optim(lr=1e-3, min_lr=1e-4, warmup_steps=10),
-    train=Train(tokens=64 * 8 * 40, batch_size=8, micro_batch_tokens=200),
-    eval=Eval(every=30),
+RECIPE = tiny_recipe(
+    "model.seq_len=64", "optim={lr = 1e-3, min_lr = 1e-4, warmup_steps = 10}", "eval.every=30"
 )
 
 
@@ -45,7 +43,7 @@ RECIPE = Recipe(
 
 @quick
 @given(
-    st.integers(1, 3000),
+    st.integers(1, 5000),
     st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=8).filter(
         lambda key: len(key) % 2 == 0
     ),

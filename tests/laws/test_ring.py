@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.launch import BASELINE, made_text, run_ranks, start_efftrain, wait_until
+from tests.launch import run_ranks, start_efftrain, wait_until, write_recipe
 from tests.laws.ring_run import CASES
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
     return results
 
 
-@pytest.mark.parametrize(("modules", "name"), [(k, name) for k in (3, 4) for name in CASES[k]])
+@pytest.mark.parametrize("modules, name", [(k, name) for k in (3, 4) for name in CASES[k]])
 def test_the_ring_has_the_bits_of_one_device(
     found: dict[int, dict[str, Any]], modules: int, name: str
 ) -> None:
@@ -55,21 +55,12 @@ def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name:
         )
 
 
-RECIPE = (
-    BASELINE.replace("tokens = 2560", "tokens = 1_000_000")
-    .replace("every = 5\nwindows", "every = 4\nwindows")
-    .replace("valid_fraction = 0.05", "valid_fraction = 0.05\nrepeat = true")
-)
-
-
 def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
     tmp_path: Path,
 ) -> None:
     """As a user does it: two processes, one of which is killed; continued by two, then by one."""
-    (tmp_path / "text.txt").write_text(made_text())
-    (tmp_path / "r.toml").write_text(
-        RECIPE.replace("TEXT", str(tmp_path / "text.txt")) + "\n[ouroboros]\nmodules = 3\n"
-    )
+    long = ("train.tokens=1_000_000", "data.repeat=true", "eval.every=4")
+    write_recipe(tmp_path, *long, "ouroboros.modules=3")
     environment = {"EFFTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
 
     def start(*arguments: str) -> subprocess.Popen[str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,26 +15,24 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.state import (
     TrainState,
-    load_tensors,
     model_tensors,
-    read_checkpoint,
-    write_checkpoint,
 )
 from efftrain_cli.training.trainer import evaluate, read_records, train
-from tests.tiny import changed, fresh, tensors_of, windows_of
+from tests.tiny import assert_equal, changed, fresh, tensors_of, tiny_recipe, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=32),
-    optim=Optim(lr=3e-3, warmup_steps=5),
-    train=Train(tokens=32 * 8 * 40, batch_size=8, micro_batch_tokens=100, dtype="fp32"),
-    eval=Eval(every=10, windows=8),
+RECIPE = tiny_recipe(
+    "model.n_embd=32",
+    "model.seq_len=32",
+    "optim={lr = 3e-3, warmup_steps = 5}",
+    "train.tokens=10_240",
+    "train.micro_batch_tokens=100",
+    "eval={every = 10, windows = 8}",
 )
 
 
@@ -66,9 +62,7 @@ def run(
 def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
     """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds
     do."""
-    longer = replace(
-        RECIPE, train=replace(RECIPE.train, tokens=32 * 8 * 60), eval=Eval(every=60, windows=8)
-    )
+    longer = changed(RECIPE, "train.tokens=15_360", "eval.every=60")
 
     def final(dtype: str, seed: int) -> float:
         recipe = changed(longer, f"seed={seed}", f"train.dtype={dtype}")
@@ -119,40 +113,6 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) 
             torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-8)
 
 
-def test_stopping_and_continuing_moves_no_bit(windows: Windows, tmp_path: Path) -> None:
-    whole = fresh(RECIPE, VOCAB)
-    rows = run(whole, windows)
-    part = fresh(RECIPE, VOCAB)
-    first = run(part, windows, until=17)
-    write_checkpoint(tmp_path / "step-00000017", part, "")
-    progress, model, optimizer, _ = read_checkpoint(tmp_path / "step-00000017")
-    other = fresh(
-        replace(RECIPE, seed=99), VOCAB
-    )  # nothing may survive of what a state was before loading
-    load_tensors(other, model, optimizer)
-    other.progress = progress
-    second = run(other, windows)
-    for name, tensor in tensors_of(whole).items():
-        assert torch.equal(tensor, tensors_of(other)[name]), name
-    timeless = {
-        "seconds",
-        "train_seconds",
-        "tokens_per_second",
-        "eval_seconds",
-        "cpu_seconds",
-        "comm_seconds",
-        "wait_seconds",
-    }
-    assert [row["step"] for row in first + second] == list(range(41))
-    for want, have in zip(rows, first + second, strict=True):
-        differing = {k for k in want if k not in timeless and want[k] != have[k]}
-        assert differing <= ({"val_loss"} if want["step"] == 17 else set()), (
-            want["step"],
-            differing,
-        )
-    assert other.progress._replace(train_seconds=0) == whole.progress._replace(train_seconds=0)
-
-
 def test_a_loss_that_is_not_finite_changes_nothing(windows: Windows) -> None:
     state = fresh(RECIPE, VOCAB)
     run(state, windows, until=3)
@@ -184,8 +144,7 @@ def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows: Wi
         torch.rand(3)
         np.random.rand(2)
         evaluate(disturbed.model, val, 64, "fp32")
-    for name, tensor in tensors_of(plain).items():
-        assert torch.equal(tensor, tensors_of(disturbed)[name]), name
+    assert_equal(tensors_of(disturbed), tensors_of(plain))
 
 
 def test_validation_loss_does_not_depend_on_its_micro_batches(windows: Windows) -> None:
@@ -232,9 +191,8 @@ def test_activation_checkpointing_gives_the_same_gradient(windows: Windows) -> N
 
 
 def test_initialization_is_gpt2s() -> None:
-    model = build_model(
-        replace(RECIPE, model=Model(n_layer=8, n_head=4, n_embd=128, seq_len=64)), 1000, CPU
-    )
+    sizes = ("model.n_layer=8", "model.n_head=4", "model.n_embd=128", "model.seq_len=64")
+    model = build_model(changed(RECIPE, *sizes), 1000, CPU)
     parameters = dict(model.named_parameters())
     assert parameters["wte.weight"][:1000].std().item() == pytest.approx(0.02, rel=0.02)
     assert parameters["h.3.attn.c_attn.weight"].std().item() == pytest.approx(0.02, rel=0.02)
@@ -276,16 +234,8 @@ def test_a_residual_stream_in_bf16_changes_little(windows: Windows) -> None:
 def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(
     windows: Windows,
 ) -> None:
-    recipe = replace(RECIPE, eval=Eval(every=10, windows=8, positions=True))
-    held_out = windows.validation(8)
-    rows = [
-        [
-            row
-            for part in train(state, each, windows, held_out, until=12)
-            for row in read_records(state, each, [part])
-        ]
-        for each, state in ((RECIPE, fresh(RECIPE, VOCAB)), (recipe, fresh(RECIPE, VOCAB)))
-    ]
+    recipe = changed(RECIPE, "eval.positions=true")
+    rows = [run(fresh(each, VOCAB), windows, each, 12) for each in (RECIPE, recipe)]
     names = [f"val_loss_from_{start}" for start in (0, 2, 4, 8, 16)]
     widths = (2, 2, 4, 8, 16)
     for row in rows[1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -11,44 +10,39 @@ import torch
 
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress, StepPlan
-from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.trainer import train
 from tests.conftest import Efftrain
 from tests.fake_runs import without_times
 from tests.resume_law import RandomTokens, run
-from tests.tiny import VOCAB_SIZE, assert_equal, changed, fresh, tensors_of, windows_of
+from tests.tiny import VOCAB_SIZE, assert_equal, changed, fresh, tensors_of, tiny_recipe, windows_of
 
 CPU = torch.device("cpu")
 FULL, BATCH = 32, 6
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=FULL),
-    optim=Optim(lr=3e-3, warmup_steps=3),
-    train=Train(tokens=FULL * BATCH * 12, batch_size=BATCH, micro_batch_tokens=64, dtype="fp32"),
-    eval=Eval(every=5, windows=2),
+RECIPE = tiny_recipe(
+    "model.seq_len=32",
+    "optim={lr = 3e-3, warmup_steps = 3}",
+    "train.tokens=2304",
+    "train.batch_size=6",
+    "train.micro_batch_tokens=64",
+    "eval={every = 5, windows = 2}",
 )
+LONG = ["train.tokens=1_000_000", "seq_len_warmup={start = 8, steps = 1000}"]
+TWO_STAGE = "seq_len_warmup={pacing = 'discrete', lengths = [8, 32], until = [5]}"
+RAMP = "batch_size_warmup={start = 2, increment = 2, sequences = 20}"
+LINEAR = "seq_len_warmup={start = 8, steps = 9}"
 WARMUPS = {
-    "linear": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9)},
-    "root": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, pacing="root")},
-    "reshape": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, mode="reshape")},
-    "tokens": {"seq_len_warmup": SeqLenWarmup(start=8, steps=9, batch="tokens")},
-    "two-stage tokens": {
-        "seq_len_warmup": SeqLenWarmup(
-            pacing="discrete", lengths=(8, FULL), until=(5,), batch="tokens"
-        )
-    },
-    "two-stage": {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(5,))},
-    "batch": {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20)},
-    "both": {
-        "seq_len_warmup": SeqLenWarmup(start=8, steps=9),
-        "batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=20),
-    },
+    "linear": [LINEAR],
+    "root": [LINEAR, "seq_len_warmup.pacing=root"],
+    "reshape": [LINEAR, "seq_len_warmup.mode=reshape"],
+    "tokens": [LINEAR, "seq_len_warmup.batch=tokens"],
+    "two-stage tokens": [TWO_STAGE, "seq_len_warmup.batch=tokens"],
+    "two-stage": [TWO_STAGE],
+    "batch": [RAMP],
+    "both": [LINEAR, RAMP],
 }
 
 
@@ -62,7 +56,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
 @pytest.mark.parametrize("warmup", WARMUPS)
 def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windows) -> None:
     """An independent count: the tokens in the batches themselves, by where they stood in the text."""
-    recipe = replace(RECIPE, **WARMUPS[warmup])
+    recipe = changed(RECIPE, *WARMUPS[warmup])
     progress, counted, seen_windows = Progress(), 0, 0
     lengths = []
     while progress.tokens < recipe.train.tokens:
@@ -97,7 +91,7 @@ def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windo
     "warmup", [name for name in WARMUPS if name != "reshape" and "tokens" not in name]
 )
 def test_rows_are_those_of_the_plan(warmup: str) -> None:
-    recipe = replace(RECIPE, **WARMUPS[warmup])
+    recipe = changed(RECIPE, *WARMUPS[warmup])
     rows = run(fresh(recipe), recipe)
     steps = rows[1:]
     assert sum(row["batch_size"] * row["seq_len"] for row in steps) == rows[-1]["tokens"]
@@ -112,7 +106,7 @@ def test_rows_are_those_of_the_plan(warmup: str) -> None:
 
 def test_one_warmup_decides_the_length_and_the_other_the_batch() -> None:
     """Lengths 8 + 24 t / 9, rounded down to eights; batches of 2, of 4 from 10 sequences on, of 6 beyond 20."""
-    steps = islice(plan_run(replace(RECIPE, **WARMUPS["both"])), 9)
+    steps = islice(plan_run(changed(RECIPE, *WARMUPS["both"])), 9)
     assert [(plan.seq_len, plan.batch_size) for plan, _ in steps] == [
         *[(8, 2)] * 2,
         *[(16, 2)] * 3,
@@ -124,16 +118,16 @@ def test_one_warmup_decides_the_length_and_the_other_the_batch() -> None:
 @pytest.mark.parametrize(
     "neutral",
     [
-        {"seq_len_warmup": SeqLenWarmup(start=FULL, steps=5)},
-        {"seq_len_warmup": SeqLenWarmup(start=8, steps=1)},
-        {"seq_len_warmup": SeqLenWarmup(start=8, steps=1, batch="tokens")},
-        {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(FULL,))},
-        {"batch_size_warmup": BatchSizeWarmup(start=BATCH, increment=1, sequences=10)},
+        "seq_len_warmup={start = 32, steps = 5}",
+        "seq_len_warmup={start = 8, steps = 1}",
+        "seq_len_warmup={start = 8, steps = 1, batch = 'tokens'}",
+        "seq_len_warmup={pacing = 'discrete', lengths = [32]}",
+        "batch_size_warmup={start = 6, increment = 1, sequences = 10}",
     ],
 )
-def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: dict) -> None:
+def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: str) -> None:
     plain, warming = fresh(RECIPE), fresh(RECIPE)
-    rows, others = run(plain, RECIPE), run(warming, replace(RECIPE, **neutral))
+    rows, others = run(plain, RECIPE), run(warming, changed(RECIPE, neutral))
     for row, other in zip(rows, others, strict=True):
         assert without_times(row) == without_times(other)
     assert_equal(tensors_of(plain), tensors_of(warming))
@@ -142,8 +136,7 @@ def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: dict) -> None
 def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
     """A short step is cut by tokens into few micro-batches; cutting it as at full length, by sequences, computes the
     same."""
-    long = replace(RECIPE.train, tokens=10**6)
-    recipe = replace(RECIPE, train=long, seq_len_warmup=SeqLenWarmup(start=8, steps=1000))
+    recipe = changed(RECIPE, *LONG)
     short = plan_step(recipe, Progress())
     full = plan_step(RECIPE, Progress())
     assert (short.seq_len, short.accumulation_steps, full.accumulation_steps) == (8, 1, 3)
@@ -185,7 +178,7 @@ def test_micro_batches_hold_about_the_same_tokens_at_any_length() -> None:
 @pytest.mark.parametrize("warmup", WARMUPS)
 def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup: str) -> None:
     """A warmup hides its memory need: its first steps are small. What is probed is what the last steps need."""
-    recipe = replace(RECIPE, **WARMUPS[warmup])
+    recipe = changed(RECIPE, *WARMUPS[warmup])
     assert (
         summarize_plan(recipe).largest_micro_batch
         == summarize_plan(RECIPE).largest_micro_batch
@@ -194,8 +187,7 @@ def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup: str) 
 
 
 def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
-    long = replace(RECIPE.train, tokens=10**6)
-    recipe = replace(RECIPE, train=long, seq_len_warmup=SeqLenWarmup(start=8, steps=1000))
+    recipe = changed(RECIPE, *LONG)
     state = fresh(recipe)
     before = state.model.wpe.weight.detach().clone()
     val = RandomTokens(FULL).window(5)[None]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
-from efftrain_cli.methods.growth_operators import GrowthState
+from efftrain_cli.methods.growth_operators import GrowthState, grow
+from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.parameter_kinds import parameter_kind
 from efftrain_cli.optim.adamw import AdamW
+from tests.tiny import config_of
 
-CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
+CONFIG = config_of()
 
 
 def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) -> GPT:
@@ -64,6 +67,27 @@ def tokens_of(config: GPTConfig, sequences: int = 4, seed: int = 6) -> torch.Ten
 def mean_loss(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
     logits = model(tokens[:, :-1]).flatten(0, 1)
     return F.cross_entropy(logits, tokens[:, 1:].flatten())
+
+
+def assert_same_function(grown: GPT, model: GPT, tolerance: float = 1e-12) -> None:
+    """Check that a grown model has the logits and the loss of the small one."""
+    tokens = tokens_of(model.config)
+    with torch.no_grad():
+        assert (grown(tokens[:, :-1]) - model(tokens[:, :-1])).abs().max() <= tolerance
+        assert abs(mean_loss(grown, tokens) - mean_loss(model, tokens)) <= tolerance
+
+
+def grown_by(model: GPT, operators: Sequence[Operator], section: StagedGrowth) -> GPT:
+    return model_of(grow(state_of(model), operators, section, seed=1))
+
+
+def gradients_as_moments(model: GPT) -> GrowthState:
+    """Return the model's state with its gradient on `tokens_of` in place of the moments."""
+    state = state_of(model)
+    mean_loss(model, tokens_of(model.config)).backward()
+    small = {name: p.grad for name, p in model.named_parameters()}
+    squares = {name: gradient.square() for name, gradient in small.items()}
+    return replace(state, optimizer={"exp_avg": small, "exp_avg_sq": squares})
 
 
 def width_asymmetry(

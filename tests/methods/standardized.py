@@ -10,18 +10,18 @@ from torch import Tensor
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from tests.resume_law import RandomTokens
+from tests.tiny import tiny_recipe
 
 CPU = torch.device("cpu")
 LENGTH, BATCH = 16, 6
-BARE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=LENGTH, norm="none", init="unit"),
-    optim=Optim(lr=3e-3, warmup_steps=2),
-    train=Train(
-        tokens=LENGTH * BATCH * 6, batch_size=BATCH, micro_batch_tokens=LENGTH * 2, dtype="fp32"
-    ),
-    eval=Eval(every=3, windows=2),
+BARE = tiny_recipe(
+    "model.norm=none",
+    "model.init=unit",
+    "optim={lr = 3e-3, warmup_steps = 2}",
+    "train.tokens=576",
+    "train.batch_size=6",
+    "eval={every = 3, windows = 2}",
 )
 
 

@@ -17,7 +17,7 @@ def megatron(consumed: int, start: int, increment: int, ramp: int, full: int) ->
 
 
 @pytest.mark.parametrize(
-    ("start", "increment", "ramp", "full"),
+    "start, increment, ramp, full",
     [
         (16, 16, 1_953_125, 256),
         (32, 32, 100_000, 512),
@@ -67,7 +67,7 @@ def test_bad_sections_are_refused(keys: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "key"),
+    "keys, key",
     [
         ({"start": 128}, "start"),
         ({"increment": 5}, "increment"),
@@ -83,7 +83,7 @@ def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("start", "increment", "full", "steps"),
+    "start, increment, full, steps",
     [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)],
 )
 def test_a_ramp_of_so_many_steps(start: int, increment: int, full: int, steps: int) -> None:

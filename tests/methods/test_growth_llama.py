@@ -14,22 +14,19 @@ from efftrain_cli.methods.staged_growth import Operator, StagedGrowth, parse_ope
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.methods.grown import mean_loss, model_of, small_model, state_of, tokens_of
-
-LLAMA = GPTConfig(
-    n_layer=2,
-    n_head=4,
-    n_kv_head=2,
-    n_embd=16,
-    seq_len=24,
-    vocab_size=61,
-    padded_vocab_size=64,
-    norm="rmsnorm",
-    norm_eps=1e-3,
-    mlp="swiglu",
-    positions="rope",
-    bias=False,
+from tests.methods.grown import (
+    assert_same_function,
+    gradients_as_moments,
+    grown_by,
+    mean_loss,
+    model_of,
+    small_model,
+    state_of,
+    tokens_of,
 )
+from tests.tiny import LLAMA_SHAPE, config_of
+
+LLAMA = config_of(n_head=4, n_kv_head=2, seq_len=24, norm_eps=1e-3, **LLAMA_SHAPE)
 SHAPES = {
     "tied": LLAMA,
     "untied": dataclasses.replace(LLAMA, tied=False, d_ff=40),
@@ -47,37 +44,26 @@ by_shape = pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
 def test_growth_keeps_loss_and_logits(operator: str, config: GPTConfig) -> None:
     model, operators = small_model(config=config), [parse_operator(operator)]
     assert StagedGrowth().preserves_loss(operators)
-    grown = model_of(grow(state_of(model), operators, StagedGrowth(), seed=1))
+    grown = grown_by(model, operators, StagedGrowth())
     assert grown.parameter_count > model.parameter_count
-    tokens = tokens_of(config)
-    with torch.no_grad():
-        assert (grown(tokens[:, :-1]) - model(tokens[:, :-1])).abs().max() <= 1e-12
-        assert abs(mean_loss(grown, tokens) - mean_loss(model, tokens)) <= 1e-12
+    assert_same_function(grown, model)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["width", "pad:40", "depth"])))
 def test_operators_compose_in_any_order(order: tuple[str, ...]) -> None:
     model = small_model(config=SHAPES["qk norm"])
-    operators = [parse_operator(o) for o in order]
-    grown = model_of(grow(state_of(model), operators, StagedGrowth(), seed=1))
-    tokens = tokens_of(LLAMA)
-    with torch.no_grad():
-        assert (grown(tokens[:, :-1]) - model(tokens[:, :-1])).abs().max() <= 1e-12
+    grown = grown_by(model, [parse_operator(o) for o in order], StagedGrowth())
+    assert_same_function(grown, model)
 
 
 @by_shape
 @pytest.mark.parametrize("operator", ["width", "width:3", "pad:40"])
 def test_moments_are_those_of_the_gradients(config: GPTConfig, operator: str) -> None:
     """Where the old entries stand, the grown model's own gradient is the mapped one."""
-    model = small_model(config=config)
-    tokens = tokens_of(config)
-    mean_loss(model, tokens).backward()
-    small = {name: p.grad for name, p in model.named_parameters()}
-    moments = {"exp_avg": small, "exp_avg_sq": {n: g.square() for n, g in small.items()}}  # type: ignore[union-attr]
-    state = dataclasses.replace(state_of(model), optimizer=moments)
+    state = gradients_as_moments(small_model(config=config))
     grown = grow(state, [parse_operator(operator)], StagedGrowth(symmetry="none"), seed=1)
     wide = model_of(grown)
-    mean_loss(wide, tokens).backward()
+    mean_loss(wide, tokens_of(config)).backward()
     for name, p in wide.named_parameters():
         first, second = (grown.optimizer[key][name] for key in ("exp_avg", "exp_avg_sq"))
         there = first != 0
@@ -165,7 +151,7 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "d_ff", "norm_e
 
 
 @pytest.mark.parametrize(
-    ("overrides", "rule"),
+    "overrides, rule",
     [
         (
             ["model.norm=layernorm", *staged("pad:128", "n_embd = 64")],

@@ -14,7 +14,6 @@ from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.foundation.step import MicroBatch
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
-from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.model.linear import NarrowLinear, clear_seen, seen_by_layers
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.plan.plan import after_step, plan_step
@@ -35,8 +34,8 @@ from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.rings import at_weights
 from efftrain_cli.training.strategy import check_ranks, single_device
 from efftrain_cli.training.trainer import train
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step
-from tests.tiny import FOUR_BLOCKS, fresh, tensors_of
+from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run
+from tests.tiny import FOUR_BLOCKS, assert_equal, config_of, fresh, tensors_of
 
 CPU = torch.device("cpu")
 PLAIN = load_recipe("small", FOUR_BLOCKS)
@@ -51,13 +50,8 @@ def recipe_of(modules: int, *overrides: str, **keys: object) -> Recipe:
 
 def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and moments after training, and the loss of every step."""
-    state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
-    val = torch.stack([data.window(10**6)])
-    losses = [
-        float(record.result.scalars["loss"])
-        for record in train(state, recipe, data, val, until)  # type: ignore[arg-type]
-        if record.result is not None
-    ]
+    state = fresh(recipe)
+    losses = [row["loss"] for row in run(state, recipe, until) if row["step"]]
     return tensors_of(state), losses
 
 
@@ -134,7 +128,7 @@ def chain(
     return [*rows, (math.nan, v.item(), w.item())]
 
 
-@pytest.mark.parametrize(("variant", "mean"), TABLES)
+@pytest.mark.parametrize("variant, mean", TABLES)
 def test_the_scalar_chain(variant: str, mean: bool) -> None:
     rows = chain(variant, mean)
     for step, values in TABLES[variant, mean].items():
@@ -161,18 +155,17 @@ def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls() -> None
 
 
 def test_one_module_is_the_baseline_bit_for_bit() -> None:
-    plain, one = trained(PLAIN), trained(recipe_of(1))
-    assert plain[1] == one[1]
-    assert all(torch.equal(plain[0][name], tensor) for name, tensor in one[0].items())
+    (plain, plain_losses), (one, losses) = trained(PLAIN), trained(recipe_of(1))
+    assert plain_losses == losses
+    assert_equal(one, plain)
 
 
 @pytest.mark.parametrize("variant", ["stash", "replay"])
 def test_a_warmup_without_delay_is_the_baseline_bit_for_bit(variant: str) -> None:
-    plain = trained(PLAIN, until=5)
     warming = recipe_of(3, variant=variant, warmup_steps=5)
-    same, later = trained(warming, until=5), trained(warming)
-    assert all(torch.equal(plain[0][name], tensor) for name, tensor in same[0].items())
-    assert later[1][:6] == trained(PLAIN)[1][:6] and later[1][7:] != trained(PLAIN)[1][7:]
+    assert_equal(trained(warming, until=5)[0], trained(PLAIN, until=5)[0])
+    (_, later), (_, plain) = trained(warming), trained(PLAIN)
+    assert later[:6] == plain[:6] and later[7:] != plain[7:]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -251,7 +244,7 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
 
 
 @pytest.mark.parametrize(
-    ("modules", "keys"),
+    "modules, keys",
     [
         (3, {"cosine_every": 2}),
         (
@@ -294,7 +287,7 @@ def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None
     step."""
     recipe = recipe_of(3)
     state, data = fresh(recipe), RandomTokens(16)
-    steps = train(state, recipe, data, torch.stack([data.window(1)]))  # type: ignore[arg-type]
+    steps = train(state, recipe, data, data.validation())  # type: ignore[arg-type]
     for _ in range(4):
         next(steps)
     before = {name: tensor.clone() for name, tensor in state.method_tensors.items()}
@@ -306,8 +299,7 @@ def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None
         and state.nonfinite == 1
         and torch.isfinite(record.result.scalars["loss"])
     )
-    assert state.method_tensors.keys() == before.keys()
-    assert all(torch.equal(state.method_tensors[name], tensor) for name, tensor in before.items())
+    assert_equal(state.method_tensors, before)
 
 
 def test_clipping_by_device_and_over_all() -> None:
@@ -326,7 +318,7 @@ def test_clipping_by_device_and_over_all() -> None:
 def test_a_warmup_step_clips_by_one_norm(clip: str) -> None:
     """Three devices, each with a norm above 0.25: clipped one by one, all would have 0.25 sqrt(3) = 0.4330."""
     recipe = recipe_of(4, "optim.grad_clip=0.25", clip=clip, warmup_steps=1, split=(1, 1, 1, 1))
-    state, data, norms = fresh(recipe), RandomTokens(16), []
+    state, norms = fresh(recipe), []
 
     class Measured:
         columns, tensors = state.optimizer.columns, state.optimizer.tensors
@@ -336,7 +328,7 @@ def test_a_warmup_step_clips_by_one_norm(clip: str) -> None:
             norms.append(float(torch.nn.utils.get_total_norm(gradients)))
 
     state.optimizer = Measured()
-    list(train(state, recipe, data, torch.stack([data.window(1)]), 1))  # type: ignore[arg-type]
+    run(state, recipe, 1)
     assert norms == [pytest.approx(0.25, rel=1e-4)]
 
 
@@ -371,9 +363,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
 
 # --- the section -----------------------------------------------------------------------------------------------------
 
-GPT2 = GPTConfig(
-    n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
-)
+GPT2 = config_of(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257)
 
 
 def test_the_split_evens_out_flops_with_the_head() -> None:
@@ -435,14 +425,14 @@ def test_rings_that_cannot_be_are_refused() -> None:
 
 def test_modules_that_run_twice_are_counted() -> None:
     """5 of 6 equal blocks run forward again, and no head: 5 / (3 x 6)."""
-    even = GPTConfig(n_layer=6, n_head=1, n_embd=64, seq_len=64, vocab_size=0, padded_vocab_size=0)
+    even = config_of(n_layer=6, n_head=1, n_embd=64, seq_len=64, vocab_size=0)
     assert Ouroboros(modules=3, split=(2, 3, 1)).recomputed_share(even) == pytest.approx(5 / 18)
 
 
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> None:
     recipe = recipe_of(3, split=(2, 1, 1))
-    state, data = fresh(recipe), RandomTokens(16)
-    list(train(state, recipe, data, torch.stack([data.window(1)]), 3))  # type: ignore[arg-type]
+    state = fresh(recipe)
+    run(state, recipe, 3)
     shape, tensors = state.model.config, state.method_tensors
     assert dropped(tensors, recipe.ouroboros, shape) is None
     assert "dropped, and training goes on without delay" in str(dropped(tensors, None, shape))
@@ -457,8 +447,8 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> No
 def test_bytes_in_flight_are_those_of_the_tensors() -> None:
     for keys in ({}, {"variant": "replay"}):
         recipe = recipe_of(4, split=(1, 1, 1, 1), **keys)
-        state, data = fresh(recipe), RandomTokens(16)
-        list(train(state, recipe, data, torch.stack([data.window(1)]), 6))  # type: ignore[arg-type]
+        state = fresh(recipe)
+        run(state, recipe, 6)
         have = sum(
             t.numel() * t.element_size()
             for name, t in state.method_tensors.items()
@@ -477,7 +467,7 @@ def test_measuring_cosines_changes_no_other_column() -> None:
     for every in (0, 1):
         recipe, found = recipe_of(3, *narrow, cosine_every=every), []
         state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
-        for record in train(state, recipe, data, torch.stack([data.window(10**6)]), 6):  # type: ignore[arg-type]
+        for record in train(state, recipe, data, data.validation(), 6):  # type: ignore[arg-type]
             if record.result is not None:
                 assert (
                     record.result.method_tensors is None
@@ -498,9 +488,8 @@ def test_measuring_cosines_changes_no_other_column() -> None:
 
 def test_what_a_longer_warmup_leaves_is_dropped() -> None:
     short, long = recipe_of(3), recipe_of(3, warmup_steps=6)
-    state, data = fresh(short), RandomTokens(short.model.seq_len)
-    val = torch.stack([data.window(10**6)])
-    list(train(state, short, data, val, 4))  # type: ignore[arg-type]
-    list(train(state, long, data, val, 10))  # type: ignore[arg-type]
+    state = fresh(short)
+    run(state, short, 4)
+    run(state, long, 10)
     steps = {int(name.split(".")[2]) for name in state.method_tensors if name != "ouroboros.layout"}
     assert steps and min(steps) >= 8

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from efftrain_cli.methods.progressive_layer_drop import ProgressiveLayerDrop, draw_gates
-from efftrain_cli.model.gpt import Block, GPTConfig
+from efftrain_cli.model.gpt import Block
+from tests.tiny import config_of
 
 
 def bits(gates: tuple[bool, ...]) -> str:
@@ -31,7 +32,7 @@ THETA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("theta", "steps"), THETA)
+@pytest.mark.parametrize("theta, steps", THETA)
 def test_theta_follows_the_released_schedule(theta: float, steps: int) -> None:
     drop = ProgressiveLayerDrop(theta=theta, steps=steps)
     for t, expected in THETA[theta, steps].items():
@@ -110,7 +111,7 @@ def test_the_equation_is_unbiased_and_the_code_is_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keep", "n_layer", "theta", "expected"),
+    "keep, n_layer, theta, expected",
     [
         ("equation", 12, 0.5, 8.75), ("equation", 12, 0.7, 10.05), ("equation", 12, 0.9, 11.35),
         ("code", 12, 0.5, 9.25), ("code", 12, 0.7, 10.35), ("code", 12, 0.9, 11.45),
@@ -130,7 +131,7 @@ def test_expected_number_of_blocks(keep: str, n_layer: int, theta: float, expect
 
 
 @pytest.mark.parametrize(
-    ("n_layer", "keep", "skipped"),
+    "n_layer, keep, skipped",
     [(6, "equation", 0.2886), (12, "equation", 0.2680), (24, "equation", 0.2577), (6, "code", 0.2061), (12, "code", 0.2268), (24, "code", 0.2371)],
 )  # fmt: skip
 def test_share_of_block_compute_skipped_over_a_run(n_layer: int, keep: str, skipped: float) -> None:
@@ -223,7 +224,7 @@ def test_a_scaled_branch_is_the_papers_equation() -> None:
             return 100 * x + 2
 
     block = Block(
-        GPTConfig(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1)
+        config_of(n_layer=1, n_head=1, n_embd=1, seq_len=1, vocab_size=1, padded_vocab_size=1)
     )
     block.ln_1, block.ln_2 = torch.nn.Identity(), torch.nn.Identity()
     block.attn, block.mlp = Attention(), FeedForward()

@@ -37,7 +37,7 @@ LINEAR = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("start", "full", "steps", "table", "distinct", "total"), LINEAR)
+@pytest.mark.parametrize("start, full, steps, table, distinct, total", LINEAR)
 def test_linear_pacing_is_the_reference_at_every_step(
     start, full, steps, table, distinct, total
 ) -> None:
@@ -52,7 +52,7 @@ def test_linear_pacing_is_the_reference_at_every_step(
 
 
 @pytest.mark.parametrize(
-    ("degree", "steps", "table"),
+    "degree, steps, table",
     [
         (
             2,
@@ -150,7 +150,7 @@ def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) -> 
 
 # The final steps of the authors' published checkpoints.
 @pytest.mark.parametrize(
-    ("start", "steps", "full", "batch_size", "budget", "last", "tokens"),
+    "start, steps, full, batch_size, budget, last, tokens",
     [
         (64, 45000, 1024, 4096, BUDGET, 58_769, {3000: "1.131", 37500: "70.66", 45000: "99.54", 50000: "120.5"}),
         (64, 15000, 1024, 4096, BUDGET, 44_589, {15000: "33.18"}),
@@ -288,7 +288,7 @@ def test_the_authors_conversion_from_tokens_to_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    "keys, said",
     [
         ({}, "steps is missing"),
         ({"steps": 0}, "greater than or equal to 1"),

@@ -72,7 +72,7 @@ def test_reference_trajectories_with_a_quantum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phi", "after"), [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)]
+    "phi, after", [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)]
 )
 def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, after: int) -> None:
     """The released code leaves 320 at 320 where phi is the target or not finite, although the upper bound is 300."""
@@ -199,7 +199,7 @@ def closed_loop(
     return batches
 
 
-@pytest.mark.parametrize(("target", "window"), [(0.5, 1), (0.5, 5), (0.8, 1), (0.8, 5), (1 / 3, 5)])
+@pytest.mark.parametrize("target, window", [(0.5, 1), (0.5, 5), (0.8, 1), (0.8, 5), (1 / 3, 5)])
 def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -> None:
     section = adapting(target=target, max_batch_size=10**6, window=window)
     rest = 2 * target / (1 - target) * 1000
@@ -259,7 +259,7 @@ def test_accumulation_is_even() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "names"),
+    "section, names",
     [
         ({"target": 1.0}, "target"),
         ({"min_batch_size": 1, "max_batch_size": 8}, "min_batch_size"),
@@ -299,9 +299,7 @@ def test_noise_scale_inverts_the_relation_of_phi_and_batch_size() -> None:
     assert noise_scale((math.nan, 1.0, 1.0), 4, 4) is None
 
 
-@pytest.mark.parametrize(
-    ("n_a", "n_b"), [(4, 4), (16, 16), (64, 64), (256, 256), (32, 96), (32, 64)]
-)
+@pytest.mark.parametrize("n_a, n_b", [(4, 4), (16, 16), (64, 64), (256, 256), (32, 96), (32, 64)])
 def test_phi_and_noise_scale_of_a_synthetic_model(n_a: int, n_b: int) -> None:
     """Gradients G + noise with tr(Sigma) / |G|^2 = 64, 2000 dimensions."""
     generator = np.random.default_rng(1)
@@ -323,7 +321,7 @@ def test_phi_and_noise_scale_of_a_synthetic_model(n_a: int, n_b: int) -> None:
         assert noise_scale(dots, n_a, n_b) == pytest.approx(closed_form, rel=1e-12)
 
 
-@pytest.mark.parametrize(("n_a", "n_b"), [(4, 4), (5, 4)])
+@pytest.mark.parametrize("n_a, n_b", [(4, 4), (5, 4)])
 def test_half_dots_are_those_of_the_mean_gradients(n_a: int, n_b: int) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = [(300, 700), (700,), (1,), (3, 5)]

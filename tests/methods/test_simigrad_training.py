@@ -149,7 +149,7 @@ def test_the_logged_products_average_without_bias_and_the_ratios_do_not() -> Non
 
 
 @pytest.mark.parametrize(
-    ("section", "batch_size", "rule"),
+    "section, batch_size, rule",
     [
         ({"quantum": 4}, 10, "multiple of simigrad.quantum = 4"),
         ({"quantum": 4, "max_batch_size": 15}, 16, "within SimiGrad's bounds, 4 to 12"),

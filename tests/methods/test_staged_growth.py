@@ -25,7 +25,17 @@ from efftrain_cli.model.gpt import GPT
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model
-from tests.methods.grown import CONFIG, mean_loss, model_of, small_model, state_of, tokens_of
+from tests.methods.grown import (
+    CONFIG,
+    assert_same_function,
+    gradients_as_moments,
+    grown_by,
+    mean_loss,
+    model_of,
+    small_model,
+    state_of,
+    tokens_of,
+)
 
 PRESERVING = [
     *itertools.product([("width", 2), ("width", 3)], ["none", "offdiag"], ["identity"]),
@@ -33,20 +43,18 @@ PRESERVING = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("moments", ["paper", "ema", "reset"])
-@pytest.mark.parametrize(("operator", "symmetry", "depth"), PRESERVING)
+@pytest.mark.parametrize("operator, symmetry, depth", PRESERVING)
 def test_growth_keeps_loss_and_logits(operator, symmetry, depth, moments, dtype, tolerance):
     model = small_model(dtype)
     section = StagedGrowth(moments=moments, symmetry=symmetry, depth=depth)
     operators = [Operator(*operator)]
     assert section.preserves_loss(operators)
-    grown = model_of(grow(state_of(model), operators, section, seed=1))
-    tokens = tokens_of(CONFIG)
-    with torch.no_grad():
-        assert (grown(tokens[:, :-1]) - model(tokens[:, :-1])).abs().max() <= tolerance
-        assert abs(mean_loss(grown, tokens) - mean_loss(model, tokens)) <= tolerance
+    grown = grown_by(model, operators, section)
+    assert_same_function(grown, model, tolerance)
     if operator[0] == "depth":  # inserted layers add exact zeros
+        tokens = tokens_of(CONFIG)
         assert torch.equal(grown(tokens[:, :-1]), model(tokens[:, :-1]))
 
 
@@ -56,17 +64,13 @@ def test_growth_keeps_loss_and_logits(operator, symmetry, depth, moments, dtype,
 @pytest.mark.parametrize("depth", ["identity", "zero_out_proj"])
 def test_operators_compose_in_any_order(order, depth):
     model = small_model()
-    grown = model_of(
-        grow(state_of(model), [parse_operator(o) for o in order], StagedGrowth(depth=depth), seed=1)
-    )
+    grown = grown_by(model, [parse_operator(o) for o in order], StagedGrowth(depth=depth))
     assert (grown.config.n_layer, grown.config.n_head, grown.config.n_embd) == (4, 12, 96)
-    tokens = tokens_of(CONFIG)
-    with torch.no_grad():
-        assert (grown(tokens[:, :-1]) - model(tokens[:, :-1])).abs().max() <= 1e-12
+    assert_same_function(grown, model)
 
 
 @pytest.mark.parametrize(
-    ("operators", "section"),
+    "operators, section",
     [
         (["width"], StagedGrowth(symmetry="noise")),
         (["depth"], StagedGrowth(depth="copy_interleave")),
@@ -77,7 +81,7 @@ def test_variants_that_change_the_loss_say_so(operators, section):
     model = small_model()
     parsed = [parse_operator(o) for o in operators]
     assert not section.preserves_loss(parsed)
-    grown = model_of(grow(state_of(model), parsed, section, seed=1))
+    grown = grown_by(model, parsed, section)
     tokens = tokens_of(CONFIG)
     assert abs(mean_loss(grown, tokens) - mean_loss(model, tokens)) > 1e-6
 
@@ -148,16 +152,10 @@ def test_paper_moments_are_the_released_operators_bit_for_bit():
 @pytest.mark.parametrize("factor", [2, 3])
 def test_gradients_after_widening_are_the_moments_ratio(factor):
     """Every block of every matrix, the zero ones included, gets g/k; the last layer norm gets g."""
-    model = small_model()
-    state = state_of(model)
-    tokens = tokens_of(CONFIG)
-    mean_loss(model, tokens).backward()
-    small = {name: p.grad for name, p in model.named_parameters()}
-    wide = model_of(grow_width(state, factor, symmetry="none"))
-    mean_loss(wide, tokens).backward()
-    moments = {"exp_avg": small, "exp_avg_sq": {n: g.square() for n, g in small.items()}}
-    gradient_state = dataclasses.replace(state, optimizer=moments)
-    grown = grow_width(gradient_state, factor, moments="ema", symmetry="none")
+    state = gradients_as_moments(small_model())
+    grown = grow_width(state, factor, moments="ema", symmetry="none")
+    wide = model_of(grown)
+    mean_loss(wide, tokens_of(CONFIG)).backward()
     for name, p in wide.named_parameters():
         assert (p.grad - grown.optimizer["exp_avg"][name]).abs().max() < 1e-14, name
         assert (p.grad.square() - grown.optimizer["exp_avg_sq"][name]).abs().max() < 1e-14, name

@@ -49,7 +49,7 @@ def learned(sites: str, norm: str = "none") -> GPT:
 
 
 @pytest.mark.parametrize(
-    ("sites", "norm"),
+    "sites, norm",
     [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")],
 )
 def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm: str) -> None:
@@ -145,7 +145,7 @@ def test_a_runs_sites_are_shown_over_training(
 
 
 @pytest.mark.parametrize(
-    ("settings", "recompute"),
+    "settings, recompute",
     [
         pytest.param({}, False, id="preact"),
         pytest.param(

@@ -60,7 +60,7 @@ def test_needed_bits_are_those_of_the_table() -> None:
     assert [needed_bits(7, n, 128) for n in lengths] == [4, 5, 5, 5, 5, 5, 5, 5, 5, 6, 6, 7, 9]
 
 
-@pytest.mark.parametrize(("bits", "n"), [(5, 1024), (6, 4096)])
+@pytest.mark.parametrize("bits, n", [(5, 1024), (6, 4096)])
 def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits: int, n: int) -> None:
     """Simulated sums keep nearly all of their variance where the formula expects a third of it gone."""
     generator = torch.Generator().manual_seed(0)

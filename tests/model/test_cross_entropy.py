@@ -37,7 +37,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("bf16", "loss_error", "gradient_error"), [(False, 1e-6, 1e-5), (True, 1e-3, 1e-2)]
+    "bf16, loss_error, gradient_error", [(False, 1e-6, 1e-5), (True, 1e-3, 1e-2)]
 )
 def test_agrees_with_the_plain_form(bf16: bool, loss_error: float, gradient_error: float) -> None:
     loss, x, weight = loss_and_gradients(summed_cross_entropy, bf16)

@@ -14,13 +14,14 @@ from efftrain_cli.model.flops import (
     parameter_count,
     peak_flops,
 )
-from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT
+from tests.tiny import config_of, drawn
 
-CONFIG = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
+CONFIG = config_of(n_layer=3)
 
 
 def test_gpt2_has_its_published_number_of_parameters() -> None:
-    gpt2 = GPTConfig(
+    gpt2 = config_of(
         n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50257
     )
     assert parameter_count(gpt2) == 124_439_808
@@ -71,7 +72,7 @@ def test_every_parameter_has_a_kind() -> None:
 def test_hidden_and_head_are_the_model_with_and_without_caches() -> None:
     model = GPT(CONFIG)
     model.init_weights(1)
-    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(2))
+    tokens = drawn(61, 2, 9, seed=2)
     with torch.no_grad():
         whole = model.hidden(tokens)
         assert whole.shape == (2, 9, 16)
@@ -89,7 +90,7 @@ def test_hidden_and_head_are_the_model_with_and_without_caches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bf16", "fp32"),
+    "name, bf16, fp32",
     [
         ("NVIDIA L4", 121e12, 30.3e12),
         ("NVIDIA L40", 181e12, 90.5e12),

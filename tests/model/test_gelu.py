@@ -10,7 +10,7 @@ import efftrain_cli.model.gelu as gelu_module
 from efftrain_cli.model.gelu import gelu
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float64, 5e-14)])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 5e-6), (torch.float64, 5e-14)])
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 5, 7), (300, 64)])
 def test_value_and_slope(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]

@@ -9,11 +9,12 @@ import torch
 
 from efftrain_cli.data.tokenizer import Tokenizer, train_tokenizer
 from efftrain_cli.model.generate import GREEDY, Sampling, draw, generate
-from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.training.trained_model import generate_text
+from tests.tiny import config_of
 from tests.trained_run import random_gpt
 
-CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=32, vocab_size=50, padded_vocab_size=64)
+CONFIG = config_of(vocab_size=50)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +98,7 @@ def tokenizer() -> Tokenizer:
 
 def test_text_is_whole_characters_and_ends_at_end_of_text(tokenizer: Tokenizer) -> None:
     size = tokenizer.vocab_size
-    config = GPTConfig(
-        n_layer=1, n_head=1, n_embd=8, seq_len=64, vocab_size=size, padded_vocab_size=320
-    )
+    config = config_of(n_layer=1, n_head=1, n_embd=8, seq_len=64, vocab_size=size)
     model = random_gpt(config, spread=0.3, seed=5)
     sampling = Sampling(temperature=1.0, seed=1)
     pieces = list(generate_text(model, tokenizer, "the cat", sampling, max_tokens=50))

@@ -22,11 +22,10 @@ from efftrain_cli.model.hf import (
     to_hf_config,
     write_hf,
 )
+from tests.tiny import config_of, drawn
 from tests.trained_run import random_gpt
 
-CONFIG = GPTConfig(
-    n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101, padded_vocab_size=128
-)
+CONFIG = config_of(n_layer=3, n_head=4, n_embd=32, seq_len=24, vocab_size=101)
 
 
 def random_ours(config: GPTConfig = CONFIG) -> GPT:
@@ -48,9 +47,7 @@ def pair():
 
 def test_logits_loss_and_gradients_agree(pair) -> None:
     ours, theirs = pair
-    tokens = torch.randint(
-        CONFIG.vocab_size, (2, CONFIG.seq_len + 1), generator=torch.Generator().manual_seed(5)
-    )
+    tokens = drawn(CONFIG.vocab_size, 2, CONFIG.seq_len + 1, seed=5)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     logits = ours(inputs)
@@ -191,9 +188,7 @@ def test_an_export_loads_in_transformers_offline(
     tokenizer = Tokenizer.from_str(tokenizer_json)
     size = tokenizer.get_vocab_size()
     eot_id = tokenizer.token_to_id("<|endoftext|>")
-    config = GPTConfig(
-        n_layer=2, n_head=2, n_embd=16, seq_len=96, vocab_size=size, padded_vocab_size=320
-    )
+    config = config_of(seq_len=96, vocab_size=size)
     ours = random_ours(config)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")

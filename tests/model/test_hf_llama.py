@@ -13,19 +13,9 @@ from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.hf import from_hf, from_hf_config, read_hf, to_hf, to_hf_config
+from tests.tiny import LLAMA_SHAPE, config_of, drawn
 
-LLAMA = GPTConfig(
-    n_layer=2,
-    n_head=4,
-    n_embd=32,
-    seq_len=48,
-    vocab_size=101,
-    padded_vocab_size=128,
-    norm="rmsnorm",
-    mlp="swiglu",
-    positions="rope",
-    bias=False,
-)
+LLAMA = config_of(n_head=4, n_embd=32, seq_len=48, vocab_size=101, **LLAMA_SHAPE)
 SHAPES = {
     "tied": LLAMA,
     "untied": replace(LLAMA, tied=False, rope_theta=5e5, norm_eps=1e-6),
@@ -63,7 +53,7 @@ def test_logits_are_transformers_own(config: GPTConfig) -> None:
     assert set(missing.missing_keys) <= ({"lm_head.weight"} if config.tied else set())
     assert not missing.unexpected_keys
     theirs.tie_weights()
-    tokens = torch.randint(101, (2, 48), generator=torch.Generator().manual_seed(5))
+    tokens = drawn(101, 2, 48, seed=5)
     with torch.no_grad():
         found, expected = ours(tokens), theirs(tokens).logits
     assert found.shape == expected.shape == (2, 48, 101)
@@ -108,7 +98,7 @@ def test_what_transformers_saved_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes, words",
     [
         ({"mlp": "relu2"}, ['model.mlp = "relu2"', "Llama"]),
         ({"softcap": 15.0, "bias": True}, ["model.softcap = 15.0", "model.bias = true"]),
@@ -126,7 +116,7 @@ def test_what_transformers_cannot_say_is_refused_by_name(
 
 
 def test_a_gpt2_of_other_sizes_is_said() -> None:
-    plain = GPTConfig(n_layer=1, n_head=2, n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=64)
+    plain = config_of(n_layer=1, n_embd=8, seq_len=6, vocab_size=11)
     config = replace(plain, norm_eps=1e-6, d_ff=20)
     assert from_hf_config(to_hf_config(config, eot_id=1)) == config
     with pytest.raises(UsageError, match=r"model\.n_kv_head = 1"):

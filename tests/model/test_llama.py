@@ -24,19 +24,18 @@ from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward
-from tests.tiny import random_batch
+from tests.tiny import config_of, drawn, random_batch
 
 LLAMA = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "bias": False}
-TOY_A = GPTConfig(
+TOY_A = config_of(
     n_layer=4,
     n_head=4,
     n_kv_head=2,
     n_embd=128,
     seq_len=256,
     vocab_size=512,
-    padded_vocab_size=512,
     norm_eps=1e-6,
-    **LLAMA,  # type: ignore[arg-type]
+    **LLAMA,
 )
 TOY_B = replace(TOY_A, tied=False, qk_norm=True)
 
@@ -51,7 +50,7 @@ def shape(
     vocabulary: int,
     qk_norm: bool = False,
 ) -> GPTConfig:
-    return GPTConfig(
+    return config_of(
         n_layer=n_layer,
         n_head=n_head,
         n_kv_head=n_kv_head,
@@ -62,7 +61,7 @@ def shape(
         vocab_size=vocabulary,
         padded_vocab_size=vocabulary,
         qk_norm=qk_norm,
-        **LLAMA,  # type: ignore[arg-type]
+        **LLAMA,
     )
 
 
@@ -72,7 +71,7 @@ LLAMA_1B = shape(2048, 16, 32, 8, 64, 8192, 128256)
 
 
 @pytest.mark.parametrize(
-    ("config", "inner", "total", "length", "flops"),
+    "config, inner, total, length, flops",
     [
         (TOY_A, 738_432, 803_968, 256, 6_396_672),
         (TOY_B, 738_688, 869_760, 256, 6_398_208),
@@ -121,7 +120,7 @@ def test_rms_norm_by_hand() -> None:
 
 def test_rotation_by_hand() -> None:
     """Position 3, theta 1e4, halves of two channels."""
-    config = GPTConfig(
+    config = config_of(
         n_layer=1,
         n_head=1,
         n_embd=4,
@@ -168,7 +167,7 @@ def test_query_heads_share_keys_in_groups() -> None:
     twice = [part.view(2, 32, 128).repeat_interleave(2, 0).flatten(0, 1) for part in (k, v)]
     weights["h.0.attn.c_attn.weight"] = torch.cat([q, *twice])
     plain.load_state_dict(weights)
-    tokens = torch.randint(512, (2, 20), generator=torch.Generator().manual_seed(0))
+    tokens = drawn(512, 2, 20, seed=0)
     assert torch.equal(model(tokens), plain(tokens))
 
 
@@ -225,10 +224,8 @@ def test_the_cross_entropy_of_capped_logits_has_their_gradient() -> None:
     ids=lambda changes: "-".join(changes),
 )
 def test_gpt2s_values_change_no_bit(neutral: dict[str, object]) -> None:
-    config = GPTConfig(
-        n_layer=2, n_head=2, n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16
-    )
-    tokens = torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    config = config_of(n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16)
+    tokens = drawn(11, 2, 6, seed=0)
     found = []
     for each in (config, replace(config, **neutral)):  # type: ignore[arg-type]
         model = made(each)
@@ -241,7 +238,7 @@ def test_gpt2s_values_change_no_bit(neutral: dict[str, object]) -> None:
 @pytest.mark.parametrize("config", [TOY_A, TOY_B, replace(TOY_A, softcap=5.0)])
 def test_cached_keys_give_the_logits_of_one_pass(config: GPTConfig) -> None:
     model = made(config)
-    tokens = torch.randint(512, (2, 24), generator=torch.Generator().manual_seed(1))
+    tokens = drawn(512, 2, 24, seed=1)
     whole, caches, parts = model(tokens), model.new_caches(), []
     with torch.inference_mode(), attention_kernels(tokens.device, same_shape=False):
         for piece in tokens.split([9, 1, 1, 13], dim=1):
@@ -264,7 +261,7 @@ def test_initializations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes, message",
     [
         ({"n_kv_head": 3}, "must divide model.n_head = 4"),
         ({"head_dim": 7}, "must be even"),

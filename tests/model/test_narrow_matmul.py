@@ -90,7 +90,7 @@ def test_what_is_not_finite_stays_so(bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("exponent_bits", "bits", "dtype"), [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)]
+    "exponent_bits, bits, dtype", [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)]
 )
 def test_a_narrow_exponent_is_that_of_ieee_formats(
     exponent_bits: int, bits: int, dtype: torch.dtype
@@ -239,7 +239,7 @@ def fp8_products(salt_a: int, salt_b: int, mean: float, n: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("mean", "expected"),
+    "mean, expected",
     [
         (
             1.0,
@@ -343,7 +343,7 @@ def test_error_of_an_fp8_product_is_that_of_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bits", "chunk", "block"),
+    "bits, chunk, block",
     [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)],
 )
 def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int) -> None:
@@ -364,7 +364,7 @@ def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int
 
 
 @pytest.mark.parametrize(
-    ("ones", "bits", "chunk", "total"),
+    "ones, bits, chunk, total",
     [
         # 11 rounds to 12 (even), then 24, 36 -> 32, 44 -> 48 (even)
         (44, 2, 11, 48.0),
@@ -413,7 +413,7 @@ def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
 
 @pytest.mark.parametrize("operands", ["fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize(
-    ("largest", "log2"),
+    "largest, log2",
     [
         (2.0**-100, {"fp8_e4m3": 108, "fp8_e5m2": 115}),
         (2.0**-112, {"fp8_e4m3": 120, "fp8_e5m2": 126}),

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT
+from tests.tiny import config_of, drawn
 
-CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16)
+CONFIG = config_of(n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16)
 
 
 def made() -> tuple[GPT, Tensor]:
     model = GPT(CONFIG)
     model.init_weights(3)
-    return model, torch.randint(11, (2, 6), generator=torch.Generator().manual_seed(0))
+    return model, drawn(11, 2, 6, seed=0)
 
 
 class Doubled(nn.Linear):

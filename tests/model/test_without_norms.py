@@ -18,21 +18,14 @@ from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.hf import to_hf, write_hf
 from efftrain_cli.plan.plan import model_parameters
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import growth_state, load_grown, set_stage
-from tests.resume_law import assert_resumes_exactly_at_every_step
-from tests.tiny import changed, fresh
+from tests.tiny import changed, config_of, drawn, fresh, tiny_recipe
 
-GPT2 = GPTConfig(n_layer=3, n_head=2, n_embd=16, seq_len=32, vocab_size=61, padded_vocab_size=64)
+GPT2 = config_of(n_layer=3)
 BARE = replace(GPT2, norm="none", init="unit")
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=16, norm="none", init="unit"),
-    optim=Optim(lr=3e-3, warmup_steps=2),
-    train=Train(tokens=16 * 4 * 6, batch_size=4, micro_batch_tokens=32, dtype="fp32"),
-    eval=Eval(every=3, windows=2),
-)
+RECIPE = tiny_recipe("model.norm=none", "model.init=unit", "train.batch_size=4")
 
 
 def made(config: GPTConfig) -> GPT:
@@ -42,7 +35,7 @@ def made(config: GPTConfig) -> GPT:
 
 
 def tokens(batch: int = 2, length: int = 9) -> torch.Tensor:
-    return torch.randint(61, (batch, length), generator=torch.Generator().manual_seed(2))
+    return drawn(61, batch, length, seed=2)
 
 
 def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> None:
@@ -81,7 +74,7 @@ def test_unit_initialization_keeps_the_variance_near_one_at_every_depth() -> Non
         BARE, n_layer=12, n_embd=256, n_head=4, seq_len=64, vocab_size=509, padded_vocab_size=512
     )
     model = made(config)
-    ids = torch.randint(509, (8, 64), generator=torch.Generator().manual_seed(0))
+    ids = drawn(509, 8, 64, seed=0)
     seen: dict[str, list[float]] = {}
 
     def term(name: str, activation: torch.Tensor) -> None:
@@ -124,9 +117,7 @@ def test_the_defaults_are_gpt2() -> None:
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
 
 
-def test_it_trains_generates_and_resumes_bit_for_bit() -> None:
-    rows = assert_resumes_exactly_at_every_step(RECIPE)
-    assert rows[-1]["val_loss"] < rows[0]["val_loss"]
+def test_it_generates() -> None:
     model = made(BARE)
     text = tokens(1, 5)
     generated = generate(model, text, GREEDY)
@@ -174,7 +165,7 @@ def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(
 
 @pytest.mark.parametrize("change", [{"norm": "none"}, {"init": "unit"}], ids=["norm", "init"])
 def test_growth_in_width_is_refused(change: dict[str, str]) -> None:
-    recipe = replace(RECIPE, model=Model(n_layer=2, n_head=2, n_embd=16, seq_len=16))
+    recipe = tiny_recipe()
     stages = (
         Stage(model=StageModel(n_head=1, n_embd=8), switch=Switch(rule="steps", value=2)),
         Stage(operators=("width",)),

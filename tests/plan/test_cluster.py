@@ -13,17 +13,18 @@ from click.testing import Result
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.plan.cluster import Cluster, ClusterPlan, plan_cluster, step_time
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.sections import Data, Model, Optim, Parallel, Train
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.sections import Model, Parallel
 from tests.conftest import cli
-from tests.tiny import changed
+from tests.tiny import changed, tiny_recipe
 
 EIGHT = Cluster(devices=8, flops_per_second=1e14, bandwidth=1e11, latency=0.0)
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=32),
-    optim=Optim(lr=1e-3),
-    data=Data(tokenizer="bpe:300"),
-    train=Train(tokens=6 * 32 * 20, batch_size=6, micro_batch_tokens=32, dtype="fp32"),
+RECIPE = tiny_recipe(
+    "model.n_embd=32",
+    "model.seq_len=32",
+    "data.tokenizer=bpe:300",
+    "train.tokens=3840",
+    "train.batch_size=6",
 )
 
 
@@ -151,7 +152,7 @@ def test_pretrain_plans_for_several_devices_from_a_benchmark(benched: None) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         (["--devices", "6", "--nodes", "4", "--bandwidth", "9"], "not a multiple of --nodes 4"),
         (["--devices", "8"], "add --bandwidth GB/s"),

@@ -15,17 +15,17 @@ from efftrain_cli.plan.plan import (
     plan_step,
 )
 from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
-from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.rules import warnings_of
-from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
 from tests.conftest import python
-from tests.tiny import changed
+from tests.tiny import changed, tiny_recipe
 
-RECIPE = Recipe(
-    model=Model(n_layer=2, n_head=2, n_embd=32, seq_len=64),
-    optim=Optim(lr=1e-3, min_lr=1e-4, warmup_steps=10),
-    train=Train(tokens=64 * 8 * 100, batch_size=8, micro_batch_tokens=200),
-    eval=Eval(every=30),
+RECIPE = tiny_recipe(
+    "model.n_embd=32",
+    "model.seq_len=64",
+    "optim={lr = 1e-3, min_lr = 1e-4, warmup_steps = 10}",
+    "train.tokens=51_200",
+    "train.micro_batch_tokens=200",
+    "eval.every=30",
 )
 
 
@@ -65,8 +65,7 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
 
 def test_the_inverse_square_root_depends_on_no_budget() -> None:
     """512 tokens a step, 10 steps of warmup: at 40 steps sqrt(10 / 40) of the way from 1e-4 to 1e-3 is left."""
-    optim = replace(RECIPE.optim, schedule="inverse_sqrt", decay_tokens=20_000)
-    recipe = replace(RECIPE, optim=optim)
+    recipe = changed(RECIPE, "optim.schedule=inverse_sqrt", "optim.decay_tokens=20_000")
     rates = [plan.lr for plan, _ in plan_run(recipe)]
     assert [rates[step - 1] for step in (5, 10, 40, 90)] == pytest.approx(
         [5e-4, 1e-3, 5.5e-4, 4e-4]
@@ -185,7 +184,7 @@ def test_plan_step_is_pure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "seq_len", "micro_batch_tokens", "expected"),
+    "batch_size, seq_len, micro_batch_tokens, expected",
     [
         (16, 64, 512, 2),
         (5, 100, 250, 3),

@@ -17,7 +17,7 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
 
 
 @pytest.mark.parametrize(
-    ("override", "rule"),
+    "override, rule",
     [
         ("model.n_layer='6'", "must be a whole number"),
         ("model.n_layer=true", "must be a whole number"),
@@ -122,7 +122,7 @@ def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "hint"),
+    "text, line, hint",
     [
         ("optim:\n  lr: 6e-4", 1, "looks like YAML"),
         ("seed = None", 1, "TOML has no null"),
@@ -243,7 +243,7 @@ def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    "written, meant",
     [
         ("learning_rate", "optim.lr"),
         ("optim.learning-rate", "optim.lr"),

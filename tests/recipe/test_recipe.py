@@ -187,7 +187,7 @@ def test_windows_files_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key"),
+    "overrides, key",
     [
         (["model.n_head=3"], "model.n_head"),
         (["optim.min_lr=1"], "optim.min_lr"),
@@ -263,7 +263,7 @@ def test_a_recipe_built_in_python_obeys_the_same_rules(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    "override, words",
     [
         ("optim.warmup_steps=1000", "never reaches its peak"),
         ("optim.decay_tokens=200K", "never reaches min_lr"),

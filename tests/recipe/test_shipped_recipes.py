@@ -95,7 +95,7 @@ def test_gpt2_sizes_are_the_released_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "steps", "batch_size", "lr"),
+    "name, steps, batch_size, lr",
     [
         ("gpt2-117m", 300_000, 512, 1.5e-4),
         ("gpt2-117m-large-batch", 37_500, 4096, 6e-4),

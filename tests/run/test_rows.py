@@ -18,6 +18,10 @@ from efftrain_cli.run_list import verify_run
 from tests.fake_runs import read_jsonl, rows_of, write_rows, write_run
 
 
+def steps_of(path: Path) -> list[float]:
+    return list(read_metrics(path.parent, ("step",)).columns["step"])
+
+
 def damage_of(path: Path) -> list[str]:
     """What `runs verify` says is damaged, line by line."""
     try:
@@ -234,7 +238,7 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert list(read_metrics(path.parent, ["step"]).columns["step"]) == list(range(100))
+    assert steps_of(path) == list(range(100))
     assert split_lines(path.read_bytes()).torn
 
 
@@ -252,7 +256,7 @@ def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) ->
 def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> None:
     """The run is where its last segment left it: older rows beyond belong to a past that was given up."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(50, 0, segment=1, first=41))
-    assert list(read_metrics(path, ["step"]).columns["step"]) == list(range(51))
+    assert steps_of(path) == list(range(51))
 
 
 def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
@@ -314,7 +318,7 @@ NAN = row(20).replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
 
 
 @pytest.mark.parametrize(
-    ("checked", "line", "message"),
+    "checked, line, message",
     [
         (False, "{broken", "2 lines are not rows.*line 21 is the first"),
         (False, NAN, "line 21 is the first: it is not a JSON object"),
@@ -344,7 +348,7 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "word"),
+    "version, word",
     [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")],
 )
 def test_other_formats_are_refused_clearly(tmp_path: Path, version: object, word: str) -> None:

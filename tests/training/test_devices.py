@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -15,7 +11,7 @@ from efftrain_cli.model.kernels import attention_kernels, choose_matmul_precisio
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.trainer import Stopwatch
-from tests.conftest import REPOSITORY
+from tests.conftest import python
 
 CUDA = torch.device("cuda:1")
 
@@ -124,13 +120,13 @@ def test_tf32_is_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak_flops("NVIDIA H100 80GB HBM3", "fp32") == 67e12
 
 
-@pytest.mark.parametrize(("given", "want"), [
+@pytest.mark.parametrize("given, want", [
     ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
     ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
     ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}),
 ])  # fmt: skip
 def test_cuda_segments_grow_unless_the_user_chose_otherwise(
-    given: dict[str, str], want: dict[str, str]
+    given: dict[str, str], want: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = """
 import os, sys
@@ -143,14 +139,6 @@ except SystemExit:
     pass
 print({name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")})
 """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.endswith("ALLOC_CONF")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, **given, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == str(want)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert python(code, **given).stdout.splitlines()[-1] == str(want)

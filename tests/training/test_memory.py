@@ -20,11 +20,9 @@ from efftrain_cli.training.memory import (
     checkpoints_activations,
     memory_errors,
 )
-from tests.tiny import changed
+from tests.tiny import changed, config_of
 
-GPT_2 = GPTConfig(
-    n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257, padded_vocab_size=50304
-)
+GPT_2 = config_of(n_layer=48, n_head=25, n_embd=1600, seq_len=1024, vocab_size=50257)
 SMALL = load_recipe("small")
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -58,9 +56,7 @@ def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
 def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
     def activations(n_layer: int) -> tuple[int, int]:
         """(estimated, kept) bytes of a model so deep."""
-        config = GPTConfig(
-            n_layer=n_layer, n_head=2, n_embd=32, seq_len=120, vocab_size=500, padded_vocab_size=512
-        )
+        config = config_of(n_layer=n_layer, n_embd=32, seq_len=120, vocab_size=500)
         estimate = training_bytes(SMALL, config, 3, 120, dtype=dtype, compiled=True)
         state = (16 + 2 * (dtype == "bf16")) * parameter_count(config)
         logits_gradient = 3 * 120 * 512 * (2 if dtype == "bf16" else 4)
@@ -94,7 +90,7 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> 
 
 
 @pytest.mark.parametrize(
-    ("memory", "want"), [(85.0e9, False), (47.6e9, True), (150.0e9, False)]
+    "memory, want", [(85.0e9, False), (47.6e9, True), (150.0e9, False)]
 )  # H100, L40S, H200
 def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
     monkeypatch: pytest.MonkeyPatch, memory: float, want: bool
@@ -132,7 +128,7 @@ def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "micro_batch_tokens", "fix"),
+    "recipe, micro_batch_tokens, fix",
     [
         ("gpt2-117m", 32768, "train.micro_batch_tokens = 16384 (now 32768)"),
         ("gpt2-117m", 1024, "a lower model.seq_len or a smaller model (another result)"),
@@ -159,7 +155,7 @@ def test_the_advice_says_when_it_changes_the_result(
 
 
 @pytest.mark.parametrize(
-    ("words", "fix"),
+    "words, fix",
     [
         (
             [],

@@ -20,8 +20,8 @@ from efftrain_cli.model.linear import SaturationStats
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.sections import Model, Optim, Parallel, Train
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.training import gradient
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.devices import Devices, Passes, add_lanes
@@ -31,13 +31,9 @@ from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks, _hung
 from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.worker import fix_sums
-from tests.tiny import changed
+from tests.tiny import changed, tiny_recipe
 
-RECIPE = Recipe(
-    model=Model(n_layer=1, n_head=2, n_embd=16, seq_len=16),
-    optim=Optim(lr=1e-3),
-    train=Train(tokens=10_000, batch_size=8, micro_batch_tokens=64, dtype="fp32"),
-)
+RECIPE = tiny_recipe("model.n_layer=1", "train.tokens=10_000", "train.micro_batch_tokens=64")
 SLURM = (
     "SLURM_STEP_NUM_TASKS",
     "SLURM_PROCID",
@@ -57,6 +53,22 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def set_all(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     for name, value in values.items():
         monkeypatch.setenv(name, value)
+
+
+EIGHT = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "gpu1",
+    "MASTER_PORT": "29500",
+}
+"""What torchrun tells rank 5 of 8."""
+
+
+def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
+    """Let this process be a rank of two on this machine."""
+    own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    set_all(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **own)
 
 
 def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +97,7 @@ def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(
 
 
 def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_all(
-        monkeypatch,
-        RANK="5",
-        WORLD_SIZE="8",
-        LOCAL_RANK="1",
-        MASTER_ADDR="gpu1",
-        MASTER_PORT="29500",
-    )
+    set_all(monkeypatch, **EIGHT)
     assert ranks_wanted() == (5, 8, 1, "gpu1", 29500)
 
 
@@ -103,7 +108,7 @@ def test_a_step_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "first"),
+    "nodes, first",
     [
         ("gpu[03-05,9],login", "gpu03"),
         ("login", "login"),
@@ -118,7 +123,7 @@ def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    "changed, message",
     [
         ({"MASTER_ADDR": ""}, "lacks MASTER_ADDR"),
         ({"RANK": "8"}, "RANK = 8 is not below WORLD_SIZE = 8"),
@@ -127,14 +132,7 @@ def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
 def test_an_environment_that_cannot_be_is_refused(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], message: str
 ) -> None:
-    complete = {
-        "RANK": "5",
-        "WORLD_SIZE": "8",
-        "LOCAL_RANK": "1",
-        "MASTER_ADDR": "gpu1",
-        "MASTER_PORT": "29500",
-    }
-    set_all(monkeypatch, **{**complete, **changed})
+    set_all(monkeypatch, **{**EIGHT, **changed})
     with pytest.raises(UsageError, match=message):
         ranks_wanted()
 
@@ -257,14 +255,7 @@ def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(
     import torch.distributed as dist
 
     port = free_port()
-    set_all(
-        monkeypatch,
-        RANK="0",
-        WORLD_SIZE="2",
-        LOCAL_RANK="0",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
+    be_rank(monkeypatch, 0, port)
     monkeypatch.setattr("efftrain_cli.training.joining.JOINING", timedelta(seconds=2))
     stores = []
     client = threading.Thread(
@@ -276,7 +267,7 @@ def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(
     client.join()
 
 
-@pytest.mark.parametrize(("error", "aborts"), [(LostProcessError, 1), (UsageError, 0)])
+@pytest.mark.parametrize("error, aborts", [(LostProcessError, 1), (UsageError, 0)])
 def test_the_group_is_aborted_after_a_lost_rank(
     monkeypatch: pytest.MonkeyPatch, error: type[Exception], aborts: int
 ) -> None:
@@ -335,13 +326,13 @@ def test_copies_of_the_gradient_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "lanes", "want"),
+    "ranks, lanes, want",
     [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))],
 )
 def test_the_full_shape_is_that_of_the_ranks_cut(
     ranks: int, lanes: int | None, want: tuple[int, int]
 ) -> None:
-    recipe = changed(RECIPE, f"parallel={{lanes = {lanes}}}")
+    recipe = changed(RECIPE, f"parallel.lanes={lanes or 'false'}")
     assert full_micro_batch(recipe, ranks) == want
     assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}
 
@@ -352,21 +343,14 @@ def test_a_silent_service_at_the_address_ends_the_start(monkeypatch: pytest.Monk
         service.bind(("127.0.0.1", 0))
         service.listen()
         port = service.getsockname()[1]
-        set_all(
-            monkeypatch,
-            RANK="1",
-            WORLD_SIZE="2",
-            LOCAL_RANK="1",
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-        )
+        be_rank(monkeypatch, 1, port)
         monkeypatch.setattr("efftrain_cli.training.joining.JOINING", timedelta(seconds=2))
         with pytest.raises(UsageError, match=f"cannot reach the others at 127.0.0.1:{port}"):
             joined().__enter__()
 
 
 @pytest.mark.parametrize(
-    ("text", "is_lost"),
+    "text, is_lost",
     [
         ("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13204.", True),
         ("[gloo/transport/tcp/pair.cc:601] Read error: Connection reset by peer", True),
@@ -387,7 +371,7 @@ def test_only_connection_errors_are_lost_peers(text: str, is_lost: bool) -> None
     assert is_lost or str(caught.value) == text
 
 
-@pytest.mark.parametrize(("device", "keeps"), [("cpu", 1), ("cuda", 0)])
+@pytest.mark.parametrize("device, keeps", [("cpu", 1), ("cuda", 0)])
 def test_nothing_is_read_after_a_lost_peer_on_cuda(device: str, keeps: int) -> None:
     """The device waits for the lost rank, and reading from it would wait too."""
     model = SimpleNamespace(device=torch.device(device), zero_grad=lambda set_to_none: None)
@@ -412,7 +396,7 @@ def test_a_hang_names_four_ranks_and_counts_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("noticed", "timed_out", "message"),
+    "noticed, timed_out, message",
     [
         ({0: b"hang", 3: b"end"}, True, "ranks 1, 2 did not answer in time; all 4 processes end"),
         ({0: b"end", 1: b"hang", 2: b"end"}, False, "rank 3 did not answer in time"),
@@ -442,7 +426,7 @@ def test_ranks_that_do_not_notice_a_hang_are_named(
 
 
 @pytest.mark.parametrize(
-    ("name", "tokens", "alike", "other"),
+    "name, tokens, alike, other",
     [
         # 16 sequences of 256 tokens: 4, 2 and 1 micro-batches on one device
         ("small-pld", 1024, 4, 8),

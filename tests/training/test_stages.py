@@ -12,7 +12,7 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.staged_growth import Switch
 from efftrain_cli.plan.plan import after_evaluation, after_growth, plan_run, stage_ended
 from efftrain_cli.plan.preview import turning_points
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 
 STAGED = """
@@ -54,12 +54,6 @@ def staged(tmp_path: Path, *overrides: str) -> Recipe:
     return load_recipe(str(path), overrides)
 
 
-def test_a_staged_recipe_survives_writing_and_reading(tmp_path):
-    recipe = staged(tmp_path)
-    (tmp_path / "again.toml").write_text(dump_recipe(recipe))
-    assert load_recipe(str(tmp_path / "again.toml")) == recipe
-
-
 def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
     recipe = staged(tmp_path)
     shapes = [(m.n_layer, m.n_head, m.n_embd, m.seq_len) for m in map(recipe.model_at, range(3))]
@@ -69,7 +63,7 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    "overrides, message",
     [
         (['stages.1.operators=["width:1.5"]'], "whole number"),
         (["stages.1.operators=[]"], "stage 1 has no operators"),
@@ -256,7 +250,7 @@ def test_small_staged_recipes_spend_what_small_spends(name):
     assert ends[True][1] == pytest.approx(ends[False][1], rel=1e-3)
 
 
-@pytest.mark.parametrize(("name", "saved"), [("depth", 0.054), ("width", 0.164), ("both", 0.164)])
+@pytest.mark.parametrize("name, saved", [("depth", 0.054), ("width", 0.164), ("both", 0.164)])
 def test_gpt2_staged_recipes_end_at_the_scratch_recipes_schedule(name, saved):
     scratch, grown = (load_recipe(f"gpt2-117m-staged-{which}") for which in ("scratch", name))
     *_, (_, end) = plan_run(scratch, None, 50257)

@@ -36,7 +36,7 @@ from efftrain_cli.training.state import (
     write_checkpoint,
 )
 from efftrain_cli.training.trainer import read_records
-from tests.tiny import changed, fresh, tensors_of, windows_of
+from tests.tiny import assert_equal, changed, fresh, tensors_of, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -153,15 +153,9 @@ def test_resuming_at_every_step_moves_no_bit(
         load_tensors(second, model, optimizer)
         second.progress = progress
         later, _ = run(second, windows, recipe)
-        assert [row.get("loss") for row in later if row["step"] > step] == [
-            row.get("loss") for row in rows[step + 1 :]
-        ]
-        assert [row.get("lr") for row in later if row["step"] > step] == [
-            row.get("lr") for row in rows[step + 1 :]
-        ]
-        final, expected = tensors_of(second), tensors_of(whole)
-        assert final.keys() == expected.keys()
-        assert all(torch.equal(final[name], expected[name]) for name in expected), step
+        have = [(row["loss"], row["lr"]) for row in later if row["step"] > step]
+        assert have == [(row["loss"], row["lr"]) for row in rows[step + 1 :]]
+        assert_equal(tensors_of(second), tensors_of(whole), step)
         assert numbers_of(second) == numbers_of(whole)
 
 
@@ -214,9 +208,7 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
     )  # the same growth with the target's learning rates does something else
 
 
-@pytest.mark.parametrize(
-    ("symmetry", "warned"), [("none", True), ("offdiag", False), ("noise", False)]
-)
+@pytest.mark.parametrize("symmetry, warned", [("none", True), ("offdiag", False), ("noise", False)])
 def test_equal_copies_are_warned_of_before_the_run(
     windows: Windows, symmetry: str, warned: bool
 ) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from efftrain_cli.recipe.recipe import dump_recipe
-from efftrain_cli.trials.trial import Trial, recipe_of
+from efftrain_cli.trials.trial import Trial, grid, recipe_of
 from tests.fake_runs import rows_of, write_jsonl, write_run
 
 TINY = """\
@@ -35,6 +35,16 @@ windows = 4
 [checkpoint]
 every = 5
 """
+
+
+def plain(*seeds: int) -> list[Trial]:
+    """Return trials of plain.toml."""
+    return grid(["plain.toml"], seeds, [])
+
+
+def both(*seeds: int) -> list[Trial]:
+    """Return trials of plain.toml and warm.toml."""
+    return grid(["plain.toml", "warm.toml"], seeds, [])
 
 
 class Stub:

@@ -16,7 +16,7 @@ from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.trial import grid
 from tests.conftest import REPOSITORY, Efftrain
 from tests.faults.test_clusters import executable
-from tests.trials.stubs import write_trial
+from tests.trials.stubs import both, write_trial
 
 SRUN = """#!PYTHON
 import os, pathlib, signal, subprocess, sys, time
@@ -175,7 +175,7 @@ def test_a_sweep_is_compared_once_its_array_has_ended(folder: Path, efftrain: Ef
     assert first.stdout == ""
     script = array_of(first.stderr)
     assert "#SBATCH --array=0-1%8\n" in script.read_text()
-    for trial in grid(["plain.toml", "warm.toml"], (0,), []):
+    for trial in both(0):
         write_trial(trial)
     last = efftrain(*words)
     assert "B warm against A plain: one seed" in last.stdout

@@ -30,15 +30,17 @@ from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_argum
 from efftrain_cli.trials.trial import Trial, choose, grid
 from tests.conftest import REPOSITORY, Efftrain
 from tests.launch import wait_until
-from tests.trials.stubs import Pretrain, Stub, quiet, write_trial
+from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
 
 
 def make_runner(folder: Path, launch: Pretrain, jobs: int = 1, **more: float) -> TrialRunner:
     return TrialRunner(folder / "state", jobs=jobs, say=quiet, launch=launch, **more)
 
 
-def statuses(working: TrialRunner, trials: list[Trial]) -> list[str]:
-    return working.train(trials)
+def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Let this machine have so many processor cores."""
+    every = set(range(number))
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: every, raising=False)
 
 
 def test_arguments(folder: Path) -> None:
@@ -70,7 +72,7 @@ def test_arguments(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "message", "exit_code"),
+    "code, message, exit_code",
     [
         (-9, "was ended by SIGKILL", 137),
         (-11, "was ended by SIGSEGV", 139),
@@ -79,20 +81,20 @@ def test_arguments(folder: Path) -> None:
 )
 def test_how_a_run_ended_is_told(folder: Path, code: int, message: str, exit_code: int) -> None:
     """F95: a signal by its name, and 128 + n."""
-    trials = grid(["plain.toml"], (0,), [])
+    trials = plain(0)
     with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as raised:
         make_runner(folder, Pretrain(trials, {"plain-seed0": code})).train(trials)
     assert raised.value.exit_code == exit_code
 
 
 def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
+    trials = both(0, 1)
     first = Pretrain(trials, {"plain-seed1": 75})
     with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
         make_runner(folder, first).train(trials)
     assert first.calls == ["plain-seed0", "warm-seed0", "plain-seed1"]
     second = Pretrain(trials)
-    assert statuses(make_runner(folder, second), trials) == ["finished"] * 4
+    assert make_runner(folder, second).train(trials) == ["finished"] * 4
     assert second.calls == ["resume plain-seed1", "warm-seed1"]
     third = Pretrain(trials)
     make_runner(folder, third).train(trials)
@@ -102,11 +104,11 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path)
 def test_as_many_runs_at_once_as_jobs_and_no_more(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(7)), raising=False)
+    cores(monkeypatch, 7)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    trials = grid(["plain.toml", "warm.toml"], (0, 1, 2), [])
+    trials = both(0, 1, 2)
     launch = Pretrain(trials, polls=4)
-    assert statuses(make_runner(folder, launch, jobs=3), trials) == ["finished"] * 6
+    assert make_runner(folder, launch, jobs=3).train(trials) == ["finished"] * 6
     assert launch.most == 3 and len(launch.calls) == 6
     assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
 
@@ -114,7 +116,7 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(
 def test_threads_are_divided_and_never_more_than_the_user_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    cores(monkeypatch, 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
     assert environments(8, "cpu")[0][1] == {"OMP_NUM_THREADS": "2", "EFFTRAIN_JOBS": "8"}
@@ -134,8 +136,8 @@ def test_threads_are_divided_and_never_more_than_the_user_allows(
 def test_a_signal_ends_all_runs_saved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
+    cores(monkeypatch, 4)
+    trials = both(0, 1)
     launch = Pretrain(trials, polls=10**9)
 
     def stop(name: str) -> None:
@@ -155,33 +157,33 @@ def test_a_signal_ends_all_runs_saved(
 
 
 def test_nohup_is_respected(folder: Path) -> None:
-    (trial,) = grid(["plain.toml"], (0,), [])
+    (trial,) = plain(0)
     launch = Pretrain([trial], polls=3)
     launch.on_launch = lambda name: os.kill(os.getpid(), signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert statuses(make_runner(folder, launch), [trial]) == ["finished"]
+        assert make_runner(folder, launch).train([trial]) == ["finished"]
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0,), [])
-    assert statuses(make_runner(folder, Pretrain(trials, {"plain-seed0": 4})), trials) == [
+    trials = both(0)
+    assert make_runner(folder, Pretrain(trials, {"plain-seed0": 4})).train(trials) == [
         "diverged",
         "finished",
     ]
     again = Pretrain(trials)
-    assert statuses(make_runner(folder, again), trials) == ["diverged", "finished"]
+    assert make_runner(folder, again).train(trials) == ["diverged", "finished"]
     assert again.calls == []
 
 
 def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(2)), raising=False)
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [])
+    cores(monkeypatch, 2)
+    trials = both(0, 1)
     launch = Pretrain(trials, {"plain-seed0": 6})
     launch.on_launch = lambda name: (
         setattr(launch.children[name], "left", 10**9) if name == "warm-seed0" else None
@@ -194,7 +196,7 @@ def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
 
 
 def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    trials = both(0)
     make_runner(folder, Pretrain(trials)).train(trials)
     (folder / "warm.toml").write_text(
         'base = "plain.toml"\n[seq_len_warmup]\nstart = 16\nsteps = 4\n'
@@ -208,14 +210,14 @@ def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
 
 
 def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: Path) -> None:
-    trials = grid(["plain.toml"], (0,), [])
+    trials = plain(0)
     make_runner(folder, Pretrain(trials)).train(trials)
     path = folder / "runs" / "plain-seed0" / "recipe.toml"
     lines = path.read_text().splitlines()
     assert "repeat = true" in lines and 'text_field = "text"' in lines
     path.write_text("\n".join(line for line in lines if not line.startswith("text_field")))
     launch = Pretrain(trials)
-    assert statuses(make_runner(folder, launch), trials) == ["finished"] and launch.calls == []
+    assert make_runner(folder, launch).train(trials) == ["finished"] and launch.calls == []
     path.write_text(
         "\n".join(line for line in lines if not line.startswith("repeat"))
     )  # true here, false by default
@@ -247,14 +249,14 @@ def begun_elsewhere(trial: Trial, host: str = "elsewhere", pid: int = 1, code: i
 
 
 @pytest.mark.parametrize(
-    ("code", "calls"),
+    "code, calls",
     [(0, ["warm-seed0"]), (75, ["warm-seed0", "resume plain-seed0"])],
     ids=["finished", "given back unfinished"],
 )
 def test_a_run_of_another_host_is_not_trained_here(
     folder: Path, code: int, calls: list[str]
 ) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    trials = both(0)
     owner = begun_elsewhere(trials[0])
     launch = Pretrain(trials)
 
@@ -264,12 +266,12 @@ def test_a_run_of_another_host_is_not_trained_here(
             owner.unlink()
 
     launch.on_launch = elsewhere
-    assert statuses(make_runner(folder, launch), trials) == ["finished", "finished"]
+    assert make_runner(folder, launch).train(trials) == ["finished", "finished"]
     assert launch.calls == calls
 
 
 def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    trials = both(0)
     owner = begun_elsewhere(trials[0])
     with pytest.raises(
         RunLockedError, match=r"(?s)process 1 on elsewhere.*silent.*--take-over elsewhere"
@@ -278,12 +280,12 @@ def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
     assert owner.exists()
     assert runner.free_runs(trials, "another") == [] and owner.exists()
     assert runner.free_runs(trials, "elsewhere") == ["plain-seed0"]
-    assert statuses(make_runner(folder, Pretrain(trials)), trials) == ["finished", "finished"]
+    assert make_runner(folder, Pretrain(trials)).train(trials) == ["finished", "finished"]
 
 
 def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    (trial,) = grid(["plain.toml"], (0,), [])
+    (trial,) = plain(0)
     owner = begun_elsewhere(trial)
     working = make_runner(folder, Pretrain([trial]))
     monkeypatch.setattr(runner.time, "monotonic", lambda: now[0])
@@ -299,7 +301,7 @@ def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.M
 
 def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(folder: Path) -> None:
     host = os.uname().nodename
-    (trial,) = grid(["plain.toml"], (0,), [])
+    (trial,) = plain(0)
     begun_elsewhere(trial, host, 2**22 - 1)  # no such process
     assert not runner.is_owned(trial, "unfinished")
     begun_elsewhere(trial, host, os.getppid())  # a living process that began at another time
@@ -314,15 +316,15 @@ def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(fol
     "left", ["", "[]", "[" * 20_000, '{"host": "HERE", "pid": 1%s}' % ("0" * 30)]
 )
 def test_what_a_power_failure_leaves_in_its_place_is_no_owner(folder: Path, left: str) -> None:
-    (trial,) = grid(["plain.toml"], (0,), [])
+    (trial,) = plain(0)
     path = begun_elsewhere(trial)
     path.write_text(left.replace("HERE", os.uname().nodename))
     assert not runner.is_owned(trial, "unfinished")
-    assert statuses(make_runner(folder, Pretrain([trial])), [trial]) == ["finished"]
+    assert make_runner(folder, Pretrain([trial])).train([trial]) == ["finished"]
 
 
 def test_a_run_that_another_process_took_first_is_waited_for(folder: Path) -> None:
-    (trial,) = grid(["plain.toml"], (0,), [])
+    (trial,) = plain(0)
     launch = Pretrain([trial], {"plain-seed0": RunLockedError.exit_code})
 
     def first(name: str) -> None:  # another host takes the run while our process starts
@@ -392,8 +394,8 @@ def test_more_runs_than_memory_holds_are_refused(
     cost.check_memory([recipe], 2)
     with pytest.raises(OutOfMemoryError, match="use --jobs 2"):
         cost.check_memory([recipe], 3)
-    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
-    trials = grid(["plain.toml"], (0, 1, 2), [])
+    cores(monkeypatch, 4)
+    trials = plain(0, 1, 2)
     launch = Pretrain(trials)
     with pytest.raises(OutOfMemoryError):
         make_runner(folder, launch, jobs=3).train(trials)
@@ -421,7 +423,7 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
 
 
 def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
-    trials = grid(["plain.toml", "warm.toml"], (0,), [])
+    trials = both(0)
     assert rates.estimate_speed(load_recipe("plain.toml")) is None
     make_runner(folder, Pretrain(trials)).train(trials)
     # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
@@ -458,7 +460,7 @@ def test_no_time_left_is_told_from_the_first_minute(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
-    (trial,) = grid(["plain.toml"], (0,), [])
+    (trial,) = plain(0)
     working = make_runner(folder, Pretrain([trial]))
     working._tokens = {trial.name: 2560}
     slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)

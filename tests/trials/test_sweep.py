@@ -86,7 +86,7 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "above", "below", "shown"),
+    "interval, above, below, shown",
     [
         ((1.1, 1.31), 0, 0, "1.20x [1.10, 1.31]"),
         ((None, None), 0, 0, "1.20x (one seed: no claim)"),

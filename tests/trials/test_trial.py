@@ -8,6 +8,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings
+from tests.trials.stubs import both
 
 
 def test_seeds() -> None:
@@ -80,6 +81,6 @@ def test_what_could_not_be_compared_is_refused_before_training(folder: Path) -> 
     (folder / "long.toml").write_text('base = "plain.toml"\n[model]\nseq_len = 64\n')
     with pytest.raises(UsageError, match=r"model\.seq_len: 32 in plain\.toml; 64 in long\.toml"):
         check_comparable(grid(["plain.toml", "long.toml"], (0, 1), []))
-    check_comparable(grid(["plain.toml", "warm.toml"], (0, 1), []))
+    check_comparable(both(0, 1))
     with pytest.raises(UsageError, match="validation text"):
         check_comparable(grid(["plain.toml"], (0,), [("data.valid", ["valid.txt", "text.txt"])]))

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Model, Optim, Train
 from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
+from tests.tiny import tiny_recipe
 
 FULL, BATCH, BUDGET, WINDOW = 64, 10, 200_000, 20
 
 
-def recipe(**sections: object) -> Recipe:
-    return Recipe(
-        model=Model(n_layer=1, n_head=1, n_embd=8, seq_len=FULL),
-        optim=Optim(lr=1e-3, **{"warmup_steps": WINDOW, **sections.pop("optim", {})}),  # type: ignore
-        train=Train(tokens=BUDGET, batch_size=BATCH),
-        **sections,
+def recipe(*overrides: str) -> Recipe:
+    return tiny_recipe(
+        "model={n_layer = 1, n_head = 1, n_embd = 8, seq_len = 64}",
+        "optim={lr = 1e-3, warmup_steps = 20}",
+        "train.tokens=200_000",
+        "train.batch_size=10",
+        *overrides,
     )
 
 
-SLW = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80)))
-RAMP = Search(recipe=recipe(batch_size_warmup=BatchSizeWarmup(start=2, increment=2, sequences=400)))
-TWO = Search(
-    recipe=recipe(seq_len_warmup=SeqLenWarmup(pacing="discrete", lengths=(8, FULL), until=(80,)))
-)
+SLW = Search(recipe=recipe("seq_len_warmup={start = 8, steps = 80}"))
+RAMP = Search(recipe=recipe("batch_size_warmup={start = 2, increment = 2, sequences = 400}"))
+TWO = Search(recipe=recipe("seq_len_warmup={pacing = 'discrete', lengths = [8, 64], until = [80]}"))
 LR = Search(recipe=recipe(), tune="lr")
-FILLED = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80, batch="tokens")))
-LAST = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=350)))
+FILLED = Search(recipe=recipe("seq_len_warmup={start = 8, steps = 80, batch = 'tokens'}"))
+LAST = Search(recipe=recipe("seq_len_warmup={start = 8, steps = 350}"))
 KINDS = {
     "length": SLW,
     "length, the recipe's own the longest": LAST,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,23 +16,17 @@ from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.trials import runner
 from efftrain_cli.tune_warmup import tune
-from tests.trained_run import TEXT
+from tests.trained_run import QUICK, write_text
 
-SETTINGS = {
-    "data.valid_fraction": "0.3",
-    "data.tokenizer": '"bpe:300"',
-    "data.repeat": "true",
-    "model.n_layer": "1",
-    "model.n_embd": "16",
-    "model.n_head": "2",
-    "model.seq_len": "32",
-    "optim.warmup_steps": "4",
-    "optim.lr": "1e-1",
-    "train.tokens": "8000",
-    "train.batch_size": "8",
-    "eval.windows": "4",
-    "checkpoint.every": "2",
-}
+SETTINGS = [
+    *QUICK,
+    "model.seq_len=32",
+    "optim.warmup_steps=4",
+    "optim.lr=1e-1",
+    "train.tokens=8000",
+    "train.batch_size=8",
+    "checkpoint.every=2",
+]
 
 
 class Ended:
@@ -65,12 +58,7 @@ def train_here(arguments: Sequence[str], environment: Mapping[str, str], log: Pa
 def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runner, "TICK", 0.0)
     monkeypatch.setattr(tune, "TrialRunner", partial(runner.TrialRunner, launch=train_here))
-    text = tmp_path / "text.txt"
-    text.write_text(TEXT)
-    return [
-        f"data.train={json.dumps(str(text))}",
-        *(f"{key}={value}" for key, value in SETTINGS.items()),
-    ]
+    return [write_text(tmp_path), *SETTINGS]
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ import pytest
 from scipy import stats
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.tune_warmup.search import Finder, Probe, Receipt, Search
@@ -147,7 +145,7 @@ def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_pe
     assert LR.grid.horizon(0, 57) == 57 + 2 * WINDOW
     # Never beyond the run's end.
     last = TWO.grid.durations(8)[-1]
-    short = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=80)), multiples=100)
+    short = Search(recipe=recipe("seq_len_warmup={start = 8, steps = 80}"), multiples=100)
     end = max(plan.step for plan, _ in plan_run(short.recipe))
     assert short.grid.horizon(8, 80) == end
     assert TWO.grid.horizon(8, last) <= max(
@@ -232,47 +230,34 @@ def test_a_tenth_of_a_run_verifies_the_recipe_s_own_setting(name: str) -> None:
     assert smallest == after.tokens
 
 
+DISCRETE = "seq_len_warmup={pacing = 'discrete', lengths = "
+
+
 @pytest.mark.parametrize(
-    ("sections", "changed", "said"),
+    "override, changed, said",
     [
-        ({"optim": {"warmup_steps": 0}}, {}, "optim.warmup_steps is 0"),
-        ({"optim": {"warmup_steps": 5000}}, {}, "too small to search"),
+        ("optim.warmup_steps=0", {}, "optim.warmup_steps is 0"),
+        ("optim.warmup_steps=5000", {}, "too small to search"),
         (
-            {"simigrad": SimiGrad(target=0.5, min_batch_size=2, max_batch_size=20)},
+            "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 20}",
             {},
             "simigrad=false",
         ),
+        (DISCRETE + "[8, 64], until = [5]}", {"tune": "length"}, "discrete"),
+        (DISCRETE + "[8, 16, 64], until = [5, 9]}", {}, "3 lengths"),
+        ("seq_len_warmup.steps=9", {"tune": "two-stage"}, "no lengths"),
+        ("seq_len_warmup.steps=9", {"tune": "batch"}, r"needs a \[batch_size_warmup\]"),
         (
-            {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 64), until=(5,))},
-            {"tune": "length"},
-            "discrete",
-        ),
-        (
-            {"seq_len_warmup": SeqLenWarmup(pacing="discrete", lengths=(8, 16, 64), until=(5, 9))},
-            {},
-            "3 lengths",
-        ),
-        ({"seq_len_warmup": SeqLenWarmup(steps=9)}, {"tune": "two-stage"}, "no lengths"),
-        (
-            {"seq_len_warmup": SeqLenWarmup(steps=9)},
-            {"tune": "batch"},
-            r"needs a \[batch_size_warmup\]",
-        ),
-        (
-            {"batch_size_warmup": BatchSizeWarmup(start=2, increment=2, sequences=9)},
+            "batch_size_warmup={start = 2, increment = 2, sequences = 9}",
             {"tune": "length"},
             "cannot be combined",
         ),
-        (
-            {"seq_len_warmup": SeqLenWarmup(start=64, steps=5)},
-            {},
-            "no seq_len_warmup.start to search",
-        ),
-        ({}, {"threshold": 1.0}, "--threshold 1"),
-        ({}, {"multiples": 0}, "--multiples 0"),
-        ({}, {"max_share": 1.5}, "--max-share 1.5"),
+        ("seq_len_warmup={start = 64, steps = 5}", {}, "no seq_len_warmup.start to search"),
+        ("seed=1", {"threshold": 1.0}, "--threshold 1"),
+        ("seed=1", {"multiples": 0}, "--multiples 0"),
+        ("seed=1", {"max_share": 1.5}, "--max-share 1.5"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(sections: dict, changed: dict, said: str) -> None:
+def test_what_cannot_be_searched_is_refused(override: str, changed: dict, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Search(recipe=recipe(**sections), **changed)
+        Search(recipe=recipe(override), **changed)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.run.stability import fluctuation
 from efftrain_cli.tune_warmup.search import Outcome, Probe, Receipt, Search
 from tests.tiny import changed
@@ -255,7 +254,7 @@ def test_a_budget_too_small_for_the_longest_says_so() -> None:
         False,
         False,
     )
-    near = Search(recipe=recipe(seq_len_warmup=SeqLenWarmup(start=8, steps=240)))
+    near = Search(recipe=recipe("seq_len_warmup={start = 8, steps = 240}"))
     assert near.grid.durations(8)[-2] == 240
     outcome, _ = answered(options(near, budget=near.smallest_budget()), lambda probe: None)
     assert (outcome.steps, outcome.verified, outcome.needed is None) == (240, True, False)

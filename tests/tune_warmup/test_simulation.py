@@ -28,7 +28,7 @@ def simulate() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    ("name", "mean", "most"),
+    "name, mean, most",
     [("gpt2-117m-slw", 0.32, 0.70), ("gpt2-1.5b-slw", 0.36, 0.70), ("gpt3-125m-slw", 0.07, 0.20)],
 )
 def test_searches_return_the_boundary_to_within_two_neighbours(

@@ -18,7 +18,7 @@ from efftrain_cli.training import logger
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.search import Search
-from tests.conftest import Efftrain
+from tests.conftest import Efftrain, sets
 from tests.launch import start_efftrain, wait_until
 from tests.tiny import changed
 from tests.tune_warmup.conftest import lines
@@ -131,12 +131,7 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(
 def test_a_search_killed_from_outside_goes_on(
     overrides: list[str], efftrain: Efftrain, tmp_path: Path
 ) -> None:
-    command = [
-        "tune-warmup",
-        "--recipe",
-        "small",
-        *(word for override in overrides for word in ("--set", override)),
-    ]
+    command = ["tune-warmup", "--recipe", "small", *sets(*overrides)]
     process = start_efftrain(tmp_path, *command, "--name", "killed")
     probes = tmp_path / "runs" / "killed" / "probes"
     wait_until(lambda: len(list(probes.glob("*/probe.json"))) >= 2, process)

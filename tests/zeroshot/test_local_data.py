@@ -22,7 +22,7 @@ def test_every_form_s_example_is_of_that_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line, message",
     [
         (
             b'{"query": "q", "choices": ["a", "b"], "gold": 2}',

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from efftrain_cli.data.tokenizer import Tokenizer, train_tokenizer
-from efftrain_cli.model.gpt import GPTConfig
 from efftrain_cli.zeroshot.own_tasks import (
     CLOZE_ITEMS,
     CLOZE_WORDS,
@@ -21,6 +20,7 @@ from efftrain_cli.zeroshot.own_tasks import (
 )
 from efftrain_cli.zeroshot.score import Evaluator
 from efftrain_cli.zeroshot.task_score import mean_and_error, perplexity_and_error
+from tests.tiny import config_of
 from tests.trained_run import random_gpt
 
 TEXT = (
@@ -36,14 +36,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def evaluator(tokenizer: Tokenizer) -> Evaluator:
-    config = GPTConfig(
-        n_layer=1,
-        n_head=2,
-        n_embd=16,
-        seq_len=32,
-        vocab_size=tokenizer.vocab_size,
-        padded_vocab_size=320,
-    )
+    config = config_of(n_layer=1, vocab_size=tokenizer.vocab_size, padded_vocab_size=320)
     return Evaluator(model=random_gpt(config, spread=0.3, seed=2), context_length=32)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.zeroshot.score import Evaluator, Request, Score, windows
+from tests.tiny import config_of
 from tests.trained_run import random_gpt
 
-CONFIG = GPTConfig(n_layer=2, n_head=2, n_embd=16, seq_len=24, vocab_size=50, padded_vocab_size=64)
+CONFIG = config_of(seq_len=24, vocab_size=50)
 
 
 @pytest.fixture(scope="module")
