@@ -157,8 +157,7 @@ def test_a_plan_needs_no_pytorch(home: Path) -> None:
         + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
     )
     words = ["pretrain", "--recipe", "tiny.toml", "--plan"]
-    done = python(code, *words, cwd=home)
-    assert "2.45 GFLOPs" in done.stdout
+    assert "2.45 GFLOPs" in python(code, *words, cwd=home).stdout
 
 
 def test_json_is_one_document_with_the_costs(home: Path) -> None:

@@ -81,7 +81,11 @@ def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
     # In its own process: the libraries' switches for the Hub and their bars are read once, at import.
     command = [
         sys.executable,
-        *["-m", "efftrain_cli", "eval-zeroshot", "random", "--data-dir"],
+        "-m",
+        "efftrain_cli",
+        "eval-zeroshot",
+        "random",
+        "--data-dir",
         str(folder),
         "--limit",
         "2",

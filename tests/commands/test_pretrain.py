@@ -27,8 +27,7 @@ def fingerprints(lab: Laboratory) -> dict[str, str]:
 
 def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Laboratory) -> None:
     before = fingerprints(trained)
-    done = trained.resume()
-    said = done.output
+    said = trained.resume().output
     assert "used its budget of 2,560 tokens, after step 20" in said
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
     behind = trained.resume("r", "--set", "train.tokens=5120", "--steps", "20")
@@ -59,8 +58,7 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) 
 
 def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
     words = ("r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120")
-    refused = trained.resume(*words, code=2)
-    assert "--override-resume" in refused.errors
+    assert "--override-resume" in trained.resume(*words, code=2).errors
     done = trained.resume(*words, "--override-resume")
     # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) / (5120 - 640).
     assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.output
@@ -110,8 +108,7 @@ def test_the_origin_holds_the_command_as_it_was_typed(trained: Laboratory) -> No
 
 
 def test_one_step_is_one_line(lab: Laboratory) -> None:
-    done = lab.train("r", "--steps", "1")
-    said = done.output
+    said = lab.train("r", "--steps", "1").output
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said
 

@@ -143,8 +143,7 @@ def test_rm_asks_and_removes_only_what_was_named(root: Path) -> None:
     with pytest.raises(UsageError, match="--yes"):
         run("rm", "small-seed0")
     assert (root / "small-seed0").exists()
-    out = run("rm", "small-seed[01]", "--yes")
-    assert "removed 2 runs" in out.stdout
+    assert "removed 2 runs" in run("rm", "small-seed[01]", "--yes").stdout
     assert sorted(path.name for path in root.iterdir()) == [".removed", "small-seed2"]
     assert len(list((root / ".removed").iterdir())) == 2
     with pytest.raises(UsageError, match="matches 'x\\*'"):

@@ -131,8 +131,7 @@ except SystemExit as end:
     assert not end.code, end.code
 print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers") if name in sys.modules])
 """
-    done = python(script, cwd=tmp_path)
-    assert done.stdout.splitlines()[-1] == "heavy: ['torch']"
+    assert python(script, cwd=tmp_path).stdout.splitlines()[-1] == "heavy: ['torch']"
 
 
 def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,7 @@ COMMANDS = [
 def test_commands_run(efftrain: Efftrain, page: str, command: str) -> None:
     program, *arguments = shlex.split(command)
     assert program == "efftrain"
-    done = efftrain(*arguments)
-    assert done.stdout.strip()
+    assert efftrain(*arguments).stdout.strip()
 
 
 @pytest.mark.parametrize("page", METHODS)

@@ -62,8 +62,7 @@ def test_command(command: str, folder: Path) -> None:
 
 
 def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
-    result = cli("study", EXAMPLE, "--plan", "--format", "json")
-    found = json.loads(result.output)
+    found = json.loads(cli("study", EXAMPLE, "--plan", "--format", "json").output)
     assert (
         found["runs_left"] == 16
         and found["tokens_left"] == 16 * 150_000

@@ -26,8 +26,7 @@ def test_the_plans_in_the_page_are_printed() -> None:
     ]
     assert len(commands) >= 8
     for command in commands:
-        result = cli(*shlex.split(command)[1:])
-        assert "probes, " in " ".join(result.output.split())
+        assert "probes, " in " ".join(cli(*shlex.split(command)[1:]).output.split())
 
 
 def test_the_costs_in_the_page_are_those_of_the_plans() -> None:

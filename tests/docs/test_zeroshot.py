@@ -35,8 +35,7 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for line in lines:
         program, *arguments = shlex.split(line)
         assert program == "efftrain"
-        result = cli(*arguments)
-        assert result.stdout.strip()
+        assert cli(*arguments).stdout.strip()
 
 
 def test_the_files_are_as_the_page_says() -> None:

@@ -307,8 +307,7 @@ def test_changed_text_is_refused_at_resume(lab: Laboratory) -> None:
     lab.train("r", "--steps", "2", recipe=recipe)
     text = lab.folder / "text.txt"
     text.write_text("one more line\n" + text.read_text())
-    process = lab.resume("r", "--steps", "3", code=2)
-    errors = process.errors
+    errors = lab.resume("r", "--steps", "3", code=2).errors
     assert "train_hash" in errors and re.search(r"'[0-9a-f]{12}\.\.\.' -> ", errors)
     assert re.search("[0-9a-f]{13}", errors) is None, "hashes are cut short"
     lab.resume("r", "--steps", "3", "--override-resume")

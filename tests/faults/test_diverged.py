@@ -50,8 +50,7 @@ def test_a_step_that_is_not_finite(lab: Laboratory, inject: str, value: str) -> 
     """F22, F23: the update is not applied; exit code 4; the step is described, the state before it saved."""
     recipe = lab.recipe()
     inject = inject.replace("VALUE", f'float("{value}")')
-    process = lab.train(recipe=recipe, inject=inject, code=4)
-    errors = process.errors
+    errors = lab.train(recipe=recipe, inject=inject, code=4).errors
     assert "step 8" in errors
     (event,) = lab.events("r", "diverged")
     assert event["step"] == 8
@@ -110,7 +109,12 @@ def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
         "pretrain",
         "--recipe",
         lab.recipe(),
-        *["--name", "r", "--set", "model.n_embd=131072", "--set", "model.n_layer=200"],
+        "--name",
+        "r",
+        "--set",
+        "model.n_embd=131072",
+        "--set",
+        "model.n_layer=200",
         code=5,
     )
     errors = process.errors

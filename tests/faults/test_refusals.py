@@ -39,8 +39,7 @@ state.write_tensors = refusing
 def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
     """F64: a warning that names the fault; training goes on and saves later."""
     inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
-    process = lab.train(inject=inject)
-    errors = process.errors
+    errors = lab.train(inject=inject).errors
     assert "not saved, training goes on." in errors
     assert os.strerror(getattr(errno, kind)) in errors
     assert [event["step"] for event in lab.events("r", "save_failed")] == [10]
@@ -50,8 +49,7 @@ def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
 def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
     """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
     inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
-    process = lab.train("r", "--steps", "10", inject=inject, code=6)
-    errors = process.errors
+    errors = lab.train("r", "--steps", "10", inject=inject, code=6).errors
     assert "Read-only file system (EROFS). Earlier checkpoints are untouched" in errors
     assert lab.checkpoints("r") == ["step-00000005"]
     assert lab.events("r", "end")[-1]["status"] == "disk"
@@ -217,8 +215,7 @@ class Broken:
 
 lines.os = Broken()
 """
-    process = lab.train("r", "--steps", "10", inject=inject, code=6)
-    errors = process.errors
+    errors = lab.train("r", "--steps", "10", inject=inject, code=6).errors
     assert "the last 10 lines could not be written; they are in metrics.jsonl.unwritten" in errors
     assert lab.last_step("r") == 0
     lab.resume()
@@ -301,8 +298,7 @@ def test_a_run_directory_that_goes_away_while_it_trains(
 ) -> None:
     """F73: exit 6 at the next save, after step 10, and nothing is made anew; what was saved is sound."""
     inject = GO_AWAY.replace("WHAT", what)
-    process = lab.train(inject=inject, code=6)
-    errors = process.errors
+    errors = lab.train(inject=inject, code=6).errors
     assert re.search(
         rf"runs/r was renamed or deleted while .*; it is now .*{re.escape(now)}\n", errors
     )

@@ -45,8 +45,7 @@ def test_one_owner(lab: Laboratory) -> None:
     first = lab.start(*lab.words(), inject=SLOW_STEPS.replace("SECONDS", "0.5"))
     first.wait_for(lambda: lab.last_step("r") >= 1)
     before = (lab.run("r") / "events.jsonl").read_text()
-    second = lab.resume(code=7)
-    assert f"process {first.pid} on " in second.errors
+    assert f"process {first.pid} on " in lab.resume(code=7).errors
     assert (lab.run("r") / "events.jsonl").read_text() == before
 
     # In a process that has imported nothing yet: what counts is how much it does before it looks, so CPU time is

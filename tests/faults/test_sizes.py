@@ -47,8 +47,7 @@ def test_numbers_on_the_command_line(
 ) -> None:
     """F97."""
     recipe = ("--recipe", lab.recipe())
-    process = lab.call(words[0], *recipe, *words[1:], inject=LITTLE_MEMORY, code=code)
-    errors = process.errors
+    errors = lab.call(words[0], *recipe, *words[1:], inject=LITTLE_MEMORY, code=code).errors
     assert message in errors and "Traceback" not in errors
     assert not (lab.folder / "runs" / "r").exists()
 
@@ -63,8 +62,7 @@ def test_growth_factors(lab: Laboratory) -> None:
         ("width:500 depth:500", 5, "a model of 12.3T parameters needs 196.6 TB"),
     ):
         words = [word for each in operator.split() for word in ("--operator", each)]
-        process = lab.call("grow", "r", *words, inject=LITTLE_MEMORY, code=code)
-        errors = process.errors
+        errors = lab.call("grow", "r", *words, inject=LITTLE_MEMORY, code=code).errors
         assert message in errors, errors
         assert not lab.run("r-grown").exists()
 

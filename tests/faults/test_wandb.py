@@ -129,7 +129,8 @@ def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) 
             )
         process = lab.start(
             *lab.words("r", recipe),
-            *("--wandb", "online"),
+            "--wandb",
+            "online",
             WANDB_BASE_URL=address,
             WANDB_API_KEY="x" * 40,
         )

@@ -42,8 +42,7 @@ def test_an_unusable_variable_is_two_lines(lab: Laboratory, environment: dict[st
     """F98: exit 2, the variable and its range."""
     name, value = list(environment.items())[-1]
     recipe = lab.recipe()
-    process = lab.train(recipe=recipe, **environment, code=2)
-    lines = process.errors.splitlines()
+    lines = lab.train(recipe=recipe, **environment, code=2).errors.splitlines()
     assert len(lines) == 2 and lines[0].startswith("error: ")
     assert name in "".join(lines) and value[:40] in lines[0]
     assert not (lab.folder / "runs").exists()

@@ -62,5 +62,4 @@ try:
 except OSError as error:
     print(errno.errorcode[error.errno], error.filename)
 """
-    done = python(code, cwd=tmp_path)
-    assert done.stdout.split() == ["EFBIG", "x.safetensors"]
+    assert python(code, cwd=tmp_path).stdout.split() == ["EFBIG", "x.safetensors"]

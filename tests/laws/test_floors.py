@@ -51,8 +51,7 @@ print("answered", *names)
 
 
 def test_help_and_recipes_import_nothing_heavy(tmp_path: Path) -> None:
-    done = python(ANSWERS, cwd=tmp_path)
-    assert done.stdout.startswith("answered")
+    assert python(ANSWERS, cwd=tmp_path).stdout.startswith("answered")
 
 
 @pytest.mark.parametrize(
@@ -72,8 +71,7 @@ finally:
     found = sorted(set({HEAVY!r}) & sys.modules.keys())
     assert not found, found
 """
-    done = python(code, cwd=tmp_path)
-    offered = done.stdout.split()
+    offered = python(code, cwd=tmp_path).stdout.split()
     assert offered
     assert all(word.startswith(words[-1]) for word in offered)
 

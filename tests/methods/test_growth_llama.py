@@ -176,10 +176,16 @@ def test_stages_of_sizes_end_at_the_model() -> None:
     recipe = load_recipe(
         "small",
         [
-            *["model.arch=llama", "model.norm_eps=1e-5", "model.head_dim=32"],
+            "model.arch=llama",
+            "model.norm_eps=1e-5",
+            "model.head_dim=32",
             *staged(
                 'pad:128", "d_ff:352", "n_kv_head:4',
-                *["n_embd = 80", "n_head = 2", "d_ff = 224", "n_kv_head = 2", "norm_eps = 1.6e-5"],
+                "n_embd = 80",
+                "n_head = 2",
+                "d_ff = 224",
+                "n_kv_head = 2",
+                "norm_eps = 1.6e-5",
             ),
         ],
     )

@@ -286,8 +286,13 @@ def test_z_loss_is_minimized_and_reported_apart(softcap: float | None) -> None:
     recipe = load_recipe(
         "small",
         [
-            *("model.n_layer=1", "model.n_head=1", "model.n_embd=16", "model.seq_len=8"),
-            *("train.batch_size=4", "train.micro_batch_tokens=16", "optim.z_loss=0.1"),
+            "model.n_layer=1",
+            "model.n_head=1",
+            "model.n_embd=16",
+            "model.seq_len=8",
+            "train.batch_size=4",
+            "train.micro_batch_tokens=16",
+            "optim.z_loss=0.1",
             f"model.softcap={softcap or 'false'}",
         ],
     )

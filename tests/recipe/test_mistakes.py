@@ -274,7 +274,14 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
     write(folder, "staged", STAGED)
     known = sorted(known_keys(Recipe))
     values = [
-        *["0", "-1", "1", "2.5", "1e400", "nan", "true", "false"],
+        "0",
+        "-1",
+        "1",
+        "2.5",
+        "1e400",
+        "nan",
+        "true",
+        "false",
         '""',
         '"x"',
         "[]",

@@ -147,7 +147,13 @@ def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
         shutil.copy(REPOSITORY / name, source)
     command = [
         sys.executable,
-        *["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir"],
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
         str(tmp_path),
     ]
     built = subprocess.run(

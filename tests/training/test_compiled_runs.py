@@ -21,27 +21,23 @@ from efftrain_cli.training.trainer import Stopwatch, read_records
 from tests.tiny import changed, fresh
 
 TINY = [
-    *[
-        "model.n_layer=2",
-        "model.n_head=2",
-        "model.n_embd=32",
-        "model.seq_len=32",
-        "data.tokenizer=bpe:300",
-    ],
-    *["train.dtype=fp32"],
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.n_embd=32",
+    "model.seq_len=32",
+    "data.tokenizer=bpe:300",
+    "train.dtype=fp32",
 ]
 BASELINE = load_recipe(
     "small",
     [
         *TINY,
-        *[
-            "train.batch_size=4",
-            "train.micro_batch_tokens=64",
-            "train.tokens=1024",
-            "eval.every=1000",
-            "eval.internals=3",
-        ],
-        *["optim.warmup_steps=2"],
+        "train.batch_size=4",
+        "train.micro_batch_tokens=64",
+        "train.tokens=1024",
+        "eval.every=1000",
+        "eval.internals=3",
+        "optim.warmup_steps=2",
     ],
 )
 GROWING = load_recipe(

@@ -177,5 +177,4 @@ def test_a_sweep_is_compared_once_its_array_has_ended(folder: Path, efftrain: Ef
     assert "#SBATCH --array=0-1%8\n" in script.read_text()
     for trial in both(0):
         write_trial(trial)
-    last = efftrain(*words)
-    assert "B warm against A plain: one seed" in last.stdout
+    assert "B warm against A plain: one seed" in efftrain(*words).stdout

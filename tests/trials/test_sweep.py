@@ -35,8 +35,7 @@ WORDS = [
 def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     shown = cli(*WORDS, "--plan", "--jobs", "2")
     assert "4 of 4 runs to train, at most 10.2K tokens; time unknown" in shown.output
-    done = cli(*WORDS, "--plan", "--format", "json")
-    found = json.loads(done.output)
+    found = json.loads(cli(*WORDS, "--plan", "--format", "json").output)
     assert [run["run"] for run in found["runs"]] == [
         "plain-seed0",
         "warm-seed0",
@@ -137,6 +136,5 @@ def test_sweep_end_to_end(folder: Path, efftrain: Efftrain) -> None:
     assert [group["label"] for group in found["groups"]] == ["plain", "warm"]
     assert [run["status"] for group in found["groups"] for run in group["runs"]] == ["finished"] * 4
     assert any("resumed once" in label["text"] for label in found["labels"])
-    again = efftrain(*WORDS, *budget, "--format", "json")
-    assert json.loads(again.stdout) == found
+    assert json.loads(efftrain(*WORDS, *budget, "--format", "json").stdout) == found
     assert read_run(folder / "runs" / "warm-tokens25600-seed1").origin["recipe"] == "warm"

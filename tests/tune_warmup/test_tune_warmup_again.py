@@ -34,18 +34,14 @@ def test_a_directory_of_another_search_is_refused(recipe: Recipe, overrides: lis
 def receipt_of(probe: Probe, **changed: object) -> Receipt:
     """A receipt of a probe that was stable for its horizon, a validation every step."""
     values: dict = {
-        **{
-            "stable": True,
-            "max_fluctuation": 1.0,
-            "fluctuation_step": 1,
-            "stopped_at_step": probe.horizon,
-            "tokens": 500,
-            "seconds": 1.0,
-        },
-        **{
-            "curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)),
-            **changed,
-        },
+        "stable": True,
+        "max_fluctuation": 1.0,
+        "fluctuation_step": 1,
+        "stopped_at_step": probe.horizon,
+        "tokens": 500,
+        "seconds": 1.0,
+        "curve": tuple((step, 5.0 - 0.01 * step) for step in range(probe.horizon + 1)),
+        **changed,
     }
     return Receipt(probe=probe, **values)
 
