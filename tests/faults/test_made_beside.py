@@ -297,11 +297,11 @@ def test_no_write_follows_a_link(home: Path, place: str) -> None:
     (run / place).symlink_to(elsewhere)
     verb = ("pretrain", "--resume", "r", "--no-probe")
     if place == "accumulation":
-        verb = ("accumulation", "r", "--samples", "8")
+        verb = ("accumulation", "r")
     if place == "tensorboard":
         verb = ("wandb-sync", "r", "--tensorboard")
     code, message = call(*verb)
-    assert code == 3 or place in ("accumulation", "tensorboard"), message
+    assert code == 3 or place == "tensorboard", message
     assert code in (2, 3) and f"{run / place} is a symbolic link" in message
     (run / place).unlink()
     assert contents(home) == before
