@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.data.reading import read_documents
+from efftrain_cli.data.documents import read_documents
 from efftrain_cli.data.text import BadDocuments, find_text
 from efftrain_cli.recipe.sections import Data
 from tests.fake_runs import write_jsonl
