@@ -182,9 +182,7 @@ def test_what_is_probably_not_meant_is_said() -> None:
 
 def test_a_weights_sum_is_no_longer_than_the_batch() -> None:
     """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32 products."""
-    recipe = small(
-        chunked_accumulation=ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64))
-    )
+    recipe = small(ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
     recipe = changed(recipe, "train.batch_size=2", "train.micro_batch_tokens=1024")
     assert recipe.chunked_accumulation.lengths(recipe)["grad_weight"] == (32,)
     assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))
