@@ -18,8 +18,8 @@ from efftrain_cli.run_list import verify_run
 from tests.fake_runs import read_jsonl, rows_of, write_rows, write_run
 
 
-def steps_of(path: Path) -> list[float]:
-    return list(read_metrics(path.parent, ("step",)).columns["step"])
+def steps_of(folder: Path) -> list[float]:
+    return list(read_metrics(folder, ("step",)).columns["step"])
 
 
 def damage_of(path: Path) -> list[str]:
@@ -238,7 +238,7 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert steps_of(path) == list(range(100))
+    assert steps_of(path.parent) == list(range(100))
     assert split_lines(path.read_bytes()).torn
 
 
