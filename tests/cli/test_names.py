@@ -159,17 +159,17 @@ def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> N
 
 @pytest.mark.parametrize("temperature", ["inf", "-inf", "nan", "-1", "1e-320", "1e300"])
 def test_a_temperature_that_draws_nothing_is_refused(temperature: str) -> None:
-    done = invoke("sample", "no-run", f"--temperature={temperature}")
-    assert isinstance(done.exception, UsageError)
-    fault, mend = str(done.exception).split("\n")
+    with pytest.raises(UsageError) as refused:
+        cli("sample", "no-run", f"--temperature={temperature}")
+    fault, mend = str(refused.value).split("\n")
     assert fault.startswith(f"--temperature {float(temperature):g} ")
     assert mend == "  give 0 for the most likely token, or a number from 0.001 to 1000"
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.001", "1000"])
 def test_a_usable_temperature_is_accepted(temperature: str) -> None:
-    done = invoke("sample", "no-run", f"--temperature={temperature}")
-    assert "no-run" in str(done.exception)
+    with pytest.raises(UsageError, match="no-run"):
+        cli("sample", "no-run", f"--temperature={temperature}")
 
 
 @pytest.mark.parametrize(
