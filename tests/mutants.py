@@ -54,6 +54,7 @@ OPERATORS = [
     )
 ]
 IMMUTABLE = "nothing assigns to its instances or hashes them; a type checker reads the word"
+BY_KEYWORD = "every call names its values; a type checker reads the word"
 EQUIVALENT = {
     "study/rehearse.py: checkpoint=Checkpoint(every=1000, keep=1),  ->  "
     "checkpoint=Checkpoint(every= 1001, keep=1),": "a rehearsal has a dozen steps",
@@ -62,6 +63,9 @@ EQUIVALENT = {
     "plan/preview.py: evaluations, largest, shapes, smallest_batch = 0, (0, 0), set(), "
     "recipe.train.batch_size  ->  evaluations, largest, shapes, smallest_batch = 0, ( -1, 0), "
     "set(), recipe.train.batch_size": "only the product is compared, and -1 x 0 is 0 too",
+    "grow/scaling_law.py: @dataclass(frozen=True, kw_only=True)  ->  "
+    "@dataclass(frozen=True, kw_only=False)": BY_KEYWORD,
+    "data/prepare.py: if TYPE_CHECKING:  ->  if not TYPE_CHECKING:": "its names stand in annotations, which nothing evaluates; rich is imported earlier",
 }
 """`module: text  ->  changed text` of mutants that cannot be seen, and why."""
 

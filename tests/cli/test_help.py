@@ -76,8 +76,9 @@ def test_help_folds_paragraphs_at_the_width_of_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_help_ends_with_examples_that_exist(path: tuple[str, ...]) -> None:
-    shown = help_of(*path)
+@pytest.mark.parametrize("columns", [60, 80])
+def test_help_ends_with_examples_that_exist(path: tuple[str, ...], columns: int) -> None:
+    shown = help_of(*path, columns=columns)
     assert "bool>" not in shown
     assert "Examples:" in shown, "give @app.command(..., examples=(...))"
     examples = [line.strip() for line in shown.split("Examples:")[1].splitlines() if line.strip()]

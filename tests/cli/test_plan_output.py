@@ -105,6 +105,8 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
     assert plan()["time"] == shown, "a few steps are slower than those that follow"
     (home / "runs" / "small-seed0" / "origin.json").write_text("[")
     assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
+    write_run(home / "runs", "tenth", 0, steps=10)
+    assert "of run tenth-seed0" in plan()["time"]
 
 
 def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home: Path) -> None:

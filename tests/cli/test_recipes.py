@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.cli.recipes import _numbers
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.conftest import REPOSITORY, Efftrain, python, sets
 from tests.terminal import on_terminal
@@ -42,6 +43,19 @@ def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -
         "My own recipe.",
     ]
     assert "\x1b" not in done.stdout
+
+
+def test_numbers_are_short_and_what_is_none_is_shown_as_written() -> None:
+    card = {
+        "mistake": None,
+        "n_layer": 2,
+        "n_embd": "x",
+        "parameters_without_embeddings": None,
+        "seq_len": 128,
+        "batch_size": "many",
+        "tokens": 3_000_000,
+    }
+    assert _numbers(card) == ["2 x x", "-", "128", "many", "3M"]
 
 
 def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:

@@ -51,6 +51,11 @@ def test_figures_belong_together(tmp_path: Path) -> None:
     assert result.phases["backward"] > result.phases["optimizer"]
 
 
+def test_seconds_of_compiling_are_those_of_this_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("efftrain_cli.bench.compile_seconds", iter([1.0, 3.5]).__next__)
+    assert bench(RECIPE, torch.device("cpu"), steps=1).compile_seconds == 2.5
+
+
 def mark(name: str, start: float, end: float, kernels: tuple[float, ...] = ()) -> FunctionEvent:
     """A host event from `start` to `end` that launched kernels of so many microseconds each."""
     event = FunctionEvent(0, name, thread=0, start_us=start, end_us=end)

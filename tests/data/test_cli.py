@@ -155,6 +155,18 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
     assert lines[-2].startswith("bytes tokenized: 9") and lines[-1] == "data prepared in 5 min 00 s"
 
 
+def test_the_shares_of_a_mix_are_named(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
+    (tmp_path / "verse.txt").write_text("sheep cross the river at night\n" * 500)
+    text = RECIPE.replace(
+        'train = "book.txt"',
+        'sources = [{path = "book.txt", weight = 3}, {path = "verse.txt"}]',
+    )
+    (tmp_path / recipe).write_text(text)
+    shown = efftrain("prepare", "--recipe", recipe).stdout
+    assert "             75.0% book.txt: " in shown
+    assert "             25.0% verse.txt: " in shown
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_documentation_run(efftrain: Efftrain, tmp_path: Path) -> None:
     (tmp_path / "books").mkdir()

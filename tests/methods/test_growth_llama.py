@@ -88,6 +88,9 @@ def test_what_is_new_learns_where_it_can() -> None:
     assert gradients["wte.weight"][:61, 16:].abs().max() > 0  # type: ignore[index]
     assert gradients["h.0.attn.c_proj.weight"][16:].abs().max() > 0  # type: ignore[index]
     assert not gradients["h.0.attn.c_attn.weight"][:, 16:].any()  # type: ignore[index]
+    weight = wide.h[0].mlp.c_fc.weight
+    spread = weight[:, :16].std().item()
+    assert weight[:, 16:].std().item() == pytest.approx(spread, rel=0.1)
     new = grown.optimizer["exp_avg"]["h.0.mlp.c_fc.weight"]
     assert not new[:, 16:].any() and new[:, :16].any()
 

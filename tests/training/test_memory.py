@@ -67,6 +67,15 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
     assert deep == pytest.approx(deep_kept, rel=0.1), "the whole"
 
 
+def test_without_compiling_more_is_kept() -> None:
+    config = config_of(n_layer=2, n_embd=32, seq_len=120, vocab_size=500)
+
+    def estimate(**options: bool) -> int:
+        return training_bytes(SMALL, config, 3, 120, dtype="bf16", **options)
+
+    assert estimate() == estimate(compiled=False) > estimate(compiled=True)
+
+
 def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> None:
     def gigabytes(sequences: int, recompute: bool) -> float:
         return (

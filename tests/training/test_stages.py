@@ -73,6 +73,7 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
         (["stages.0.model.n_layer=1"], r"end at n_layer = 2, but \[model\] has 4"),
         (["stages.1.model.n_layer=3"], "stage 1: model.n_layer = 3, but its operators make 4"),
         (["stages.0.switch.value=-5"], "must be positive"),
+        (["stages.0.switch.value=0"], "must be positive"),
         (['stages.0.switch={rule="slope", value=0.05}'], "is negative"),
         (['stages.0.switch={rule="steps", value=60}'], "must not be less than an earlier stage"),
         (["stages.1.lr=0"], "greater than 0"),

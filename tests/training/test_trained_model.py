@@ -84,19 +84,17 @@ def test_sample_and_export_commands(
     first = cli("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3")
     assert first.stdout.startswith("Anna found") and len(first.stdout) > 20
     again = cli(
-        "sample",
-        "random",
-        "--prompt",
-        "Anna found",
-        "--max-tokens",
-        "30",
-        "--seed",
-        "2",
-        "--count",
-        "2",
+        "sample", "random", "--prompt=Anna found", "--max-tokens=30", "--seed=2", "--count=2"
     )
     assert again.stdout.startswith("--- seed 2\n")
     assert again.stdout.split("--- seed 3\n")[1] == first.stdout
+
+    # At 1 every token may be drawn.
+    cut = cli("sample", "random", "--prompt=Anna found", "--max-tokens=30", "--seed=3", "--top-p=1")
+    assert cut.stdout == first.stdout
+    for refused in ("0", "1.1"):
+        with pytest.raises(UsageError, match="above 0 and at most 1"):
+            cli("sample", "random", "--top-p", refused)
 
     cli("export", "random", "--out", "out", "--checkpoint", "10")
     names = {path.name for path in (tmp_path / "out").iterdir()}
