@@ -20,9 +20,9 @@ import torch
 import efftrain_cli.training.trainer as trainer
 update, calls = trainer.update, 0
 
-def breaking(state, *rest):
+def breaking(state, **values):
     global calls
-    result = update(state, *rest)
+    result = update(state, **values)
     calls += 1
     if calls == 8:
         with torch.no_grad():
