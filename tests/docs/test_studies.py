@@ -24,6 +24,7 @@ HASHES = {
     "baselines": "ab7e274620bcb55b",
     "chunk-based-accumulation": "f594e419cf7e5d98",
     "layer-dropping": "08ef4a472d2dcb1c",
+    "layer-dropping-equal": "d69bb0fbaedd3720",
     "long-contexts": "1c1a3a3e82397178",
     "long-contexts-batch-ramp": "4a8e4308a8f8af11",
     "long-contexts-low-rate": "f6411d9d15f90c11",
