@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.compare.picture import draw_in_terminal, write_figures
 from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.trials import screen
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
-from efftrain_cli.trials.pictures import terminal_plot, write_figures
+from efftrain_cli.trials.pictures import rates_plot
 from efftrain_cli.trials.runner import TrialRunner, free_runs, tokens_so_far
 from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_of, state_of
 
@@ -73,9 +74,9 @@ def grid_lines(
     if curves:
         lines += [*screen.curve_lines(curves), *screen.curve_warnings(curves)]
         if plot:
-            lines += ["", terminal_plot(curves, 80)]
+            lines += ["", draw_in_terminal(rates_plot(curves), 80)]
         if figures is not None:
-            lines += [f"figure: {path}" for path in write_figures(curves, figures)]
+            lines += [f"figure: {path}" for path in write_figures([rates_plot(curves)], figures)]
         lines.append("")
     found = ladders(
         [(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read_trial

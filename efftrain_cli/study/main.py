@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.comparison import Comparison
+from efftrain_cli.compare.picture import Plot, draw_in_terminal, write_figures
 from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import (
     human_count,
@@ -30,6 +32,7 @@ from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import (
     all_trials,
+    best_of_k,
     choices,
     judged_trials,
     phases_of,
@@ -43,7 +46,7 @@ from efftrain_cli.study.registration import check_registered, draw_seeds, regist
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.curves import sensitivity_curves
-from efftrain_cli.trials.pictures import terminal_plot, write_figures
+from efftrain_cli.trials.pictures import best_of_k_plot, rates_plot
 from efftrain_cli.trials.runner import TrialRunner, free_runs, last_loss, tokens_so_far
 from efftrain_cli.trials.screen import curve_lines
 from efftrain_cli.trials.trial import read_trial, recipe_of, state_of
@@ -78,7 +81,7 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
         "disk_bytes": left.disk_bytes,
         "runs": runs,
     }
-    print(json.dumps(values, indent=1))
+    print_json(values)
 
 
 def print_status(file: StudyFile, as_json: bool) -> None:
@@ -103,18 +106,8 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         registration = check_registered(file, allow=True)
     judgement = judge_runs(file, allow=True)
     if as_json:
-        print(
-            json.dumps(
-                text.as_json(
-                    file,
-                    judgement,
-                    registration,
-                    learning_rates(file, judgement),
-                )
-                | {"runs": rows},
-                indent=1,
-            )
-        )
+        curves = learning_rates(file, judgement)
+        print_json(text.as_json(file, judgement, registration, curves) | {"runs": rows})
         return
 
     head = (
@@ -178,21 +171,14 @@ def run_study(
     if array and judgement.complete:
         say("no run of the study is left")
     curves = learning_rates(file, judgement)
-    figures = write_figures(curves, folder) if curves else []
+    plots = plots_of(judgement, curves)
+    figures = write_figures(plots, folder)
     if as_json:
-        print(
-            json.dumps(
-                text.as_json(
-                    file,
-                    judgement,
-                    registration,
-                    learning_rates(file, judgement),
-                ),
-                indent=1,
-            )
-        )
+        print_json(text.as_json(file, judgement, registration, curves))
         return
-    print_folded(verdict_text(file, judgement, registration, plot))
+    print_folded(verdict_text(file, judgement, registration, curves))
+    if plot:
+        print("\n".join(f"\n{draw_in_terminal(each, 80)}" for each in plots))
     if figures:
         print(f"figure: {' and '.join(map(str, figures))}")
     print_folded(
@@ -225,17 +211,13 @@ def run_rehearsal(
             study=registration.sha256,
         )
         judgement = conduct(small, runner)
-        verdicts = text.as_json(
-            small,
-            judgement,
-            registration,
-            learning_rates(small, judgement),
-        ) | {"rehearsal": True}
+        curves = learning_rates(small, judgement)
+        values = text.as_json(small, judgement, registration, curves)
         # A verdict that cannot be shown fails here.
-        verdict_text(small, judgement, registration)
+        verdict_text(small, judgement, registration, curves)
         rows = [(each.phase, each.arm, str(each.runs)) for each in phases_of(small)]
     if as_json:
-        print(json.dumps(verdicts, indent=1))
+        print_json(values | {"rehearsal": True})
     else:
         print("\n".join(table_lines(("phase", "arm", "runs"), rows)))
     say(
@@ -249,18 +231,31 @@ def verdict_text(
     file: StudyFile,
     judgement: StudyState,
     registration: Plan,
-    plot: bool = False,
+    curves: Sequence[Curve],
 ) -> str:
     """Return the verdicts, how each arm's setting was chosen, and the losses over learning rates."""
     lines = text.verdict_lines(file, judgement, registration)
     if any(arm.tried for arm in judgement.tuned):
         lines += ["", *text.tuning_lines(judgement.tuned)]
-    curves = learning_rates(file, judgement)
     if curves:
         lines += ["", *curve_lines(curves)]
-    if curves and plot:
-        lines += ["", terminal_plot(curves, 80)]
     return "\n".join(lines)
+
+
+def plots_of(judgement: StudyState, curves: Sequence[Curve]) -> list[Plot]:
+    """Return loss against learning rate, and the lowest to expect of k settings, of what the study has of these."""
+    plots = []
+    if curves:
+        plots.append(rates_plot(curves))
+    lowest = best_of_k(judgement.tuned)
+    if lowest:
+        plots.append(best_of_k_plot(lowest))
+    return plots
+
+
+def print_json(values: Mapping[str, Any]) -> None:
+    """Print values as a JSON document."""
+    print(json.dumps(values, indent=1))
 
 
 def learning_rates(file: StudyFile, judgement: StudyState) -> list[Curve]:
@@ -313,7 +308,8 @@ def show_judged(
     file = read_study(path)
     registration = check_registered(file, allow)
     judgement = judge_runs(file, allow)
-    verdicts = verdict_text(file, judgement, registration)
+    curves = learning_rates(file, judgement)
+    verdicts = verdict_text(file, judgement, registration, curves)
     arms = {}
     for phase, arm, trial, *_ in all_trials(file):
         if phase != "tuning" and (run_path(trial.name) / "metrics.jsonl").is_file():
@@ -328,13 +324,5 @@ def show_judged(
         f"{verdicts}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}",
         stream=sys.stdout if on_stdout else sys.stderr,
     )
-    return (
-        of_baseline[0],
-        arms,
-        text.as_json(
-            file,
-            judgement,
-            registration,
-            learning_rates(file, judgement),
-        ),
-    )
+    values = text.as_json(file, judgement, registration, curves)
+    return of_baseline[0], arms, values

@@ -31,8 +31,7 @@ EMBD_PER_HEAD = 16
 
 @contextmanager
 def rehearsal(file: StudyFile, folder: Path, devices: int = 1) -> Iterator[StudyFile]:
-    """The study at toy size, to be trained on so many devices; inside, the folder of runs is `folder`, which is emptied
-    first."""
+    """Empty `folder`, make it the folder of runs inside, and yield the study at toy size for so many devices."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(_text(60_000, 1), encoding="utf-8")
@@ -43,7 +42,7 @@ def rehearsal(file: StudyFile, folder: Path, devices: int = 1) -> Iterator[Study
 
 
 def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
-    """The study with toy recipes, written into `folder`."""
+    """Write the study with toy recipes into `folder`, and return it."""
     study = file.study
     arms = []
     recipes = folder / "recipes"  # an arm may have the study's name
@@ -92,7 +91,7 @@ def _survives(
     value: object,
     folder: Path,
 ) -> bool:
-    """Whether a tried value is one that the toy recipe leaves as it is."""
+    """Return whether the toy recipe leaves a tried value as it is."""
     recipe = load_recipe(
         file.recipe_path(arm), (*file.settings_of(arm), f"{key}={toml_value(value)}")
     )
@@ -100,7 +99,7 @@ def _survives(
 
 
 def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
-    """The recipe as a dozen steps of a tiny model on the text of `folder`, whose smallest batch `devices` can share.
+    """Return the recipe as a dozen steps of a tiny model on the text of `folder`, for a batch that `devices` can share.
 
     Raises:
         UsageError: it cannot be made so small.
@@ -174,7 +173,7 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
 
 
 def _toy_shapes(recipe: Recipe) -> list[Model]:
-    """Tiny shapes of every stage, grown by the recipe's own factors; one shape where there are no stages."""
+    """Return tiny shapes of every stage, grown by the recipe's own factors; one shape where there are no stages."""
     if not recipe.stages:
         heads = min(recipe.model.n_head, 2)
         modules = 1 if recipe.ouroboros is None else recipe.ouroboros.modules

@@ -36,6 +36,7 @@ from efftrain_cli.study.phases import (
 )
 from efftrain_cli.study.records import Plan, read_plan
 from efftrain_cli.study.registration import why_not_registered
+from efftrain_cli.trials.curves import optimum
 from efftrain_cli.trials.screen import settings_table
 from efftrain_cli.trials.trial import Choice
 
@@ -412,14 +413,18 @@ def as_json(
     """Return plan and verdicts as plain values; null where there is no number."""
     arms = []
     for arm in state.tuned:
-        tried = [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried]
         values = {
             "arm": arm.arm,
             "seeds": list(arm.seeds),
             "chosen": list(arm.settings),
-            "tried": tried,
+            "tried": [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried],
+            "expected_best": expected_best(arm),
+            "warnings": list(arm.warnings),
         }
-        arms.append(values | {"expected_best": expected_best(arm), "warnings": list(arm.warnings)})
+        arms.append(values)
+    sensitivities = []
+    for curve, of_curve in zip(curves, sensitivity.as_json(curves), strict=True):
+        sensitivities.append({**of_curve, "optimum": optimum(curve)})
     return {
         "schema_version": 1,
         "study": file.name,
@@ -437,7 +442,7 @@ def as_json(
         "pending": list(state.pending),
         "tuning": {"rule": BEST_RULE, "arms": arms},
         "verdicts": [verdict_json(file, verdict) for verdict in state.verdicts],
-        "sensitivity": sensitivity.as_json(curves),
+        "sensitivity": sensitivities,
     }
 
 

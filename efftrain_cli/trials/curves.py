@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,6 +51,27 @@ def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
         losses = tuple(tuple(map(_final_loss, row)) for row in runs)
         curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
     return curves
+
+
+def optimum(curve: Curve) -> float | None:
+    """Return where a parabola through the best learning rate and its neighbours is lowest, over log rates.
+
+    None if the best rate is at the edge of the grid, a neighbour lacks a seed's loss, or the losses are equal.
+    """
+    best, means = curve.best, curve.means
+    if best is None or not 0 < best < len(means) - 1:
+        return None
+    below, lowest, above = means[best - 1 : best + 2]
+    if below is None or lowest is None or above is None:
+        return None
+
+    x = [math.log(rate) for rate in curve.rates[best - 1 : best + 2]]
+    left = (lowest - below) / (x[1] - x[0])
+    right = (above - lowest) / (x[2] - x[1])
+    bend = (right - left) / (x[2] - x[0])
+    if bend <= 0:
+        return None
+    return math.exp((x[0] + x[1] - left / bend) / 2)
 
 
 @dataclass(frozen=True)

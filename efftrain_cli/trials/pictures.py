@@ -1,30 +1,19 @@
-"""Loss against learning rate, drawn: figures for a page, and a plot for the terminal."""
+"""What learning rates and tuning are worth, as figures that have not been drawn yet."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from efftrain_cli.compare import picture
-from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
+from efftrain_cli.compare.picture import Plot, curve, letter
 from efftrain_cli.compare.sensitivity import Curve, band
 from efftrain_cli.foundation.console import counted
 
 
-def write_figures(curves: Sequence[Curve], folder: Path) -> list[Path]:
-    """Write learning-rate.svg and learning-rate.png (200 dpi) into `folder`; return their paths."""
-    return picture.write_figures([_plot(curves)], folder)
-
-
-def terminal_plot(curves: Sequence[Curve], width: int) -> str:
-    """Draw mean loss against learning rate in characters; empty if no mean is there."""
-    return draw_in_terminal(_plot(curves), min(width, 80))
-
-
-def _plot(curves: Sequence[Curve]) -> Plot:
+def rates_plot(curves: Sequence[Curve]) -> Plot:
+    """Return mean loss against learning rate, with the range of the seeds."""
     points, failed = [], []
     for i, found in enumerate(curves):
         means = np.array(found.means, float)
@@ -48,4 +37,22 @@ def _plot(curves: Sequence[Curve]) -> Plot:
         log="x",
         crosses=tuple((i, rate, top + 0.04 * height * (1 + i)) for i, rate in failed),
         ticks={rate: f"{rate:g}" for rate in sorted(set(every.x))},
+    )
+
+
+def best_of_k_plot(lowest: Mapping[str, Sequence[float]]) -> Plot:
+    """Return the lowest mean loss to expect of k settings, by arm, for k from 1."""
+    points = []
+    for i, (arm, losses) in enumerate(lowest.items()):
+        tries = np.arange(1, len(losses) + 1)
+        points.append(curve(i, f"{letter(i)} {arm}", tries, losses))
+    every = pd.concat(points, ignore_index=True)
+    most = max(map(len, lowest.values()))
+    return Plot(
+        "best-of-k",
+        "Lowest loss to expect of k settings drawn at random",
+        every,
+        "settings tried (k)",
+        "mean tuning loss (nats/token)",
+        ticks={tries: str(tries) for tries in range(1, most + 1, 1 + most // 10)},
     )

@@ -18,6 +18,7 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     table_lines,
 )
+from efftrain_cli.trials.curves import optimum
 from efftrain_cli.trials.trial import ENDED, Choice
 
 
@@ -89,11 +90,16 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
     rows: list[Row] = []
     for rate in rates:
         rows.append((f"{rate:g}", *(_cell(curve, rate) for curve in curves)))
+    optima = [optimum(curve) for curve in curves]
+    if any(optima):
+        rows.append(("optimum", *(f"{rate:.3g}" if rate else "-" for rate in optima)))
     rows.append(("sensitivity", *map(_sensitivity, curves)))
     lines = [
         "Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's best"
     ]
     lines += table_lines(("learning rate", *(curve.label for curve in curves)), rows)
+    if any(optima):
+        lines.append("optimum: of the parabola through the best rate and its neighbours")
     lines.append(
         "sensitivity: mean of min(loss, loss before training) over the log grid, less the best loss (Wortsman et al. 2023); "
         "0 means that the rate does not matter"

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from efftrain_cli.compare.picture import draw_in_terminal
+from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study import main
-from efftrain_cli.study.conduct import conduct
+from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import (
@@ -26,7 +28,10 @@ from efftrain_cli.study.phases import (
 from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register
 from efftrain_cli.study.text import as_json
+from efftrain_cli.trials.curves import optimum
+from efftrain_cli.trials.pictures import best_of_k_plot
 from efftrain_cli.trials.runner import TrialRunner
+from efftrain_cli.trials.screen import curve_lines
 from efftrain_cli.trials.trial import Trial, recipe_of
 from tests.study.conftest import STUDY, choose
 from tests.trials.stubs import Pretrain, quiet, write_trial
@@ -150,6 +155,74 @@ def test_a_failed_setting_counts_with_its_loss_before_training(folder: Path) -> 
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     losses = [3 + math.log(2) ** 2, 3.0, sum(starts) / 2]
     assert expected_best(choices(file)[0]) == pytest.approx(expected_lowest(losses))
+
+
+@pytest.mark.parametrize(
+    ("rates", "losses", "lowest"),
+    [
+        # In log2, (x - 1.5)^2 + 3, whose points about 1 and 2 are equal: the lower one is the best.
+        ([1, 2, 4, 8], [5.25, 3.25, 3.25, 5.25], 2**1.5),
+        # In log10, 2 (x - 1.25)^2 + 3, at 0, 1 and 3.
+        ([1, 10, 1000], [6.125, 3.125, 9.125], 10**1.25),
+        ([1, 2, 4], [4.0, 3.0, 4.0], 2.0),
+        ([1, 2, 4], [3.0, 3.5, 4.0], None),
+        ([1, 2, 4], [4.0, 3.5, 3.0], None),
+        ([1, 2, 4], [None, 3.0, 4.0], None),
+        ([1, 2, 4], [4.0, 3.0, None], None),
+        # The best is then at the edge; equal losses have no lowest point.
+        ([1, 2, 4], [3.5, None, 3.6], None),
+        ([1, 2, 4], [3.0, 3.0, 3.0], None),
+        ([1, 2], [3.0, 4.0], None),
+        ([1, 2, 4], [None, None, None], None),
+    ],
+)
+def test_a_parabola_says_where_the_optimum_is(
+    rates: list[float], losses: list[float | None], lowest: float | None
+) -> None:
+    curve = Curve("", tuple(rates), tuple((loss,) for loss in losses), (9.0,), (0,))
+    assert optimum(curve) == (lowest and pytest.approx(lowest))
+    table = "\n".join(curve_lines([curve]))
+    assert ("optimum" in table) == (lowest is not None)
+
+
+def test_the_optimum_stands_in_table_and_json(folder: Path) -> None:
+    """The losses are parabolas over the log rate about 0.0015 and, beyond the grid, 0.009."""
+    file = read_study(folder / "study.toml")
+    register(file, allow=False)
+    write_tuning(file, {"plain": 1.5e-3, "warm": 9e-3})
+    state = judge_runs(file, allow=False)
+    curves = main.learning_rates(file, state)
+    row = next(line for line in curve_lines(curves) if line.startswith("optimum"))
+    assert row.split() == ["optimum", "0.0015", "-"]
+    values = as_json(file, state, None, curves)
+    assert [each["optimum"] for each in values["sensitivity"]] == [pytest.approx(1.5e-3), None]
+
+
+def test_the_best_of_k_is_drawn() -> None:
+    plot = best_of_k_plot({"plain": [3.5, 3.25], "warm": [3.75, 3.5, 3.0]})
+    assert plot.curves.x.tolist() == [1, 2, 1, 2, 3]
+    assert plot.curves.y.tolist() == [3.5, 3.25, 3.75, 3.5, 3.0]
+    assert plot.ticks == {1: "1", 2: "2", 3: "3"}
+    drawn = draw_in_terminal(plot, 60)
+    assert drawn.endswith("settings tried (k)".center(60).rstrip() + "\nA plain, B warm")
+
+
+def test_a_study_draws_rates_and_best_of_k(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = read_study(folder / "study.toml")
+    monkeypatch.setattr(main, "conduct", lambda *_: judge_runs(file, allow=False))
+    register(file, allow=False)
+    write_tuning(file, {"plain": 1.5e-3, "warm": 2e-3})
+    main.run_study(file, 1, "cpu", False, None, as_json=False, plot=True)
+    output = capsys.readouterr().out
+    rates, tried = output.index("learning rate\n"), output.index("settings tried (k)")
+    assert rates < tried < output.index("\nfigure: ")
+    names = {path.name for path in study_folder("study").iterdir()}
+    pictures = {
+        f"{name}.{kind}" for name in ("learning-rate", "best-of-k") for kind in ("svg", "png")
+    }
+    assert pictures <= names
 
 
 @pytest.mark.parametrize(
