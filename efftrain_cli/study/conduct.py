@@ -192,19 +192,7 @@ def _without_registration(file: StudyFile, groups: Sequence[Group]) -> list[Why]
     return [Why("warning", text)]
 
 
-RECEIPTS = [
-    "phase",
-    "block",
-    "arm",
-    "settings",
-    "seed",
-    "run",
-    "status",
-    "final_loss",
-    "tokens",
-    "train_seconds",
-    "marks",
-]
+RECEIPTS = "phase block arm settings seed run status final_loss tokens train_seconds marks"
 """Columns of receipts.csv."""
 
 
@@ -230,21 +218,22 @@ def write_receipts(file: StudyFile) -> None:
                 "; ".join(mark.text for mark in run.marks),
             )
         )
-    _write(study_folder(file.name) / "receipts.csv", RECEIPTS, rows)
+    _write(study_folder(file.name) / "receipts.csv", RECEIPTS.split(), rows)
 
 
 def write_looks(file: StudyFile, state: StudyState) -> None:
     """Write looks.csv: the verdicts of every look up to this one, as they stood then."""
     folder = study_folder(file.name)
+    columns = LOOKS.split()
     rows: list[list[object]] = []
     for row in read_looks(folder):
         if int(row["look"]) < state.look:
-            rows.append([row[column] for column in LOOKS])
+            rows.append([row[column] for column in columns])
     for verdict in state.verdicts:
         values = verdict_json(file, verdict)
         values |= {"look": state.look, "seeds": len(verdict.seeds)}
-        rows.append([_cell(values[column]) for column in LOOKS])
-    _write(folder / "looks.csv", LOOKS, rows)
+        rows.append([_cell(values[column]) for column in columns])
+    _write(folder / "looks.csv", columns, rows)
 
 
 def _write(

@@ -44,6 +44,8 @@ MEASURES = {
 """The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin is a share."""
 BLOCKS = 4
 """Fewest blocks that are judged."""
+MARGINS = ("noninferior", "equivalent")
+"""Directions that are judged against a margin."""
 DRAWN = 5
 """Seeds that are drawn where the file gives neither seeds nor their number."""
 HIGHEST_RATE = 1e9
@@ -206,9 +208,13 @@ class StudyFile:
         """Seed -> number of its block, from 1."""
         number = study.blocks or 1
         for i in range(number):
-            seeds = (_part(self.tuning_seeds, i, number), _part(self.seeds, i, number))
-            self.blocks.append(Block(*seeds, *grown[i : i + 1]))
-            self.block_of |= dict.fromkeys((*seeds[0], *seeds[1]), i + 1)
+            # The i-th of equal parts.
+            tuned, judged = (
+                seeds[i * len(seeds) // number : (i + 1) * len(seeds) // number]
+                for seeds in (self.tuning_seeds, self.seeds)
+            )
+            self.blocks.append(Block(tuned, judged, *grown[i : i + 1]))
+            self.block_of |= dict.fromkeys(tuned + judged, i + 1)
 
     @property
     def seeds_to_draw(self) -> dict[str, int]:
@@ -319,12 +325,6 @@ def _is_rate(value: Any) -> bool:
 
 def _parse(seeds: str | None) -> tuple[int, ...]:
     return parse_seeds(seeds) if seeds else ()
-
-
-def _part(seeds: tuple[int, ...], i: int, parts: int) -> tuple[int, ...]:
-    """Return the i-th of equal parts, from 0."""
-    each = len(seeds) // parts
-    return seeds[i * each : (i + 1) * each]
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,6 +18,7 @@ from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import Tuned
+from efftrain_cli.trials.curves import curve_of
 from efftrain_cli.trials.trial import ENDED
 
 Runs = Mapping[int, RunNumbers]
@@ -102,13 +103,14 @@ def _evaluated_alike(
 ) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Why, ...]]:
     """Return the runs, the finished ones reduced to the evaluations that all of them made, and notes
     on that, as `compare` reduces them."""
-    finished = []
+    finished: list[RunNumbers] = []
+    for side in runs.values():
+        finished += [run for run in side.values() if run.status == "finished"]
+    reduced, notes = at_common_evaluations(finished)
+    by_run = dict(zip(map(id, finished), reduced, strict=True))
+    alike = {}
     for arm, side in runs.items():
-        finished += [(arm, run) for run in side.values() if run.status == "finished"]
-    reduced, notes = at_common_evaluations([run for _, run in finished])
-    alike = {arm: dict(side) for arm, side in runs.items()}
-    for (arm, run), less in zip(finished, reduced, strict=True):
-        alike[arm][run.seed] = less
+        alike[arm] = {seed: by_run.get(id(run), run) for seed, run in side.items()}
     return alike, tuple(notes)
 
 
@@ -171,7 +173,12 @@ def _around_best(
     the measure depends on."""
     kinds = list(rated.values())
     groups = [_group(name, kinds, seeds) for name in names]
-    curves = [_curve(group, tuple(rated)) for group in groups]
+    curves = []
+    for group in groups:
+        by_rate = {}
+        for rate, runs in rated.items():
+            by_rate[rate] = {seed: runs[group.label][seed] for seed in group.seeds}
+        curves.append(curve_of(group.label, by_rate))
     reason = why_not_judged(curves)
     if reason:
         return groups, Why("not_judged", f"not judged: {reason}"), ""
@@ -200,22 +207,6 @@ def _group(
     for kind in kinds:
         runs += [kind[name][seed] for seed in seeds if seed in kind[name]]
     return Group(name, tuple(run for run in runs if run.status in ENDED))
-
-
-def _curve(group: Group, rates: tuple[float, ...]) -> Curve:
-    """Return final losses over the learning rates; the runs of each seed are in their order."""
-    sides = group.by_seed.values()
-    losses = []
-    for runs in zip(*sides, strict=True):
-        losses.append(tuple(run.final_loss for run in runs))
-    initial = tuple(float(runs[0].evaluated["val_loss"][0]) for runs in sides)
-    return Curve(
-        group.label,
-        rates,
-        tuple(losses),
-        initial,
-        group.seeds,
-    )
 
 
 def _beside_sensitivity(base: Curve, arm: Curve) -> str:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from efftrain_cli.compare.sequential import schedule
 from efftrain_cli.foundation.environment import expanded
@@ -24,6 +21,7 @@ from efftrain_cli.study.file import (
     BLOCKS,
     DRAWN,
     LONGEST_NAME,
+    MARGINS,
     MEASURES,
     Study,
     StudyFile,
@@ -46,38 +44,36 @@ def read_study(path: Path) -> StudyFile:
         raise UsageError(f"there is no study file {path}")
     draft = read_toml_file(path)
     check = Check(draft, Study)
-    valid = check.valid
-    _check_seeds(check, valid)
-    _check_primaries(check, valid)
-    _check_arms(check, valid, path)
-    _check_tuning(check, valid)
-    _check_recipes(check, valid, path)
+    _check_seeds(check)
+    _check_primaries(check)
+    _check_arms(check, path)
+    _check_tuning(check)
+    _check_recipes(check, path)
     if not check.problems:
-        study = draw_seeds(StudyFile(path, Study(**valid)))
+        study = draw_seeds(StudyFile(path, Study(**check.valid)))
         _check_runs(check, study)
         if not check.problems:
             return widened(study)
     raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
 
 
-def _check_seeds(check: Check, valid: Mapping[str, Any]) -> None:
+def _check_seeds(check: Check) -> None:
+    valid, tuning = check.valid, check.valid.get("tuning")
     seeds = parse_seeds(valid["seeds"]) if "seeds" in valid else ()
-    number = valid.get("blocks") or len(seeds) or valid.get("n_seeds") or DRAWN
-    first = number
+    first = valid.get("blocks") or len(seeds) or valid.get("n_seeds") or DRAWN
     if len(seeds) == 1:
         check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
     elif "looks" in valid:
         try:
-            first = schedule(number, valid["looks"])[0]
+            first = schedule(first, valid["looks"])[0]
         except ValueError as error:
             check.add("looks", str(error), valid["looks"])
     if "blocks" in valid:
-        _check_blocks(check, valid, first)
+        _check_blocks(check, first)
 
     rule = "has no meaning beside seeds: give the seeds or their number"
     if seeds and valid.get("n_seeds"):
         check.add("n_seeds", rule, valid["n_seeds"])
-    tuning = valid.get("tuning")
     if tuning is None or tuning.seeds is None:
         return
     if tuning.n_seeds:
@@ -88,62 +84,54 @@ def _check_seeds(check: Check, valid: Mapping[str, Any]) -> None:
         check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
 
 
-def _check_blocks(check: Check, valid: Mapping[str, Any], first: int) -> None:
+def _check_blocks(check: Check, first: int) -> None:
     """Check blocks, so many of which are judged first, and that all their seeds are drawn."""
-    if valid["blocks"] < BLOCKS:
-        rule = f"needs {BLOCKS} or more: each gives one difference"
-        check.add("blocks", rule, valid["blocks"])
+    valid, blocks = check.valid, check.valid["blocks"]
+    if blocks < BLOCKS:
+        check.add("blocks", f"needs {BLOCKS} or more: each gives one difference", blocks)
     elif first < BLOCKS:
         rule = f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer looks"
         check.add("looks", rule, valid["looks"])
-    for key in ("seeds", "n_seeds"):
-        if key in valid:
-            rule = "has no meaning beside blocks: each is judged by a seed that is drawn"
-            check.add(key, rule, valid[key])
     if "tuning" not in check.draft.values:
-        check.add("blocks", "needs a [tuning] section: each is tuned by itself", valid["blocks"])
-    elif valid.get("tuning") and valid["tuning"].seeds:
-        rule = "has no meaning beside blocks: give n_seeds, how many are drawn for each"
-        check.add("tuning.seeds", rule, valid["tuning"].seeds)
-
-
-def _check_primaries(check: Check, valid: Mapping[str, Any]) -> None:
-    for i, primary in enumerate(valid.get("primary", ())):
-        if primary.direction in ("noninferior", "equivalent") and primary.margin is None:
-            rule = f"is required for {primary.direction}: how large a difference still does not matter?"
-            check.add(f"primary.{i}.margin", rule)
-        if primary.direction in ("better", "different") and primary.margin is not None:
-            check.add(
-                f"primary.{i}.margin", f"has no meaning for {primary.direction}", primary.margin
+        check.add("blocks", "needs a [tuning] section: each is tuned by itself", blocks)
+    given = {key: valid.get(key) for key in ("seeds", "n_seeds")}
+    given["tuning.seeds"] = valid.get("tuning") and valid["tuning"].seeds
+    for key, value in given.items():
+        if value:
+            rule = (
+                "has no meaning beside blocks, whose seeds are drawn; [tuning] n_seeds is for each"
             )
-        question = MEASURES[primary.measure]
+            check.add(key, rule, value)
+
+
+def _check_primaries(check: Check) -> None:
+    primaries = check.valid.get("primary", ())
+    for i, primary in enumerate(primaries):
+        place, direction = f"primary.{i}", primary.direction
+        if direction in MARGINS and primary.margin is None:
+            rule = f"is required for {direction}: how large a difference still does not matter?"
+            check.add(f"{place}.margin", rule)
+        if direction not in MARGINS and primary.margin is not None:
+            check.add(f"{place}.margin", f"has no meaning for {direction}", primary.margin)
+        question, rates = MEASURES[primary.measure], [*(primary.rates or ())]
         if primary.target is not None and not question.axis:
-            check.add(
-                f"primary.{i}.target", "is for a cost, such as tokens_to_target", primary.target
-            )
-        if primary.rates and not question.over_rates:
-            check.add(f"primary.{i}.rates", "is for lr_sensitivity", list(primary.rates))
-        rates = primary.rates or ()
-        rising = all(later > rate for rate, later in itertools.pairwise(rates))
-        if question.over_rates and (len(rates) < 2 or not rising):
-            check.add(
-                f"primary.{i}.rates",
-                "needs two or more learning rates, in rising order",
-                list(rates),
-            )
-    kinds = [(primary.measure, primary.target) for primary in valid.get("primary", ())]
+            rule = "is for a cost, such as tokens_to_target"
+            check.add(f"{place}.target", rule, primary.target)
+        if rates and not question.over_rates:
+            check.add(f"{place}.rates", "is for lr_sensitivity", rates)
+        # In rising order and without a second of any.
+        if question.over_rates and (len(rates) < 2 or rates != sorted({*rates})):
+            rule = "needs two or more learning rates, in rising order"
+            check.add(f"{place}.rates", rule, rates)
+    kinds = [(primary.measure, primary.target) for primary in primaries]
     for i, kind in enumerate(kinds):
         if kind in kinds[:i]:
             check.add(f"primary.{i}.measure", "is judged already by a [[primary]] above", kind[0])
 
 
-def _check_arms(
-    check: Check,
-    valid: Mapping[str, Any],
-    path: Path,
-) -> None:
-    arms = valid.get("arms", ())
-    names = [arm.name for arm in arms]
+def _check_arms(check: Check, path: Path) -> None:
+    names = [arm.name for arm in check.valid.get("arms", ())]
+    baseline = check.valid.get("baseline")
     for i, name in enumerate(names):
         if name in names[:i]:
             check.add(f"arms.{i}.name", "is also the name of another arm", name)
@@ -155,85 +143,59 @@ def _check_arms(
         if len(f"{path.stem}-{name}") > LONGEST_NAME:
             rule = f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters for both"
             check.add(f"arms.{i}.name", rule, name)
-    if names and "baseline" in valid and valid["baseline"] not in names:
-        check.add("baseline", f"must be one of the arms: {', '.join(names)}", valid["baseline"])
+    if names and baseline and baseline not in names:
+        check.add("baseline", f"must be one of the arms: {', '.join(names)}", baseline)
 
 
-def _check_tuning(check: Check, valid: Mapping[str, Any]) -> None:
-    grids = [("tuning.grid", valid["tuning"].grid)] if valid.get("tuning") else []
-    for i, arm in enumerate(valid.get("arms", ())):
+def _check_tuning(check: Check) -> None:
+    tuning = check.valid.get("tuning")
+    grids = {"tuning.grid": tuning.grid} if tuning else {}
+    for i, arm in enumerate(check.valid.get("arms", ())):
         if arm.grid is not None:
-            if not valid.get("tuning"):
+            grids[f"arms.{i}.grid"] = arm.grid
+            if not tuning:
                 check.add(f"arms.{i}.grid", "needs a [tuning] section with the seeds to tune on")
-            grids.append((f"arms.{i}.grid", arm.grid))
-    for key, grid in grids:
+    for key, grid in grids.items():
         for name, values in grid.items():
             if name == "train.tokens":
-                check.add(
-                    key, "train.tokens cannot be tuned: the longest run would always be best", None
-                )
+                check.add(key, f"{name} cannot be tuned: the longest run would always be best")
             elif name in ("seed", "base") or name.startswith(NOT_COMPUTED):
-                check.add(
-                    key, f"{name} cannot be tuned: it does not change what a recipe computes", None
-                )
+                check.add(key, f"{name} cannot be tuned: it does not change what a recipe computes")
             if len(set(map(toml_value, values))) < len(values):
                 check.add(key, f"{name} has a value twice", list(values))
 
 
-def _check_recipes(
-    check: Check,
-    valid: Mapping[str, Any],
-    path: Path,
-) -> None:
-    for i, arm in enumerate(valid.get("arms", ())):
+def _check_recipes(check: Check, path: Path) -> None:
+    for i, arm in enumerate(check.valid.get("arms", ())):
+        settings = (*check.valid.get("set", ()), *arm.set)
         try:
-            load_recipe(
-                str(find_recipe(arm.recipe, beside=path)), (*valid.get("set", ()), *arm.set)
-            )
+            load_recipe(str(find_recipe(arm.recipe, beside=path)), settings)
         except RecipeError as error:
-            _wrong_recipe(check, i, arm.recipe, error)
+            _add_problem(check, f"arms.{i}.recipe", str(error), toml_value(arm.recipe))
 
 
-def _wrong_recipe(
-    check: Check,
-    i: int,
-    recipe: str,
-    error: RecipeError,
+def _add_problem(
+    check: Check, key: str, text: str, value: str | None = None, place: str = ""
 ) -> None:
-    text = str(error).replace("\n", "\n    ")
-    check.problems.append(
-        Problem(
-            f"arms.{i}.recipe",
-            text,
-            toml_value(recipe),
-            check.draft.origin(f"arms.{i}.recipe"),
-        )
-    )
+    """Record what another check found, its lines below each other; `place` is the key in the file if it is another."""
+    rule = text.replace("\n", "\n    ")
+    check.problems.append(Problem(key, rule, value, check.draft.origin(place or key)))
 
 
 def _check_runs(check: Check, file: StudyFile) -> None:
     """Check that every point of every arm's grid, grown as far as it may, is a recipe, and that all
     are validated on the same text."""
     runs = [*judged_trials(file), *tuning(widest(file))]
-    trials = []
     for i, arm in enumerate(file.study.arms):
-        of_arm = [each.trial for each in runs if each.arm == arm.name]
-        trials += of_arm
-        for trial in {trial.settings: trial for trial in reversed(of_arm)}.values():
+        settings = {each.trial.settings: each.trial for each in runs if each.arm == arm.name}
+        for trial in settings.values():
             try:
                 recipe_of(trial)
             except RecipeError as error:
-                _wrong_recipe(check, i, arm.recipe, error)
+                _add_problem(check, f"arms.{i}.recipe", str(error), toml_value(arm.recipe))
     if not check.problems:
         try:
-            check_comparable(trials)
+            check_comparable([each.trial for each in runs])
         except UsageError as error:
-            text = str(error).partition("\nMake them equal")[0].replace("\n", "\n    ")
-            check.problems.append(
-                Problem(
-                    "arms",
-                    text,
-                    None,
-                    check.draft.origin("arms.0"),
-                )
-            )
+            text = str(error).partition("\nMake them equal")[0]
+            _add_problem(check, "arms", text, place="arms.0")

@@ -61,14 +61,16 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     left = sum_phases("all", "", phases)
     runs = []
     for phase, arm, trial, *_ in all_trials(file):
-        run = {
-            "phase": phase,
-            "block": file.block_of[trial.seed],
-            "arm": arm,
-            "name": trial.name,
-            "seed": trial.seed,
-        }
-        runs.append(run | {"settings": list(trial.settings)})
+        runs.append(
+            {
+                "phase": phase,
+                "block": file.block_of[trial.seed],
+                "arm": arm,
+                "name": trial.name,
+                "seed": trial.seed,
+                "settings": list(trial.settings),
+            }
+        )
     values = {
         "schema_version": 1,
         "study": file.name,
@@ -96,11 +98,8 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         # The last step may take a run beyond its budget.
         share = min(1.0, tokens_so_far(trial.name) / recipe_of(trial).train.tokens)
         loss = last_loss(trial.name)
-        loss_text = "-"
-        if loss is not None:
-            loss_text = f"{loss:.4f}"
-        names = (phase, arm, str(trial.seed), trial.name)
-        rows.append((*names, state, f"{100 * share:.0f} %", loss_text))
+        done = (f"{100 * share:.0f} %", "-" if loss is None else f"{loss:.4f}")
+        rows.append((phase, arm, str(trial.seed), trial.name, state, *done))
     registration = None
     if read_plan(file.name) is not None:
         registration = check_registered(file, allow=True)
@@ -110,15 +109,7 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         print_json(text.as_json(file, judgement, registration, curves) | {"runs": rows})
         return
 
-    head = (
-        "phase",
-        "arm",
-        "seed",
-        "run",
-        "state",
-        "done",
-        "val loss",
-    )
+    head = ("phase", "arm", "seed", "run", "state", "done", "val loss")
     left = sum_phases("all", "", phases_of(file))
     total = f"{left.runs_left} runs left, {human_count(left.tokens_left)} tokens"
     if left.seconds_left is not None:
@@ -261,17 +252,15 @@ def print_json(values: Mapping[str, Any]) -> None:
 def learning_rates(file: StudyFile, judgement: StudyState) -> list[Curve]:
     """Return each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty if
     there are neither."""
-    named = []
+    chosen = seeds_of(judgement.tuned)
+    blocks = [block for block in file.blocks if chosen >= {*block.seeds}]
+    trials = tuning(file, blocks or None)
     if file.rates:
-        for each in judged_trials(file, judgement.tuned):
-            if each.rate is not None:
-                named.append((each.arm, each.trial))
-    else:
-        chosen = seeds_of(judgement.tuned)
-        blocks = [block for block in file.blocks if chosen >= {*block.seeds}]
-        for each in tuning(file, blocks or None):
-            others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
-            named.append((" ".join((each.arm, *others)), each.trial))
+        trials = [each for each in judged_trials(file, judgement.tuned) if each.rate is not None]
+    named = []
+    for each in trials:
+        others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
+        named.append((" ".join((each.arm, *others)), each.trial))
     return sensitivity_curves(named, read_trial)
 
 

@@ -166,10 +166,9 @@ def choices_of(file: StudyFile, block: Block) -> list[Tuned]:
         DataError: a tuning run cannot be read.
     """
     every = tuning(file, [block])
-    for each in every:
-        run = read_trial(each.trial)
-        if run is None or run.status not in ENDED:
-            return []
+    runs = [read_trial(each.trial) for each in every]
+    if any(run is None or run.status not in ENDED for run in runs):
+        return []
     chosen = []
     for arm in file.study.arms:
         trials = [each.trial for each in every if each.arm == arm.name]
@@ -180,15 +179,17 @@ def choices_of(file: StudyFile, block: Block) -> list[Tuned]:
         tried = choose(trials)
         best = next(choice for choice in tried if choice.best)
         settings = best.settings[len(file.settings_of(arm)) :]
-        edges, warnings = _edges(file.grid_of(arm, block.grown), settings)
-        named = [f"arm {arm.name!r}: the best {warning}" for warning in warnings]
+        edges = _edges(file.grid_of(arm, block.grown), settings)
+        warnings = []
+        for (key, _), warning in edges.items():
+            warnings.append(f"arm {arm.name!r}: the best {key}, {warning}")
         chosen.append(
             Tuned(
                 arm.name,
                 block.seeds,
                 settings,
                 tuple(tried),
-                tuple(named),
+                tuple(warnings),
                 tuple(edges),
             )
         )
@@ -200,23 +201,19 @@ def seeds_of(tuned: Sequence[Tuned]) -> set[int]:
     return set().union(*(each.seeds for each in tuned))
 
 
-def _edges(
-    grid: Mapping[str, Sequence[Any]], settings: Sequence[str]
-) -> tuple[list[Edge], list[str]]:
+def _edges(grid: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> dict[Edge, str]:
     """Return the keys whose value in `settings` is the lowest or highest of several numbers, and
     what that means."""
     values = dict(setting.split("=", 1) for setting in settings)
-    edges: list[Edge] = []
-    warnings = []
+    edges: dict[Edge, str] = {}
     for key, tried in grid.items():
         if len(tried) < 2 or any(type(value) not in (int, float) for value in tried):
             continue
         best = float(values[key].replace("_", ""))
         warning = at_edge(best, tried)
         if warning:
-            edges.append((key, "low" if best == min(tried) else "high"))
-            warnings.append(f"{key}, {warning}")
-    return edges, warnings
+            edges[key, "low" if best == min(tried) else "high"] = warning
+    return edges
 
 
 # --- grids that grow --------------------------------------------------------------------------
@@ -239,7 +236,7 @@ def widened(file: StudyFile) -> StudyFile:
                 edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
             wider = _grow(file, wider, sorted(edges))
         grown.append(wider.grown)
-    return _with_grown(file, grown)
+    return StudyFile(file.path, file.study, file.drawn, grown)
 
 
 def widest(file: StudyFile) -> StudyFile:
@@ -248,7 +245,7 @@ def widest(file: StudyFile) -> StudyFile:
     for key in LEARNING_RATES:
         sides += [(key, "low"), (key, "high")]
     wider = _grow(file, Block(file.tuning_seeds, ()), sides * file.grow)
-    return _with_grown(file, [wider.grown] * len(file.blocks))
+    return StudyFile(file.path, file.study, file.drawn, [wider.grown] * len(file.blocks))
 
 
 def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
@@ -263,10 +260,6 @@ def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
             continue
         block = wider
     return block
-
-
-def _with_grown(file: StudyFile, grown: Sequence[tuple[Edge, ...]]) -> StudyFile:
-    return StudyFile(file.path, file.study, file.drawn, grown)
 
 
 # --- what tuning was worth --------------------------------------------------------------------
@@ -292,15 +285,12 @@ def expected_best(tuned: Tuned) -> list[float]:
 
 def best_of_k(tuned: Sequence[Tuned]) -> dict[str, list[float]]:
     """Return arm -> `expected_best`, the mean over its blocks; empty without tuning."""
-    curves: dict[str, list[list[float]]] = {}
-    for arm in tuned:
-        if arm.tried:
-            curves.setdefault(arm.arm, []).append(expected_best(arm))
-    means = {}
-    for name, blocks in curves.items():
+    lowest = {}
+    for name in dict.fromkeys(arm.arm for arm in tuned if arm.tried):
+        blocks = [expected_best(arm) for arm in tuned if arm.arm == name]
         # As far as the shortest: a block's grid may have grown.
-        means[name] = [fmean(values) for values in zip(*blocks, strict=False)]
-    return means
+        lowest[name] = [fmean(values) for values in zip(*blocks, strict=False)]
+    return lowest
 
 
 def expected_lowest(values: Sequence[float]) -> list[float]:

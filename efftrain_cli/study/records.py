@@ -25,20 +25,7 @@ from efftrain_cli.foundation.records import (
 )
 from efftrain_cli.run.directory import run_path
 
-LOOKS = [
-    "look",
-    "seeds",
-    "measure",
-    "direction",
-    "margin",
-    "arm",
-    "estimate",
-    "low",
-    "high",
-    "p",
-    "p_holm",
-    "outcome",
-]
+LOOKS = "look seeds measure direction margin arm estimate low high p p_holm outcome"
 """Columns of looks.csv."""
 
 
@@ -115,6 +102,6 @@ def read_looks(folder: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise damaged(path, str(error), restore) from None
     for row in rows:
-        if not row.keys() >= set(LOOKS) or not row["look"].isdecimal():
+        if not row.keys() >= set(LOOKS.split()) or not row["look"].isdecimal():
             raise damaged(path, "it is not a table of looks", restore)
     return rows

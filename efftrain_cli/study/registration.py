@@ -6,6 +6,7 @@ The registrations and runs in the folder of runs are a ledger of the seeds that 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import itertools
 import json
 import math
@@ -35,8 +36,7 @@ def register(file: StudyFile, allow: bool) -> Plan:
     Raises:
         UsageError: the study was changed since, or has runs from before it was registered, and `allow` is False.
     """
-    path = study_folder(file.name) / "plan.json"
-    if path.exists():
+    if read_plan(file.name) is not None:
         return check_registered(file, allow, record=True)
     fault = why_not_registered(file)
     if fault:
@@ -65,10 +65,11 @@ def register(file: StudyFile, allow: bool) -> Plan:
         changes=[],
         exploratory=[*reasons, *_seen_by_studies(file), *_seen_by_runs(file)],
     )
-    make_folder(path.parent)
+    folder = study_folder(file.name)
+    make_folder(folder)
     # Of two machines that begin at once, one registers.
     with contextlib.suppress(FileExistsError):
-        write_record(path, plan, first=True)
+        write_record(folder / "plan.json", plan, first=True)
     return check_registered(file, allow, record=True)
 
 
@@ -174,9 +175,8 @@ def draw_seeds(file: StudyFile) -> StudyFile:
     given = (*file.seeds, *file.tuning_seeds)
     fresh, drawn = _fresh_seeds(file), {}
     for key, number in file.seeds_to_draw.items():
-        kept: list[int] = []
-        if key in registered:
-            kept = [seed for seed in parse_seeds(registered[key]) if seed not in given][:number]
+        before = parse_seeds(registered[key]) if key in registered else ()
+        kept = [seed for seed in before if seed not in given][:number]
         seeds = (*kept, *itertools.islice(fresh, number - len(kept)))
         drawn[key] = ",".join(map(str, seeds))
     return StudyFile(file.path, file.study, drawn)
@@ -232,7 +232,7 @@ def _seen_by_runs(file: StudyFile) -> list[str]:
     for arm in file.study.arms:
         recipe = flat_values(file.recipe_of(arm))
         arms.append((recipe, tuple(file.grid_of(arm))))
-    seen = []
+    seen: list[str] = []
     for name, theirs in _seen_recipes():
         if name not in trials and theirs["seed"] in file.seeds:
             seen += [name for recipe, tuned in arms if is_alike(recipe, theirs, tuned)]
@@ -302,11 +302,8 @@ def _arms_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _primaries_in(values: Mapping[str, Any]) -> set[str]:
     """Return the measures that a study is judged by, whatever the direction, margin or target."""
-    return {
-        value
-        for key, value in values.items()
-        if key.startswith("primary.") and key.endswith(".measure")
-    }
+    keys = fnmatch.filter(values, "primary.*.measure")
+    return {values[key] for key in keys}
 
 
 def _last_look(folder: Path) -> str:

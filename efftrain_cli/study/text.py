@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from efftrain_cli.foundation.console import (
     printable,
     table_lines,
 )
-from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.file import MARGINS, Primary, StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import (
     Phase,
@@ -39,9 +40,6 @@ from efftrain_cli.study.registration import why_not_registered
 from efftrain_cli.trials.curves import optimum
 from efftrain_cli.trials.screen import settings_table
 from efftrain_cli.trials.trial import Choice
-
-MARGINS = ("noninferior", "equivalent")
-"""Directions that are judged against a margin."""
 
 # --- the plan ---------------------------------------------------------------------------------
 
@@ -86,25 +84,14 @@ def plan_lines(
 
     rows: list[Row] = []
     for phase in phases:
+        time = "unknown" if phase.seconds_left is None else human_seconds(phase.seconds_left)
         counts = (str(phase.runs), str(phase.done), human_count(phase.tokens_left))
-        time = "unknown"
-        if phase.seconds_left is not None:
-            time = human_seconds(phase.seconds_left)
-        cost = (time, human_bytes(phase.disk_bytes))
-        rows.append((phase.phase, phase.arm, *counts, *cost))
-    head = (
-        "phase",
-        "arm",
-        "runs",
-        "done",
-        "tokens left",
-        "time left",
-        "disk",
-    )
+        rows.append((phase.phase, phase.arm, *counts, time, human_bytes(phase.disk_bytes)))
+    head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
     lines += ["", *table_lines(head, rows), ""]
 
     left = sum_phases("all", "", phases)
-    total = f"{left.runs - left.done} runs to train, {human_count(left.tokens_left)} tokens"
+    total = f"{left.runs_left} runs to train, {human_count(left.tokens_left)} tokens"
     if left.seconds_left is None:
         total += "; time unknown: nothing was measured here yet"
     else:
@@ -118,8 +105,9 @@ def plan_lines(
         fix = "lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
         lines.append(f"warning: that does not fit; {fix}")
     if study.looks > 1:
-        end = "It ends at the first look at which every primary is decided, and is cheaper then."
-        lines.append(end)
+        lines.append(
+            "It ends at the first look at which every primary is decided, and is cheaper then."
+        )
     return lines
 
 
@@ -204,36 +192,26 @@ def _numbers(values: Sequence[int]) -> str:
 
 def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
     """Return every setting tried with its losses, what was chosen, and what tuning was worth."""
-    tries: dict[tuple[str, str], list[Choice]] = {}
-    names = [arm.arm for arm in tuned]
-    for arm in sorted(tuned, key=lambda arm: names.index(arm.arm)):
-        changed = max(1, len(arm.settings))
+    tries: dict[str, dict[str, list[Choice]]] = {}
+    for arm in tuned:
         for choice in arm.tried:
-            setting = " ".join(choice.settings[-changed:])
-            tries.setdefault((arm.arm, setting), []).append(choice)
+            setting = " ".join(choice.settings[-len(arm.settings) :])
+            tries.setdefault(arm.arm, {}).setdefault(setting, []).append(choice)
     tried = []
-    for (name, setting), of_blocks in tries.items():
-        losses: list[float | None] = []
-        for choice in of_blocks:
-            losses += choice.losses
-        best = sum(choice.best for choice in of_blocks)
-        mark = "chosen" if best else ""
-        if best and len(of_blocks) > 1:
-            mark = f"chosen in {best} of {len(of_blocks)} blocks"
-        tried.append((name, setting, losses, mark))
-    head = (
-        "arm",
-        "setting",
-        "mean loss",
-        "by tuning seed",
-        "",
-    )
+    for name, settings in tries.items():
+        for setting, blocks in settings.items():
+            best = sum(choice.best for choice in blocks)
+            mark = "chosen" if best else ""
+            if best and len(blocks) > 1:
+                mark = f"chosen in {best} of {len(blocks)} blocks"
+            losses = [*itertools.chain(*(choice.losses for choice in blocks))]
+            tried.append((name, setting, losses, mark))
 
     columns = best_of_k(tuned)
     rows: list[Row] = []
-    for k in range(max(map(len, columns.values()))):
-        cells = (f"{losses[k]:.4f}" if k < len(losses) else "-" for losses in columns.values())
-        rows.append((str(k + 1), *cells))
+    for k, lowest in enumerate(itertools.zip_longest(*columns.values()), 1):
+        rows.append((str(k), *("-" if loss is None else f"{loss:.4f}" for loss in lowest)))
+    head = ("arm", "setting", "mean loss", "by tuning seed", "")
     return [
         "Tuning",
         *settings_table(head, tried, "diverged"),
@@ -306,17 +284,8 @@ def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
         numbers = (interval_text(verdict.estimate), p_text, str(len(verdict.seeds)))
         rows.append((_title(verdict.question), verdict.arm, *numbers, verdict.outcome))
     interval = f"difference [{100 * (1 - file.study.alpha):g} %]"
-    table = table_lines(
-        (
-            "measure",
-            "arm",
-            interval,
-            "p",
-            "seeds",
-            "verdict",
-        ),
-        rows,
-    )
+    head = ("measure", "arm", interval, "p", "seeds", "verdict")
+    table = table_lines(head, rows)
 
     words = []
     if any(not verdict.question.axis for verdict in verdicts):
@@ -346,12 +315,12 @@ def sentence(file: StudyFile, verdict: Verdict) -> str:
         by = f": {interval_text(verdict.estimate)}"
     if note:
         by += f" ({note})"
-    if verdict.outcome in ("better", "worse"):
-        return f"{arm}: {verdict.outcome} than {base} in {words}{by}."
-    if verdict.outcome == "noninferior":
-        return f"{arm}: not worse than {base} in {words} by {_margin(question)} or more{by}."
-    if verdict.outcome == "equivalent":
-        return f"{arm}: equivalent to {base} in {words}, within {_margin(question)}{by}."
+    if verdict.outcome != "undecided":
+        claim = {
+            "noninferior": f"not worse than {base} in {words} by {_margin(question)} or more",
+            "equivalent": f"equivalent to {base} in {words}, within {_margin(question)}",
+        }.get(verdict.outcome, f"{verdict.outcome} than {base} in {words}")
+        return f"{arm}: {claim}{by}."
     if verdict.opposite:
         test, word = "interval", "worse"
         if verdict.exact is not None:

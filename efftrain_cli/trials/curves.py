@@ -31,26 +31,30 @@ def _final_loss(run: RunNumbers | None) -> float | None:
 
 def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
     """Collect final losses over learning rates, one curve per label, for labels with two rates or more."""
-    by_label: dict[str, dict[float, dict[int, Trial]]] = {}
+    by_label: dict[str, dict[float, dict[int, RunNumbers | None]]] = {}
     for label, trial in trials:
-        by_label.setdefault(label, {}).setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = trial
-    curves = []
-    for label, by_rate in by_label.items():
-        # Where each block of a study has a grid of its own, those rates that all blocks tried.
-        seeds = sorted(set[int]().union(*by_rate.values()))
-        rates = sorted(rate for rate, of_rate in by_rate.items() if len(of_rate) == len(seeds))
-        if len(rates) < 2:
-            continue
-        runs = [[read(by_rate[rate][seed]) for seed in seeds] for rate in rates]
-        starts = []
-        for i in range(len(seeds)):
-            seen = [run.evaluated["val_loss"] for row in runs if (run := row[i]) is not None]
-            first = [float(losses[0]) for losses in seen if len(losses)]
-            starts.append(first[0] if first else float("inf"))
-        pending = sum(run is None or run.status not in ENDED for row in runs for run in row)
-        losses = tuple(tuple(map(_final_loss, row)) for row in runs)
-        curves.append(Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending))
-    return curves
+        by_rate = by_label.setdefault(label, {})
+        by_rate.setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = read(trial)
+    curves = [curve_of(label, by_rate) for label, by_rate in by_label.items()]
+    return [curve for curve in curves if len(curve.rates) > 1]
+
+
+def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]]) -> Curve:
+    """Collect final losses by learning rate and seed; None for a run that is not there yet.
+
+    A rate that lacks a seed is left out: a block of a study may have a grid of its own.
+    """
+    seeds = sorted(set[int]().union(*by_rate.values()))
+    rates = sorted(rate for rate, of_rate in by_rate.items() if len(of_rate) == len(seeds))
+    runs = [[by_rate[rate][seed] for seed in seeds] for rate in rates]
+    starts = []
+    for of_seed in zip(*runs, strict=True):
+        seen = [run.evaluated["val_loss"] for run in of_seed if run is not None]
+        first = [float(losses[0]) for losses in seen if len(losses)]
+        starts.append(first[0] if first else float("inf"))
+    pending = sum(run is None or run.status not in ENDED for row in runs for run in row)
+    losses = tuple(tuple(map(_final_loss, row)) for row in runs)
+    return Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending)
 
 
 def optimum(curve: Curve) -> float | None:
