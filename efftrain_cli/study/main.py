@@ -95,6 +95,8 @@ def print_status(file: StudyFile, as_json: bool) -> None:
         state = "new"
         if phase == "tuning" or trial.seed in chosen:
             state = state_of(trial)
+        if file.study.blocks:
+            phase += f", block {file.block_of[trial.seed]}"
         # The last step may take a run beyond its budget.
         share = min(1.0, tokens_so_far(trial.name) / recipe_of(trial).train.tokens)
         loss = last_loss(trial.name)

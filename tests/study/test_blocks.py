@@ -165,6 +165,7 @@ def test_a_stopped_study_of_blocks_goes_on(folder: Path) -> None:
         conduct(file, make_runner(file, launcher(file, {stopped: 75})))
     status = json.loads(invoke("study", "study.toml", "--status", "--format", "json").stdout)
     states = {row[3]: row[4] for row in status["runs"]}
+    assert status["runs"][-1][:2] == ["confirmation, block 4", "warm"]
     assert states[stopped] == "unfinished" and states[f"study-warm-seed{file.seeds[0]}"] == "new"
     again = read_study(file.path)
     assert again.blocks == file.blocks
