@@ -41,7 +41,7 @@ from efftrain_cli.study.phases import (
     tuning,
     widened,
 )
-from efftrain_cli.study.records import Plan, read_plan, study_folder
+from efftrain_cli.study.records import Plan, list_outcomes, read_plan, study_folder
 from efftrain_cli.study.registration import check_registered, draw_seeds, register
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.trials.array import ArrayWriter
@@ -276,12 +276,9 @@ EXPLORATORY = (
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """Return a comparison of a study's runs that says in every format that it is not part of the verdict, and what that
     is."""
-    words = [
-        f"{each['arm']} {each['outcome']} in {each['measure']}" for each in verdict["verdicts"]
-    ]
     label = (
         "exploratory: what is compared here was not fixed beforehand. The verdicts of study "
-        f"{verdict['study']}: {'; '.join(words) or 'none yet'}"
+        f"{verdict['study']}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
     )
     return replace(comparison, labels=(Why("warning", label), *comparison.labels), exploratory=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -356,14 +356,7 @@ def phases_of(file: StudyFile) -> list[Phase]:
 
 
 def sum_phases(phase: str, arm: str, parts: Sequence[Phase]) -> Phase:
-    """Return what phases need together, as one of this name."""
-    seconds = [each.seconds_left for each in parts if each.seconds_left is not None]
-    return Phase(
-        phase,
-        arm,
-        runs=sum(each.runs for each in parts),
-        done=sum(each.done for each in parts),
-        tokens_left=sum(each.tokens_left for each in parts),
-        seconds_left=sum(seconds) if len(seconds) == len(parts) else None,
-        disk_bytes=sum(each.disk_bytes for each in parts),
-    )
+    """Return what phases need together, as one of this name; unknown seconds make the sum unknown."""
+    _, _, *columns = zip(*map(astuple, parts), strict=True)
+    sums: list[Any] = [None if None in values else sum(values) for values in columns]
+    return Phase(phase, arm, *sums)

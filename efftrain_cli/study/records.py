@@ -10,6 +10,7 @@ runs/<study>-study/
 from __future__ import annotations
 
 import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -105,3 +106,8 @@ def read_looks(folder: Path) -> list[dict[str, str]]:
         if not row.keys() >= set(LOOKS.split()) or not row["look"].isdecimal():
             raise damaged(path, "it is not a table of looks", restore)
     return rows
+
+
+def list_outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write the verdicts of looks.csv, or those of the same keys in JSON, in words."""
+    return "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in rows)

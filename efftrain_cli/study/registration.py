@@ -26,7 +26,14 @@ from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.run.directory import removed_recipes, run_names, run_path, runs_root
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
-from efftrain_cli.study.records import Change, Plan, read_looks, read_plan, study_folder
+from efftrain_cli.study.records import (
+    Change,
+    Plan,
+    list_outcomes,
+    read_looks,
+    read_plan,
+    study_folder,
+)
 from efftrain_cli.trials.trial import parse_seeds
 
 
@@ -314,5 +321,4 @@ def _last_look(folder: Path) -> str:
         return f"its verdicts are unknown: {str(error).splitlines()[0]}"
     if not rows:
         return "no look yet"
-    last = [row for row in rows if row["look"] == rows[-1]["look"]]
-    return "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in last)
+    return list_outcomes([row for row in rows if row["look"] == rows[-1]["look"]])

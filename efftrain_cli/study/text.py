@@ -278,9 +278,8 @@ def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
     """Return a row per verdict, and what its numbers are."""
     rows: list[Row] = []
     for verdict in verdicts:
-        p_text = "<.0001"
-        if verdict.p_holm is None or verdict.p_holm >= 1e-4:
-            p_text = f"{verdict.p_holm or 1:.4f}"
+        p = 1.0 if verdict.p_holm is None else verdict.p_holm
+        p_text = f"{p:.4f}" if p >= 1e-4 else "<.0001"
         numbers = (interval_text(verdict.estimate), p_text, str(len(verdict.seeds)))
         rows.append((_title(verdict.question), verdict.arm, *numbers, verdict.outcome))
     interval = f"difference [{100 * (1 - file.study.alpha):g} %]"

@@ -22,6 +22,7 @@ from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
+from efftrain_cli.study.main import learning_rates
 from efftrain_cli.study.phases import all_trials, choices, phases_of, sum_phases
 from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
@@ -363,6 +364,10 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
     register(file, allow=False)
     judgement, registration = judged(file, False)
     assert judgement.look == 0 and len(judgement.pending) == 6 and not registration.exploratory
+    (line,) = verdict_lines(file, judgement, registration)
+    assert line.endswith("6 runs are still to end, such as plain seed 10.")
+    (line,) = verdict_lines(file, replace(judgement, pending=("warm seed 12",)), registration)
+    assert line.endswith("1 runs are still to end, such as warm seed 12.")
 
 
 # --- what it costs, and the rehearsal --------------------------------------------------------------------------------
@@ -508,3 +513,8 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -
         file, phases_of(file), 1, 10**12
     )
     assert found.verdicts[0].why is not None and found.verdicts[0].why.kind == "not_judged"
+    curves = learning_rates(file, found)
+    assert [(curve.label, curve.rates, curve.seeds) for curve in curves] == [
+        ("plain", (1e-3, 4e-3), (10, 11, 12)),
+        ("warm", (1e-3, 4e-3), (10, 11, 12)),
+    ]
