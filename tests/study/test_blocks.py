@@ -238,7 +238,7 @@ def test_the_verdict_is_over_one_difference_a_block(folder: Path) -> None:
         ("blocks = 4", "blocks = 4\nlooks = 3", "looks", "at least 5 seeds"),
         ("blocks = 4", 'blocks = 4\nseeds = "1..4"', "seeds", "no meaning beside blocks"),
         ("blocks = 4", "blocks = 4\nn_seeds = 4", "n_seeds", "no meaning beside blocks"),
-        ("grow = 0", 'seeds = "1..4"', "tuning.seeds", "give n_seeds"),
+        ("grow = 0", 'seeds = "1..4"', "tuning.seeds", "n_seeds is for each"),
         ('[tuning]\ngrow = 0\ngrid = { "optim.lr" = [1e-3, 2e-3] }', "", "blocks", "[tuning]"),
     ],
 )
