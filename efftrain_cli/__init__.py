@@ -75,6 +75,7 @@ def comparison(
     """
     from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.frames import frame_of
+    from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs
 
     read, left_out = read_valid_runs(select_runs(names or ["*"]))
@@ -87,5 +88,6 @@ def comparison(
         allow=allow,
         equal=equal,
         left_out=left_out,
+        calibrations=read_calibrations(),
     )
     return frame_of(found)

@@ -69,7 +69,6 @@ from efftrain_cli.training.session import (
 )
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
-from efftrain_cli.training.stopwatch import calibrated_gflops
 from efftrain_cli.training.strategy import check_ranks, is_sharded
 from efftrain_cli.training.worker import run_worker, share_state, start_workers
 
@@ -111,10 +110,7 @@ def start(
         checkpoints.check_disk(run_path(name), state, recipe)
         origin = origin_of(session, recipe_name)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
-            run.event(
-                "start",
-                {**environment_of(session), "calibrated_gflops": calibrated_gflops(session.device)},
-            )
+            run.event("start", environment_of(session))
             return _train(run, state, session, plan, steps, with_probe, rewinding)
 
 
@@ -195,7 +191,6 @@ def _begin_segment(run: Run, state: TrainState, session: Session, checkpoint: Pa
             "segment": segment,
             "checkpoint": checkpoint.name if checkpoint else None,
             **environment_now(run, session),
-            "calibrated_gflops": calibrated_gflops(session.device),
         },
     )
 
@@ -349,8 +344,8 @@ def _train(
         run.event("end", {"status": status, "step": state.progress.step})
         raise refused or error from None
     finished = state.progress.tokens >= recipe.train.tokens
-    fields = {"status": "finished" if finished else "paused", "step": state.progress.step}
-    run.event("end", {**fields, "calibrated_gflops": calibrated_gflops(session.device)})
+    status = "finished" if finished else "paused"
+    run.event("end", {"status": status, "step": state.progress.step})
     show_summary(console, run, state, val_loss, finished)
     return run.path
 

@@ -153,6 +153,7 @@ def compare(
         raise UsageError(
             "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the runs"
         )
+    from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs
 
     paths = select_runs(runs)
@@ -169,6 +170,7 @@ def compare(
         costs=Costs(price_per_hour, power_watts),
         left_out=left_out,
         sisters=count_sisters(paths) if study is None else None,
+        calibrations=read_calibrations(),
     )
     if plan or difference:
         show_plan(comparison, difference or [])

@@ -102,11 +102,20 @@ def sweep(
     print_folded("\n".join(lines), stream=for_people)
     from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.show import show_comparison
+    from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.directory import runs_root
+    from efftrain_cli.trials.calibrating import calibrate_once
 
     names = [run for choice in choose(trials) if choice.best for run in choice.names]
     runs, left_out = read_valid_runs([runs_root() / run for run in names])
+    if baseline is not None or len({run.recipe_name for run in runs}) > 1:
+        calibrate_once(runs, device)
     comparison = compare(
-        runs, baseline=baseline, target_loss=target_loss, allow=allow, left_out=left_out
+        runs,
+        baseline=baseline,
+        target_loss=target_loss,
+        allow=allow,
+        left_out=left_out,
+        calibrations=read_calibrations(),
     )
     show_comparison(comparison, format_, output, plot=plot)

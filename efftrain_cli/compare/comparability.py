@@ -16,8 +16,6 @@ from efftrain_cli.foundation.why import Why
 INCOMPARABLE = Why("not_judged", "not judged: these losses are not comparable")
 STEADY = 1.2
 """Throughputs of one recipe on one device differ by less than this factor where nothing else used the machine."""
-SAME_SPEED = 1.15
-"""Seconds are judged only where the calibration kernel ran at rates within this factor before and after every run."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that a method has no business to change: where they differ, the difference may not be the method's."""
 
@@ -114,32 +112,24 @@ def _differ(a: float, b: float) -> bool:
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
-    """Return why the training seconds of these runs must not be judged; "" if they may."""
+    """Return why one calibration cannot hold for all of these runs; "" if it can."""
     for title, (key, usual) in _CONDITIONS.items():
         if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
             return f"different {title}"
+    if any(run.origin.get("world_size", 1) != 1 for run in runs):
+        return "steps are timed on one device, and these runs had several"
     # The origin is that of the first start alone; the marks say where a later one differed.
     for run in runs:
         for mark in run.marks:
             if mark.kind == "moved":
                 return f"{run.name} {mark.text}"
-    if any(len(run.speeds) < 2 for run in runs):
-        return "the machine's speed was not measured before and after every run"
-    rates = [rate for run in runs for rate in run.speeds]
-    factor = max(rates) / min(rates)
-    return (
-        f"the machine's speed varied {factor:.2f}x, more than {SAME_SPEED:g}x"
-        if factor > SAME_SPEED
-        else ""
-    )
+        if run.grown_at >= 0:
+            return f"{run.name} was grown from another run, whose steps cannot be timed again"
+    return why_flops_not_judged(runs)
 
 
-def why_cost_not_judged(axis: str, runs: Sequence[RunNumbers]) -> str:
-    """Return why "tokens", "flops" or "seconds" of these runs must not be judged, "" if they may."""
-    if axis == "seconds":
-        return why_seconds_differ(runs)
-    if axis != "flops":
-        return ""
+def why_flops_not_judged(runs: Sequence[RunNumbers]) -> str:
+    """Return why the FLOPs of these runs must not be judged; "" if they may."""
     lacking = [run.name for run in runs if run.flops_lack_optimizer]
     if lacking:
         return f"{_names(lacking)}: begun before the FLOPs of Muon's Newton-Schulz iterations were counted"

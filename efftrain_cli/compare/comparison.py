@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from efftrain_cli.compare.calibrated import calibrate, describe_seconds
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.engine import Verdict, correct, verdict
 from efftrain_cli.compare.groups import (
@@ -40,6 +41,7 @@ from efftrain_cli.compare.zero_shot import score_questions
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.recipe import methods_among
+from efftrain_cli.run.calibrations import NO_CALIBRATIONS, Calibrations
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,7 @@ def compare(
     costs: Costs | None = None,
     left_out: Sequence[str] = (),
     sisters: Mapping[str, int] | None = None,
+    calibrations: Calibrations = NO_CALIBRATIONS,
 ) -> Comparison:
     """Compare runs, grouped by recipe, with a baseline.
 
@@ -137,6 +140,7 @@ def compare(
         equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only these agree.
         sisters: runs of the same recipes that were not asked for, by recipe.
         left_out: why runs that were named are not among `runs`, as warnings.
+        calibrations: those that seconds may be read by.
 
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
@@ -157,11 +161,13 @@ def compare(
     groups, trials = _choose_groups(every, named, every_setting)
     labels = [
         *(Why("warning", f"a run is left out: {reason}") for reason in left_out),
+        *(Why("warning", f"a calibration is left out: {fault}") for fault in calibrations.faults),
         *_copy_notes(runs, every),
         *check(groups, allow),
     ]
     base = named or _default_baseline(groups)
     groups = [base, *(group for group in groups if group is not base)]
+    groups = calibrate(groups, calibrations.valid)
 
     runs = runs_of(groups)
     points = equal_points(runs)
@@ -193,7 +199,7 @@ def compare(
     labels += [*grid_notes, *_trial_notes(every, groups, trials)]
     caveat = ""
     if len(groups) > 1:
-        labels += _pending_notes(groups)
+        labels += [*_pending_notes(groups), *_seconds_notes(groups)]
         caveat = _caveat(target_loss, margin, equal, sisters or {})
     return Comparison(
         groups=tuple(groups),
@@ -385,6 +391,11 @@ def _pending(groups: Iterable[Group]) -> str:
     if len(names) > 4:
         listed += f" and {len(names) - 4} more"
     return listed
+
+
+def _seconds_notes(groups: Sequence[Group]) -> list[Why]:
+    texts = [describe_seconds(groups[0], group) for group in groups[1:]]
+    return [Why("note", text) for text in texts if text]
 
 
 def _pending_notes(groups: Sequence[Group]) -> list[Why]:

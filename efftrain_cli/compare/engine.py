@@ -17,7 +17,12 @@ import numpy as np
 from scipy import special
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.comparability import describe_differences, why_cost_not_judged
+from efftrain_cli.compare.calibrated import (
+    calibration_sd,
+    describe_seconds,
+    why_seconds_not_judged,
+)
+from efftrain_cli.compare.comparability import describe_differences, why_flops_not_judged
 from efftrain_cli.compare.failures import FEWEST_FINISHED, failed_seeds, shares_text, stuck_loss
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
@@ -51,8 +56,6 @@ from efftrain_cli.foundation.why import Why
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
 CROSSING = 0.25
 """Share of its interval by which a cost to match may change with denser evaluations."""
-CLOCK_SD = math.log1p(SAME_SCHEDULE) / math.sqrt(3)
-"""Standard deviation of the logarithm of two machines' speeds, which may differ by any share up to SAME_SCHEDULE."""
 LARGEST_EFFECT = 20.0
 """Logarithm of a ratio of costs from which it is called infinite."""
 NOTHING = Why("nothing", "none")
@@ -126,6 +129,8 @@ class Verdict:
     """What else than its name and its losses sets the recipe apart; of final losses."""
     caveat: str = ""
     """What --allow had judged in spite of it."""
+    shared_sd: float = 0.0
+    """Standard deviation of an error in the estimate that all seeds share: the calibration's."""
 
     @property
     def min_detectable_range(self) -> tuple[float, float] | None:
@@ -189,7 +194,12 @@ def verdict(
     found = _test(found, (baseline, method), sides, looks)
     found = replace(found, note="; ".join(filter(None, (budgets, found.note))))
     why = why or found.why
-    return _unjudged(found, why, looks) if why else found
+    if why:
+        return _unjudged(found, why, looks)
+    if question.axis == "seconds":
+        note = "; ".join(filter(None, (found.note, describe_seconds(baseline, method))))
+        found = replace(found, note=note)
+    return found
 
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
@@ -290,7 +300,7 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
         levels=nominal_levels(looks.alpha / comparisons, looks.plan, sides)[looks.taken :],
         direction=direction,
         margin=_margin_size(each.question, estimate),
-        shared=CLOCK_SD if each.question.axis == "seconds" else 0.0,
+        shared=each.shared_sd,
     )
 
 
@@ -312,9 +322,7 @@ def _why_pending(baseline: Group, method: Group) -> Why | None:
 
 def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why | None:
     runs = [*baseline.runs, *method.runs]
-    reason = why_cost_not_judged(question.axis, runs)
-    if not reason and question.axis == "seconds":
-        reason = _why_other_speed(baseline, method)
+    reason = _why_cost_not_judged(question.axis, baseline, method)
     if not reason and question.tested in ("ratio", "match"):
         reason = other_shapes(runs) or other_budgets(runs)
     if not reason and question.tested in ("difference", "match"):
@@ -322,16 +330,13 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
     return Why("not_judged", f"not judged: {reason}") if reason else None
 
 
-def _why_other_speed(baseline: Group, method: Group) -> str:
-    """Return why training seconds of two recipes differ by their machines; "" within SAME_SCHEDULE."""
-    speeds = []
-    for group in (baseline, method):
-        rates = [rate for run in group.runs for rate in run.speeds]
-        speeds.append(sum(rates) / len(rates))
-    ratio = speeds[1] / speeds[0]
-    if is_same_budget(ratio):
-        return ""
-    return f"the machine ran {ratio:.2f}x as fast for {method.label} as for {baseline.label}"
+def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
+    """Return why "tokens", "flops" or "seconds" of two recipes must not be judged, "" if they may."""
+    if axis == "seconds":
+        return why_seconds_not_judged(baseline, method)
+    if axis == "flops":
+        return why_flops_not_judged([*baseline.runs, *method.runs])
+    return ""
 
 
 def _check_budgets(
@@ -350,9 +355,7 @@ def _check_budgets(
         if spent and is_same_budget(budget_ratio(baseline, method, "flops")):
             cost = "flops"
     ratio, words = budget_ratio(baseline, method, cost), AXIS_WORDS[cost]
-    reason = why_cost_not_judged(cost, [*baseline.runs, *method.runs])
-    if not reason and cost == "seconds":
-        reason = _why_other_speed(baseline, method)
+    reason = _why_cost_not_judged(cost, baseline, method)
     if not reason and math.isnan(ratio):
         reason = f"the {words} of a run are unknown"
     if not reason and not is_same_budget(ratio):
@@ -566,13 +569,15 @@ def _by_t(
             for group, lost in zip(groups, failed, strict=True)
         )
     estimates = []
+    if question.axis == "seconds" and question.tested in ("match", "ratio"):
+        found = replace(found, shared_sd=calibration_sd(*groups))
     for seeds, level in zip(looks.plan[: looks.taken], looks.levels, strict=False):
         first = []
         for group, side, lost in zip(groups, (before, after), failed, strict=True):
             first.append({seed: side[seed] for seed in group.seeds[:seeds] if seed not in lost})
         estimate = _estimate(question, first[0], first[1], level, groups)
-        if question.axis == "seconds" and estimate.log:
-            estimate = inference.widen(estimate, CLOCK_SD, level)
+        if found.shared_sd:
+            estimate = inference.widen(estimate, found.shared_sd, level)
         estimates.append(estimate)
     return answer_by_t(found, estimates, looks)
 

@@ -178,7 +178,6 @@ def _group_values(comparison: Comparison, group: Group) -> dict[str, Any]:
             "marks": [mark.text for mark in run.marks],
             "steps": run.step,
             "seconds": run.all_seconds,
-            "speeds_gflops": list(run.speeds),
         }
         runs.append(values)
     return {

@@ -24,11 +24,28 @@ SETTINGS_SHOWN = 3
 
 
 @dataclass(frozen=True)
+class Timing:
+    """What a calibration says of a group."""
+
+    command: str
+    """Command that would calibrate all groups compared."""
+    blocks: tuple[float, ...] = ()
+    """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty without one."""
+
+
+@dataclass(frozen=True)
 class Group:
     """Runs of one recipe, one per seed, ordered by seed."""
 
     label: str
     runs: tuple[RunNumbers, ...]
+    timing: Timing | None = None
+    """What a calibration says of its runs' seconds; None if none was looked for."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the seconds of its runs are calibrated."""
+        return self.timing is not None and bool(self.timing.blocks)
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -17,7 +17,8 @@ from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.optim.facts import OPTIMIZERS
-from efftrain_cli.recipe.recipe import with_defaults
+from efftrain_cli.recipe.check import methods_in
+from efftrain_cli.recipe.recipe import Recipe, with_defaults
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import Metrics, read_metrics
@@ -30,6 +31,9 @@ READ = tuple(
     column.name for column in COLUMNS if column.compared or (column.title and not column.by)
 )
 """Columns whose names do not depend on the recipe."""
+_MEASURED = tuple(method.measured for method in methods_in(Recipe).values() if method.measured)
+STEP_COLUMNS = ("stage", "flops", *_MEASURED)
+"""Columns that decide how long a step takes."""
 SITE = "std_kl_"
 """Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
 POINTS = 200
@@ -90,8 +94,6 @@ class RunNumbers:
     mfu: float | None
     other_seconds: dict[str, float]
     """Seconds of evaluation, checkpoints and compilation, by column; without those that were not logged."""
-    speeds: tuple[float, ...]
-    """Rate of the calibration kernel before and after training, GFLOP/s, over all starts; empty where not recorded."""
     cpu_seconds: float | None
     """Processor seconds of training; None where not recorded."""
     wall_seconds: float | None
@@ -104,6 +106,9 @@ class RunNumbers:
     """Tokens after the first step at the largest learning rate."""
     flops_lack_optimizer: bool = False
     """Whether rows of a run with Muon were written before its Newton-Schulz iterations were counted."""
+    step_counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Steps counted by what decides their time: `until` (step of the first evaluation from there on, rising), `kind`,
+    `flops` of one step, `steps`."""
 
     @property
     def failed(self) -> bool:
@@ -164,7 +169,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    names = (*READ, *_columns_by_part(run.recipe))
+    names = (*READ, *STEP_COLUMNS, *_columns_by_part(run.recipe))
     rows = read_metrics(path, names)
     status = status_of(run, rows)
     frame = pd.DataFrame(rows.columns)
@@ -185,7 +190,6 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     timed_seconds = timed.seconds.sum()
     # Each segment has its own clock, which starts at 0.
     clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
-    rates = _numbers(_events(run, "start", "resume", "end"), "calibrated_gflops")
 
     peak_lr = frame.lr.max() if frame.lr.notna().any() else 0.0
     at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
@@ -213,10 +217,10 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         mfu=float((timed.mfu * timed.seconds).sum() / timed_seconds) if timed_seconds > 0 else None,
         cpu_seconds=spent.pop("cpu_seconds", None),
         other_seconds=spent,
-        speeds=tuple(rate for rate in rates if rate > 0),
         wall_seconds=sum(clocks) + last_save if len(clocks) else None,
         series=_series(rows.columns | {"tokens": frame.tokens.to_numpy()}),
         zero_shot=_zero_shot(path, frame) if zero_shot else (),
+        step_counts=_step_counts(frame),
     )
 
 
@@ -341,6 +345,23 @@ def _evaluated(frame: pd.DataFrame) -> dict[str, np.ndarray]:
     # Step 0 has trained on nothing; a row that leaves its counts out says 0.
     names = {"step": "step", "val_loss": "val_loss", "schedule_tokens": "schedule_tokens"} | AXES
     return {name: np.nan_to_num(rows[column]) for name, column in names.items()}
+
+
+def kinds_of_steps(frame: pd.DataFrame) -> pd.Series:
+    """Number the kinds of steps whose times do not compare by FLOPs: twice the stage, and 1 more if a method measured.
+
+    Args:
+        frame: rows with STEP_COLUMNS.
+    """
+    measured = frame[list(_MEASURED)].notna().any(axis=1)
+    return (2 * frame.stage.fillna(0) + measured).astype(int)
+
+
+def _step_counts(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+    until = frame.step.where(frame.val_loss.notna()).bfill()
+    keys = {"until": until, "kind": kinds_of_steps(frame), "flops": frame.flops}
+    counts = pd.DataFrame(keys).groupby(list(keys)).size().rename("steps").reset_index()
+    return {name: counts[name].to_numpy() for name in counts}
 
 
 def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:

@@ -101,8 +101,6 @@ def _receipt(run: RunNumbers) -> dict[str, str]:
     for name, seconds in run.all_seconds.items():
         if seconds:
             values[name.replace("_", " ")] = f"{seconds:.3f}"
-    rates = ", ".join(f"{rate:g}" for rate in run.speeds)
-    values["machine's speed before and after, GFLOP/s"] = rates
     values["marks"] = "; ".join(mark.text for mark in run.marks)
     lines = [f"{key}: {value}" for key, value in values.items() if value not in (None, "")]
     return {"title": f"{run.name}: {run.status}", "text": "\n".join(lines)}

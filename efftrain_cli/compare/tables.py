@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.engine import CLOCK_SD, count_members
+from efftrain_cli.compare.engine import count_members
 from efftrain_cli.compare.formats import format_estimate, format_number, format_p, format_value
 from efftrain_cli.compare.frames import Row, rows_by_question
 from efftrain_cli.compare.inference import ALPHA
@@ -295,13 +295,10 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         low, high = sd_interval(estimate.sd, estimate.n)
         sd = assured_sd(estimate.sd, estimate.df or estimate.n - 1)
         alpha = _strictest_level(comparison, question.is_primary)
-        shared = 0.0
-        if question.axis == "seconds" and estimate.log:
-            shared = CLOCK_SD
         needed = []
         for size in differences:
             effect = math.log1p(size) if estimate.log else size
-            n = seeds_needed(effect, sd, estimate.paired, alpha, shared)
+            n = seeds_needed(effect, sd, estimate.paired, alpha, verdict.shared_sd)
             needed.append(str(n or f">{MOST_SEEDS}"))
         spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"
         kind = "pairs" if estimate.paired else "unpaired"

@@ -14,6 +14,7 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState, ended_groups, judge
 from efftrain_cli.study.phases import (
@@ -29,6 +30,7 @@ from efftrain_cli.study.phases import (
 from efftrain_cli.study.records import LOOKS, read_looks, read_plan, study_folder
 from efftrain_cli.study.text import verdict_json
 from efftrain_cli.trials.array import ArrayWriter
+from efftrain_cli.trials.calibrating import calibrate_once
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import ENDED, read_trial, state_of
 
@@ -38,12 +40,14 @@ def conduct(
     runner: TrialRunner | ArrayWriter,
     tell: Callable[[StudyState], None] = lambda judgement: None,
     allow: bool = False,
+    timed_on: str | None = None,
 ) -> StudyState:
     """Train what the study still needs, and judge it at every look; or write the job array of its next phase.
 
     Args:
         tell: is given the judgement of every look that is taken.
         allow: go on, labelled and without a verdict, where the runs are not comparable.
+        timed_on: device on which steps are timed if a verdict is about seconds; None: nowhere.
 
     Raises:
         EfftrainError: as `TrialRunner.train` and `judge_runs`.
@@ -56,6 +60,9 @@ def conduct(
             tuned = choices(file)
             title = f"look {judgement.look + 1} of {len(file.looks)}, {len(seeds)} seeds"
             ended = _train(file, runner, judged_trials(file, tuned, seeds), title)
+            if timed_on is not None and file.study.is_about_seconds:
+                arms = read_runs(file, tuned)[None]
+                calibrate_once([run for side in arms.values() for run in side.values()], timed_on)
             judgement = judge_runs(file, allow, tuned)
         if not ended:
             return judgement
@@ -136,12 +143,14 @@ def judge_runs(
     groups = ended_groups(file, kinds, file.seeds)
     labels = check(groups, allow)
     allowed = [label for label in labels if label.kind == "allowed"]
+    calibrations = read_calibrations()
     rated = {rate: runs for rate, runs in runs_by_rate.items() if rate is not None}
     state = judge(
         file,
         runs_by_rate[None],
         INCOMPARABLE if allowed else None,
         rated,
+        calibrations.valid,
     )
     if state.look:
         # Other labels are about what was judged; but no run of the study may be incomparable.
@@ -149,6 +158,9 @@ def judge_runs(
         of_judged = check(ended_groups(file, kinds, seeds), allow=True)
         labels = [*allowed, *(label for label in of_judged if label.kind != "allowed")]
     caveats = [*_without_registration(file, groups), *_tuning_caveat(file)]
+    if file.study.is_about_seconds:
+        for fault in calibrations.faults:
+            caveats.append(Why("warning", f"a calibration is left out: {fault}"))
     return replace(state, labels=(*labels, *caveats, *state.labels), tuned=tuple(tuned))
 
 

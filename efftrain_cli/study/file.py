@@ -166,6 +166,12 @@ class Study:
     set: tuple[Text, ...] = ()
     """Changes of every arm's recipe, before the arm's own."""
 
+    @property
+    def is_about_seconds(self) -> bool:
+        """Whether a verdict depends on training seconds."""
+        axes = [primary.question.axis for primary in self.primary]
+        return "seconds" in (self.equal, *axes)
+
 
 Edge = tuple[str, Literal["low", "high"]]
 """A recipe key, and a side of its grid."""

@@ -10,12 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from efftrain_cli.compare.calibrated import calibrate
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.run.calibrations import Calibration
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import Tuned
 from efftrain_cli.trials.curves import curve_of
@@ -59,6 +61,7 @@ def judge(
     runs: Mapping[str, Runs],
     withheld: Why | None = None,
     rated: Mapping[float, Mapping[str, Runs]] | None = None,
+    calibrations: Sequence[Calibration] = (),
 ) -> StudyState:
     """Judge a study.
 
@@ -66,6 +69,7 @@ def judge(
         runs: arm -> seed -> run, of those runs that exist.
         withheld: why nothing may be judged at all; None where it may.
         rated: learning rate -> the same of the runs that a primary over learning rates is judged by.
+        calibrations: newest first.
     """
     runs, notes = _evaluated_alike(runs)
     rated = rated or {}
@@ -91,6 +95,7 @@ def judge(
             rated,
             replace(looks, taken=number),
             withheld,
+            calibrations,
         )
         state = replace(state, look=number, verdicts=tuple(verdicts))
         if state.decided:
@@ -135,6 +140,7 @@ def _judge_look(
     rated: Mapping[float, Mapping[str, Runs]],
     looks: Looks,
     withheld: Why | None,
+    calibrations: Sequence[Calibration],
 ) -> list[Verdict]:
     """Judge every primary of every arm, and correct them as one family."""
     base, verdicts = file.study.baseline, []
@@ -151,6 +157,8 @@ def _judge_look(
                 groups, why, note = _around_best(names, seeds, rated)
             else:
                 groups = [_group(name, [runs], seeds) for name in names]
+            if file.study.is_about_seconds:
+                groups = calibrate(groups, calibrations)
             judged = verdict(
                 question,
                 groups[0],

@@ -159,7 +159,7 @@ def run_study(
         devices=devices,
         study=registration.sha256,
     )
-    judgement = conduct(file, runner, tell, allow)
+    judgement = conduct(file, runner, tell, allow, timed_on=None if array else device)
     file = widened(file)
     if array and judgement.complete:
         say("no run of the study is left")

@@ -220,7 +220,7 @@ def environment_of(session: Session) -> dict[str, object]:
     """Return the facts that may change the last bits of a result although recipe and data are the same."""
     return {
         "device": str(session.device),
-        "device_name": _device_name(session.device),
+        "device_name": device_name(session.device),
         "efftrain": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
@@ -280,7 +280,7 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
         **software_origin(recipe_name),
         "git_commit": commit,
         "project": project_commit(Path.cwd()),
-        "device": _device_name(session.device),
+        "device": device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
         # Number of runs that a sweep trains side by side on this machine: they slow each other down.
@@ -336,7 +336,7 @@ def _git(folder: Path, *arguments: str, inert: Collection[str] = ()) -> str | No
     return result.stdout.strip()
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """Return the device's model, as its maker calls it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)

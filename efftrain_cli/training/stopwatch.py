@@ -1,10 +1,9 @@
-"""Seconds on a device's time line, the time of ranks for each other, and the speed of the machine."""
+"""Seconds on a device's time line, and the time of ranks for each other."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from statistics import median
 
 import torch
 
@@ -66,29 +65,3 @@ class CommStats:
     def comm_seconds(self) -> float | None:
         """Return the seconds of `sums`, if there are any; wait for the device."""
         return sum(watch.seconds() for watch in self.sums) if self.sums else None
-
-
-_SIZE = {"cpu": 256, "cuda": 2048}
-_REPEATS = 5
-
-
-def calibrated_gflops(device: torch.device) -> float:
-    """Measure the rate of square fp32 matrix products, 10^9 FLOPs per second: the median of five stretches of 10 ms.
-
-    It has nothing to do with the recipe. It is recorded before and after training, so that seconds of runs are judged
-    only if the machine was equally fast. It draws nothing from a random generator.
-    """
-    n = _SIZE.get(device.type, _SIZE["cpu"])
-    a = torch.linspace(-1.0, 1.0, n * n, device=device).view(n, n)
-    out = torch.empty_like(a)
-    products = 10
-    rates = []
-    for stretch in range(_REPEATS + 1):
-        wait_for(device)
-        start = time.perf_counter()
-        for _ in range(products):
-            torch.matmul(a, a, out=out)
-        wait_for(device)
-        if stretch:  # the first one warms up
-            rates.append(products * 2 * n**3 / (time.perf_counter() - start) / 1e9)
-    return round(median(rates), 3)

@@ -8,6 +8,8 @@ import pytest
 
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.run.calibrations import read_calibrations
+from tests.compare.calibrations import calibrated
 from tests.compare.known_runs import PLD, SLW, curve, of, pair, values
 from tests.fake_runs import rows_of, write_run
 
@@ -86,19 +88,16 @@ def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
 
 
 def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None:
-    """Twice as fast a machine: at equal seconds the baseline is at half its decay. Tokens are judged, seconds are
-    not."""
-    speed = [
-        {"event": "start", "calibrated_gflops": 10.0},
-        {"event": "end", "status": "finished", "calibrated_gflops": 10.0},
-    ]
+    """Steps of half the time: at equal seconds the baseline is at half its decay. Seconds to match are judged, the
+    loss at equal seconds is not."""
     for seed in range(3):
-        write_run(root, "small", seed, events=speed)
+        write_run(root, "small", seed)
         fast = [
             row | {"train_seconds": row["train_seconds"] / 2} for row in rows_of(100, seed, 1.3)
         ]
-        write_run(root, "small-slw", seed, rows=fast, more=SLW, events=speed)
-    comparison = of("small", "small-slw")
+        write_run(root, "small-slw", seed, rows=fast, more=SLW)
+    calibrated(root, {"small": [0.05] * 3, "small-slw": [0.025, 0.02501, 0.025]})
+    comparison = of("small", "small-slw", calibrations=read_calibrations())
     at = comparison.verdict("loss_at_seconds", "small-slw")
     assert (
         at.text == "not judged: small is at 50 % of its decay, small-slw at 100 %"
@@ -116,50 +115,6 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
     assert of("small", "short").verdict("final_loss", "short").text == (
         "not judged: small is at 100 % of its decay, short at 51 %"
     )
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({}, ""),
-        ({"origin": {"device": "GPU"}}, "different device"),
-        ({"origin": {"threads": 1}}, "different number of threads"),
-        ({"origin": {"dtype": "bf16"}}, "different compute type"),
-        ({"origin": {"torch": "2.12"}}, "different torch version"),
-        ({"origin": {"jobs": 2}}, "different number of runs side by side"),
-        ({"events": [{"event": "start"}]}, "was not measured before and after"),
-        ({"resume": {"threads": 4}}, "small-slw-seed0 ran with threads 2 and 4"),
-        ({"resume": {"torch": "2.14"}}, "small-slw-seed0 ran with PyTorch 2.13.0+cpu and 2.14"),
-        ({"speed": 10.3}, ""),
-        # On average 10.7 against 10.
-        ({"speed": 11.4}, "the machine ran 1.07x as fast for small-slw as for small"),
-        ({"speed": 11.6}, "varied 1.16x, more than 1.15x"),
-    ],
-)
-def test_seconds_are_judged_only_on_one_machine_at_one_speed(
-    root: Path, change: dict[str, object], word: str
-) -> None:
-    def events(rate: object) -> list[dict[str, object]]:
-        return [
-            {"event": "start", "calibrated_gflops": 10.0},
-            {"event": "end", "status": "finished", "calibrated_gflops": rate},
-        ]
-
-    rate = change.pop("speed", 10.0)
-    if "resume" in change:
-        resume = {"event": "resume", "calibrated_gflops": 10.0} | change.pop("resume")
-        change["events"] = [events(rate)[0], resume, events(rate)[1]]
-    for seed in range(3):
-        write_run(root, "small", seed, events=events(10.0))
-        write_run(
-            root, "small-slw", seed, speed=1.3, more=SLW, **{"events": events(rate), **change}
-        )
-    comparison = of("small", "small-slw")
-    verdict = comparison.verdict("seconds_to_match", "small-slw").text
-    assert (
-        verdict == "better" if not word else verdict.startswith("not judged: ") and word in verdict
-    )
-    assert comparison.verdict("tokens_to_match", "small-slw").text == "better"
 
 
 def test_each_recipe_stands_at_its_own_best(root: Path) -> None:

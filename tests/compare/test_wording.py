@@ -65,13 +65,12 @@ def settings(root: Path) -> Comparison:
 
 
 def moved(root: Path) -> Comparison:
-    """Seconds are withheld for the marks alone: device, threads and speed are equal in the origins."""
-    speed = {"calibrated_gflops": 10.0}
+    """Seconds are withheld for the marks alone: device and threads are equal in the origins."""
     for name, threads in (("small", 2), ("small-slw", 4)):
         for seed in range(3):
             events = [
-                {"event": "start", "threads": 2, **speed},
-                {"event": "resume", "threads": threads, **speed},
+                {"event": "start", "threads": 2},
+                {"event": "resume", "threads": threads},
             ]
             write_run(root, name, seed, more=SLW if threads == 4 else "", events=events)
     return of("small", "small-slw")

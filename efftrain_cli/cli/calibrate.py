@@ -1,0 +1,69 @@
+"""`efftrain calibrate`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument
+
+from efftrain_cli.cli.app import app
+from efftrain_cli.cli.complete import run_or_recipe_names
+from efftrain_cli.cli.options import Device, NoProgress
+
+
+@app.command(
+    rich_help_panel="Compare",
+    examples=(
+        "efftrain calibrate small small-slw",
+        "efftrain calibrate 'small*' --device cuda",
+    ),
+)
+def calibrate(
+    runs: Annotated[
+        list[str],
+        Argument(
+            help="Finished runs of two or more recipes, globs over runs, or recipes: all their seeds.",
+            metavar="RUN...",
+            autocompletion=run_or_recipe_names,
+        ),
+    ],
+    device: Device = "auto",
+    quiet: NoProgress = False,
+) -> None:
+    """Time steps of trained recipes side by side, so that compare can judge training seconds.
+
+    It takes at most 2 % of the runs' training time, on the machine that trained them. sweep and study do it after
+    their runs.
+    """
+    from efftrain_cli.compare.calibrated import calibrate as with_calibration
+    from efftrain_cli.compare.calibrated import describe_seconds, finished
+    from efftrain_cli.compare.comparison import read_valid_runs
+    from efftrain_cli.compare.groups import group_runs
+    from efftrain_cli.foundation.console import counted, human_seconds, say
+    from efftrain_cli.run.calibrations import write_calibration
+    from efftrain_cli.run.names import select_runs
+
+    paths = {path.name: path for path in select_runs(runs)}
+    read, left_out = read_valid_runs(list(paths.values()))
+    for fault in left_out:
+        say(f"warning: a run is left out: {fault}")
+    groups = group_runs(read, allow=True)
+    from efftrain_cli import calibrate as command
+    from efftrain_cli.training.session import choose_device
+
+    chosen = choose_device(device)
+    command.check_machine(groups, chosen)
+    arms = command.choose_arms(groups, paths)
+    spent = sum(run.seconds for group in groups for run in finished(group))
+    plan = command.design(arms, spent)
+    if not quiet:
+        steps = sum(map(len, plan.steps))
+        say(
+            f"timing     {counted(steps, 'step')} of {counted(len(arms), 'recipe')} in {counted(plan.blocks, 'block')}, about "
+            f"{human_seconds(plan.seconds)}: {plan.seconds / spent:.1%} of the runs' training"
+        )
+    calibration = command.measure(arms, plan, chosen)
+    file = write_calibration(calibration)
+    base, *others = with_calibration(groups, [calibration])
+    lines = [describe_seconds(base, group) for group in others]
+    print("\n".join([*filter(None, lines), f"saved      {file}"]))

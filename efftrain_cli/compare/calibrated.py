@@ -1,0 +1,184 @@
+"""Training seconds by calibrated steps: the sum, over a run's steps, of the time that a step of its kind and FLOPs took
+in a calibration. A run's own clock also measures what else its machine did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy import special
+
+from efftrain_cli.compare.comparability import why_seconds_differ
+from efftrain_cli.compare.groups import Group, Timing
+from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import is_same_budget
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.run.calibrations import ArmTimes, Calibration, digest_of_recipe
+
+NAMED = 12
+"""Most runs that a command names; of more, one for each recipe."""
+
+
+def calibrate(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
+    """Return the groups with the seconds of the newest calibration that holds all that one could hold.
+
+    Those are the groups with a finished run on the machine of the first group. Without such a calibration, seconds stay
+    those of the runs' own clocks.
+
+    Args:
+        calibrations: newest first.
+    """
+    alike = {}
+    for group in groups:
+        if finished(group) and not why_seconds_differ([*groups[0].runs, *group.runs]):
+            alike[group.label] = digest_of_recipe(group.recipe)
+    untimed = Timing(calibrate_command([group for group in groups if group.label in alike]))
+    groups = [replace(group, timing=untimed) for group in groups]
+    for calibration in calibrations:
+        arms = {arm.digest: arm for arm in calibration.arms}
+        timed = []
+        for group in groups:
+            arm = arms.get(alike.get(group.label, ""))
+            if arm is not None and fits(calibration, arm, group):
+                group = with_seconds(group, arm)
+            timed.append(group)
+        if alike and len(alike) == sum(group.is_timed for group in timed):
+            return timed
+    return groups
+
+
+def finished(group: Group) -> list[RunNumbers]:
+    """Return the finished runs of a group."""
+    return [run for run in group.runs if run.status == "finished"]
+
+
+def calibrate_command(groups: Sequence[Group]) -> str:
+    """Return the command that times the steps of these groups' finished runs."""
+    names = [run.name for group in groups for run in finished(group)]
+    if len(names) > NAMED:
+        names = [finished(group)[0].name for group in groups]
+    return f"efftrain calibrate {' '.join(names)}"
+
+
+def fits(calibration: Calibration, arm: ArmTimes, group: Group) -> bool:
+    """Return whether a recipe's steps were timed as the runs of a group were trained."""
+    conditions = {
+        "device": calibration.device,
+        "world_size": calibration.devices,
+        "torch": calibration.torch,
+        "dtype": arm.dtype,
+    }
+    if calibration.device_kind == "cpu":
+        conditions["threads"] = calibration.threads
+    kinds = {step.kind for step in arm.steps}
+    for run in group.runs:
+        origin = {"world_size": 1} | run.origin
+        is_same = all(origin.get(key) == value for key, value in conditions.items())
+        if not is_same or not kinds.issuperset(run.step_counts["kind"].tolist()):
+            return False
+    return True
+
+
+def with_seconds(group: Group, arm: ArmTimes) -> Group:
+    """Return a group whose runs' seconds are those of the recipe's timed steps."""
+    assert group.timing is not None
+    runs, totals = [], []
+    for run in group.runs:
+        seconds, *by_block = cumulate_seconds(run, arm)
+        runs.append(replace(run, evaluated=run.evaluated | {"seconds": seconds}))
+        if run.status == "finished":
+            totals.append([block[-1] for block in by_block])
+    blocks = tuple(np.mean(totals, axis=0).tolist())
+    return replace(group, runs=tuple(runs), timing=replace(group.timing, blocks=blocks))
+
+
+def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
+    """Return the seconds up to each evaluation, (1 + blocks, evaluations): first by the mean block, then by each.
+
+    A step between two timed ones of its kind takes what the straight line over FLOPs says; beyond them it takes
+    seconds in proportion.
+    """
+    counts = run.step_counts
+    spent = np.empty((1 + len(arm.steps[0].seconds), len(counts["flops"])))
+    for kind in np.unique(counts["kind"]):
+        timed = sorted((each.flops, each.seconds) for each in arm.steps if each.kind == kind)
+        x = np.array([flops for flops, _ in timed])
+        of_blocks = np.array([seconds for _, seconds in timed]).T
+        # The geometric mean, as blocks differ by a factor: a slow one is no more than its share.
+        mean = np.exp(np.log(of_blocks).mean(0))
+        places = counts["kind"] == kind
+        flops = counts["flops"][places]
+        beyond = flops / np.clip(flops, x[0], x[-1])
+        for row, seconds in enumerate((mean, *of_blocks)):
+            spent[row, places] = np.interp(flops, x, seconds) * beyond
+
+    ends = np.searchsorted(counts["until"], run.evaluated["step"], side="right")
+    flops = _cumulate(counts["flops"] * counts["steps"], ends)
+    # Steps that a rewind abandoned, or whose rows are lost, have FLOPs and no row: they took as long as the others.
+    all_steps = np.divide(run.evaluated["flops"], flops, out=np.ones_like(flops), where=flops > 0)
+    return np.array([_cumulate(row * counts["steps"], ends) * all_steps for row in spent])
+
+
+def _cumulate(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the sums of the first `ends` values."""
+    return np.append(0.0, np.cumsum(values))[ends]
+
+
+# --- two groups ------------------------------------------------------------------------------------------------------
+
+
+def calibration_sd(baseline: Group, method: Group) -> float:
+    """Return the standard deviation of the logarithm of two groups' calibrated ratio, which all seeds share.
+
+    It is the blocks' standard error, times Student's t over the normal quantile: few blocks say little of their spread.
+    0 without a calibration.
+    """
+    sides = [group.timing.blocks if group.timing else () for group in (baseline, method)]
+    n = min(map(len, sides))
+    if n < 2:
+        return 0.0
+    ratios = np.log(sides[1]) - np.log(sides[0])
+    factor = special.stdtrit(n - 1, 1 - ALPHA / 2) / special.ndtri(1 - ALPHA / 2)
+    return float(factor * ratios.std(ddof=1) / math.sqrt(n))
+
+
+def ratios_of_seconds(baseline: Group, method: Group) -> tuple[float, float]:
+    """Return the method's training seconds over the baseline's: by the runs' own clocks, and calibrated."""
+    sides = [finished(group) for group in (baseline, method)]
+    clocks, calibrated = [], []
+    for runs in sides:
+        clocks.append(sum(run.seconds for run in runs) / len(runs))
+        calibrated.append(sum(float(run.evaluated["seconds"][-1]) for run in runs) / len(runs))
+    return clocks[1] / clocks[0], calibrated[1] / calibrated[0]
+
+
+def why_seconds_not_judged(baseline: Group, method: Group) -> str:
+    """Return why training seconds of two groups are shown and not judged; "" if they are judged."""
+    reason = why_seconds_differ([*baseline.runs, *method.runs])
+    if reason:
+        return reason
+    if not (baseline.is_timed and method.is_timed):
+        command = method.timing.command if method.timing else ""
+        return f"no calibration of these recipes for their machine; {command}"
+    clocks, calibrated = ratios_of_seconds(baseline, method)
+    if is_same_budget(clocks / calibrated):
+        return ""
+    return (
+        f"{method.label} took {clocks:.3g}x the seconds of {baseline.label} by the runs' own clocks and {calibrated:.3g}x by "
+        "calibrated steps, more than 2 % apart"
+    )
+
+
+def describe_seconds(baseline: Group, method: Group) -> str:
+    """Return what calibrated seconds of two groups are, and their own clocks beside them; "" without a calibration."""
+    if not (baseline.is_timed and method.is_timed):
+        return ""
+    clocks, calibrated = ratios_of_seconds(baseline, method)
+    error = 100 * math.expm1(calibration_sd(baseline, method))
+    return (
+        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label} (standard error {error:.2g} %); by "
+        f"the runs' own clocks {clocks:.3g}x"
+    )

@@ -1,0 +1,48 @@
+"""Have steps of a sweep's or study's recipes timed side by side, once their runs have ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from efftrain_cli.compare.calibrated import calibrate, finished
+from efftrain_cli.compare.comparability import why_seconds_differ
+from efftrain_cli.compare.groups import group_runs
+from efftrain_cli.compare.reading import RunNumbers
+from efftrain_cli.foundation.console import counted, say, silent
+from efftrain_cli.foundation.signals import end_with
+from efftrain_cli.run.calibrations import read_calibrations
+
+LEAST_SECONDS = 100.0
+"""Training seconds of all runs from which they are timed: 2 % of fewer is less than a process needs to start."""
+
+
+def calibrate_once(runs: Sequence[RunNumbers], device: str) -> None:
+    """Time steps of these runs' recipes in a process of its own, unless a calibration holds them already.
+
+    A failure is a warning. Nothing is timed if no verdict on seconds could come of it.
+    """
+    groups = [group for group in group_runs(runs, allow=True) if len(finished(group)) > 1]
+    ended = [run for group in groups for run in finished(group)]
+    too_little = len(groups) < 2 or sum(run.seconds for run in ended) < LEAST_SECONDS
+    if too_little or why_seconds_differ([run for group in groups for run in group.runs]):
+        return
+    if all(group.is_timed for group in calibrate(groups, read_calibrations().valid)):
+        return
+    if not silent():
+        say(f"timing steps of {counted(len(groups), 'recipe')} side by side, for seconds")
+    command = [sys.executable, "-m", "efftrain_cli", "calibrate", "--quiet", "--device", device]
+    parent = os.getpid()
+    done = subprocess.run(
+        [*command, *(run.name for run in ended)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: end_with(parent),
+    )
+    if done.returncode:
+        reason = done.stderr.strip() or f"exit code {done.returncode}"
+        say(f"warning: steps were not timed, so seconds are not judged: {reason}")
