@@ -517,7 +517,7 @@ def targets(repetitions: int, random: Random) -> list[Row]:
 
 
 def seconds(repetitions: int, random: Random) -> list[Row]:
-    """Equal methods, one on a slower machine, in each of 12 calibration blocks 1 % off; then a calibration's own error."""
+    """Equal methods, one on a slower machine, 12 calibration blocks 1 % off; then a calibration's own error."""
     rows = []
     question = cost_question("seconds", None)
     for slower in (1.0, 1.01, 1.02, 1.05, 1.12):
