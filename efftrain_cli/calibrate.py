@@ -20,9 +20,8 @@ import torch
 
 from efftrain_cli import __version__
 from efftrain_cli.bench import random_windows
-from efftrain_cli.compare.calibrated import finished
 from efftrain_cli.compare.comparability import why_seconds_differ
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.reading import STEP_COLUMNS, kinds_of_steps
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import DivergedError, UsageError
@@ -90,12 +89,11 @@ def check_machine(groups: Sequence[Group], device: torch.device) -> None:
     Raises:
         UsageError: they cannot.
     """
-    timed = [group for group in groups if finished(group)]
-    if len(timed) < 2:
+    if len(groups) < 2:
         raise UsageError(
             "calibrate times recipes side by side: name finished runs of two or more; `efftrain runs list` shows them"
         )
-    runs = [run for group in timed for run in group.runs]
+    runs = runs_of(groups)
     reason = why_seconds_differ(runs)
     if reason:
         raise UsageError(f"these runs cannot be timed side by side: {reason}")
@@ -112,25 +110,24 @@ def check_machine(groups: Sequence[Group], device: torch.device) -> None:
 
 
 def choose_arms(groups: Sequence[Group], paths: Mapping[str, Path]) -> list[Arm]:
-    """Return the recipes to time, each by its first finished run.
+    """Return the recipes to time, each by its first run.
 
     Args:
         paths: name of a run -> its directory.
     """
     arms = []
     for group in groups:
-        for run in finished(group)[:1]:
-            recipe = load_recipe(str(paths[run.name] / "recipe.toml"))
-            arms.append(
-                Arm(
-                    recipe=recipe,
-                    name=run.recipe_name,
-                    run=run.name,
-                    digest=digest_of_recipe(group.recipe),
-                    vocab_size=run.origin["data"]["vocab_size"],
-                    kinds=_read_steps(paths[run.name]),
-                )
+        run = group.runs[0]
+        arms.append(
+            Arm(
+                recipe=load_recipe(str(paths[run.name] / "recipe.toml")),
+                name=run.recipe_name,
+                run=run.name,
+                digest=digest_of_recipe(run.recipe),
+                vocab_size=run.origin["data"]["vocab_size"],
+                kinds=_read_steps(paths[run.name]),
             )
+        )
     return arms
 
 

@@ -36,9 +36,9 @@ def calibrate(
     their runs.
     """
     from efftrain_cli.compare.calibrated import calibrate as with_calibration
-    from efftrain_cli.compare.calibrated import describe_seconds, finished
+    from efftrain_cli.compare.calibrated import describe_seconds
     from efftrain_cli.compare.comparison import read_valid_runs
-    from efftrain_cli.compare.groups import group_runs
+    from efftrain_cli.compare.groups import finished_runs, group_runs, runs_of
     from efftrain_cli.foundation.console import counted, human_seconds, say
     from efftrain_cli.run.calibrations import write_calibration
     from efftrain_cli.run.names import select_runs
@@ -47,14 +47,14 @@ def calibrate(
     read, left_out = read_valid_runs(list(paths.values()))
     for fault in left_out:
         say(f"warning: a run is left out: {fault}")
-    groups = group_runs(read, allow=True)
+    groups = group_runs(finished_runs(read), allow=True)
     from efftrain_cli import calibrate as command
     from efftrain_cli.training.session import choose_device
 
     chosen = choose_device(device)
     command.check_machine(groups, chosen)
     arms = command.choose_arms(groups, paths)
-    spent = sum(run.seconds for group in groups for run in finished(group))
+    spent = sum(run.seconds for run in runs_of(groups))
     plan = command.design(arms, spent)
     if not quiet:
         steps = sum(map(len, plan.steps))

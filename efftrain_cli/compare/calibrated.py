@@ -5,16 +5,16 @@ in a calibration. A run's own clock also measures what else its machine did.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from scipy import special
 
 from efftrain_cli.compare.comparability import why_seconds_differ
-from efftrain_cli.compare.groups import Group, Timing
+from efftrain_cli.compare.groups import Group, Timing, finished_runs, runs_of
 from efftrain_cli.compare.inference import ALPHA
-from efftrain_cli.compare.measures import is_same_budget
+from efftrain_cli.compare.measures import budget_ratio, is_same_budget
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.run.calibrations import ArmTimes, Calibration, digest_of_recipe
 
@@ -31,63 +31,49 @@ def calibrate(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> l
     Args:
         calibrations: newest first.
     """
-    alike = {}
+    alike = []
     for group in groups:
-        if finished(group) and not why_seconds_differ([*groups[0].runs, *group.runs]):
-            alike[group.label] = digest_of_recipe(group.recipe)
-    untimed = Timing(calibrate_command([group for group in groups if group.label in alike]))
-    groups = [replace(group, timing=untimed) for group in groups]
+        if finished_runs(group.runs) and not why_seconds_differ(runs_of([groups[0], group])):
+            alike.append(group)
+    names = [run.name for run in finished_runs(runs_of(alike))]
+    if len(names) > NAMED:
+        names = [finished_runs(group.runs)[0].name for group in alike]
+    timing = Timing(f"efftrain calibrate {' '.join(names)}")
+    labels = {group.label for group in alike}
     for calibration in calibrations:
         arms = {arm.digest: arm for arm in calibration.arms}
-        timed = []
-        for group in groups:
-            arm = arms.get(alike.get(group.label, ""))
-            if arm is not None and fits(calibration, arm, group):
-                group = with_seconds(group, arm)
-            timed.append(group)
-        if alike and len(alike) == sum(group.is_timed for group in timed):
+        if alike and all(fits(calibration, arms, run) for run in runs_of(alike)):
+            timed = []
+            for group in groups:
+                group = replace(group, timing=timing)
+                timed.append(with_seconds(group, arms) if group.label in labels else group)
             return timed
-    return groups
+    return [replace(group, timing=timing) for group in groups]
 
 
-def finished(group: Group) -> list[RunNumbers]:
-    """Return the finished runs of a group."""
-    return [run for run in group.runs if run.status == "finished"]
-
-
-def calibrate_command(groups: Sequence[Group]) -> str:
-    """Return the command that times the steps of these groups' finished runs."""
-    names = [run.name for group in groups for run in finished(group)]
-    if len(names) > NAMED:
-        names = [finished(group)[0].name for group in groups]
-    return f"efftrain calibrate {' '.join(names)}"
-
-
-def fits(calibration: Calibration, arm: ArmTimes, group: Group) -> bool:
-    """Return whether a recipe's steps were timed as the runs of a group were trained."""
-    conditions = {
+def fits(calibration: Calibration, arms: Mapping[str, ArmTimes], run: RunNumbers) -> bool:
+    """Return whether the steps of a run's recipe were timed where and as the run was trained."""
+    arm = arms.get(digest_of_recipe(run.recipe))
+    if arm is None:
+        return False
+    conditions: dict[str, object] = {
         "device": calibration.device,
-        "world_size": calibration.devices,
         "torch": calibration.torch,
         "dtype": arm.dtype,
     }
     if calibration.device_kind == "cpu":
         conditions["threads"] = calibration.threads
     kinds = {step.kind for step in arm.steps}
-    for run in group.runs:
-        origin = {"world_size": 1} | run.origin
-        is_same = all(origin.get(key) == value for key, value in conditions.items())
-        if not is_same or not kinds.issuperset(run.step_counts["kind"].tolist()):
-            return False
-    return True
+    is_same = all(run.origin.get(key) == value for key, value in conditions.items())
+    return is_same and kinds.issuperset(run.step_counts["kind"].tolist())
 
 
-def with_seconds(group: Group, arm: ArmTimes) -> Group:
-    """Return a group whose runs' seconds are those of the recipe's timed steps."""
+def with_seconds(group: Group, arms: Mapping[str, ArmTimes]) -> Group:
+    """Return a group whose runs' seconds are those of their recipes' timed steps, by digest."""
     assert group.timing is not None
     runs, totals = [], []
     for run in group.runs:
-        seconds, *by_block = cumulate_seconds(run, arm)
+        seconds, *by_block = cumulate_seconds(run, arms[digest_of_recipe(run.recipe)])
         runs.append(replace(run, evaluated=run.evaluated | {"seconds": seconds}))
         if run.status == "finished":
             totals.append([block[-1] for block in by_block])
@@ -136,23 +122,20 @@ def calibration_sd(baseline: Group, method: Group) -> float:
     It is the blocks' standard error, times Student's t over the normal quantile: few blocks say little of their spread.
     0 without a calibration.
     """
-    sides = [group.timing.blocks if group.timing else () for group in (baseline, method)]
-    n = min(map(len, sides))
-    if n < 2:
+    if not (baseline.blocks and method.blocks):
         return 0.0
-    ratios = np.log(sides[1]) - np.log(sides[0])
+    n = len(method.blocks)
+    ratios = np.log(method.blocks) - np.log(baseline.blocks)
     factor = special.stdtrit(n - 1, 1 - ALPHA / 2) / special.ndtri(1 - ALPHA / 2)
     return float(factor * ratios.std(ddof=1) / math.sqrt(n))
 
 
-def ratios_of_seconds(baseline: Group, method: Group) -> tuple[float, float]:
-    """Return the method's training seconds over the baseline's: by the runs' own clocks, and calibrated."""
-    sides = [finished(group) for group in (baseline, method)]
-    clocks, calibrated = [], []
-    for runs in sides:
-        clocks.append(sum(run.seconds for run in runs) / len(runs))
-        calibrated.append(sum(float(run.evaluated["seconds"][-1]) for run in runs) / len(runs))
-    return clocks[1] / clocks[0], calibrated[1] / calibrated[0]
+def clock_ratio(baseline: Group, method: Group) -> float:
+    """Return the method's training seconds over the baseline's by the finished runs' own clocks."""
+    means = []
+    for group in (baseline, method):
+        means.append(np.mean([run.seconds for run in finished_runs(group.runs)]))
+    return float(means[1] / means[0])
 
 
 def why_seconds_not_judged(baseline: Group, method: Group) -> str:
@@ -160,10 +143,10 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
     reason = why_seconds_differ([*baseline.runs, *method.runs])
     if reason:
         return reason
-    if not (baseline.is_timed and method.is_timed):
-        command = method.timing.command if method.timing else ""
+    if not (baseline.blocks and method.blocks):
+        command = method.timing.command if method.timing else "efftrain calibrate"
         return f"no calibration of these recipes for their machine; {command}"
-    clocks, calibrated = ratios_of_seconds(baseline, method)
+    clocks, calibrated = clock_ratio(baseline, method), budget_ratio(baseline, method, "seconds")
     if is_same_budget(clocks / calibrated):
         return ""
     return (
@@ -174,11 +157,11 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
 
 def describe_seconds(baseline: Group, method: Group) -> str:
     """Return what calibrated seconds of two groups are, and their own clocks beside them; "" without a calibration."""
-    if not (baseline.is_timed and method.is_timed):
+    if not (baseline.blocks and method.blocks):
         return ""
-    clocks, calibrated = ratios_of_seconds(baseline, method)
+    calibrated = budget_ratio(baseline, method, "seconds")
     error = 100 * math.expm1(calibration_sd(baseline, method))
     return (
         f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label} (standard error {error:.2g} %); by "
-        f"the runs' own clocks {clocks:.3g}x"
+        f"the runs' own clocks {clock_ratio(baseline, method):.3g}x"
     )

@@ -43,9 +43,9 @@ class Group:
     """What a calibration says of its runs' seconds; None if none was looked for."""
 
     @property
-    def is_timed(self) -> bool:
-        """Whether the seconds of its runs are calibrated."""
-        return self.timing is not None and bool(self.timing.blocks)
+    def blocks(self) -> tuple[float, ...]:
+        """Calibrated seconds by block, as `Timing.blocks`; empty if the seconds of its runs are not calibrated."""
+        return self.timing.blocks if self.timing else ()
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from efftrain_cli.compare.calibrated import calibrate, finished
+from efftrain_cli.compare.calibrated import calibrate
 from efftrain_cli.compare.comparability import why_seconds_differ
-from efftrain_cli.compare.groups import group_runs
+from efftrain_cli.compare.groups import finished_runs, group_runs, runs_of
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import counted, say, silent
 from efftrain_cli.foundation.signals import end_with
@@ -24,12 +24,13 @@ def calibrate_once(runs: Sequence[RunNumbers], device: str) -> None:
 
     A failure is a warning. Nothing is timed if no verdict on seconds could come of it.
     """
-    groups = [group for group in group_runs(runs, allow=True) if len(finished(group)) > 1]
-    ended = [run for group in groups for run in finished(group)]
+    groups = group_runs(finished_runs(runs), allow=True)
+    groups = [group for group in groups if len(group.runs) > 1]
+    ended = runs_of(groups)
     too_little = len(groups) < 2 or sum(run.seconds for run in ended) < LEAST_SECONDS
-    if too_little or why_seconds_differ([run for group in groups for run in group.runs]):
+    if too_little or why_seconds_differ(ended):
         return
-    if all(group.is_timed for group in calibrate(groups, read_calibrations().valid)):
+    if all(group.blocks for group in calibrate(groups, read_calibrations().valid)):
         return
     if not silent():
         say(f"timing steps of {counted(len(groups), 'recipe')} side by side, for seconds")

@@ -13,11 +13,11 @@ import pytest
 from efftrain_cli.compare.calibrated import calibration_sd, cumulate_seconds, with_seconds
 from efftrain_cli.compare.groups import Group, Timing
 from efftrain_cli.compare.reading import read_numbers
-from efftrain_cli.run.calibrations import read_calibrations
+from efftrain_cli.run.calibrations import digest_of_recipe, read_calibrations
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
 from tests.compare.calibrations import STEP, arm, calibrated
-from tests.compare.known_runs import SLW, of
+from tests.compare.known_runs import SLW, of, values
 from tests.fake_runs import rows_of, write_run
 
 PAIR = ("small", "small-slw")
@@ -92,7 +92,10 @@ def test_the_error_of_few_blocks_is_that_of_student_s_t() -> None:
 
 def test_every_run_of_a_group_has_calibrated_seconds(root: Path) -> None:
     runs = [read_numbers(write_run(root, "small", seed)) for seed in range(2)]
-    group = with_seconds(Group("small", tuple(runs), timing=Timing("")), arm({STEP: [0.1, 0.2]}))
+    group = with_seconds(
+        Group("small", tuple(runs), timing=Timing("")),
+        {digest_of_recipe(runs[0].recipe): arm({STEP: [0.1, 0.2]})},
+    )
     assert group.timing is not None and group.timing.blocks == pytest.approx((10, 20))
     assert [run.evaluated["seconds"][-1] for run in group.runs] == pytest.approx([200**0.5] * 2)
     assert [run.seconds for run in group.runs] == pytest.approx([5, 5])
@@ -114,8 +117,8 @@ def test_calibrated_seconds_are_judged(root: Path) -> None:
     assert found.estimate.se == pytest.approx(math.hypot(tokens.estimate.se, found.shared_sd))
     note = next(label.text for label in comparison.labels if "calibrated" in label.text)
     assert "small-slw takes 1.01x the seconds of small" in note and note.endswith("clocks 1x")
-    seconds = comparison.values["train_seconds", "small-slw"]
-    assert list(seconds.values()) == pytest.approx([5.0] * 3)
+    clocks = values(comparison, "train_seconds", "small-slw")
+    assert list(clocks.values()) == pytest.approx([5.0] * 3)
 
 
 def test_without_a_calibration_the_reason_names_the_command(root: Path) -> None:
