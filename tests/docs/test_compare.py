@@ -90,6 +90,7 @@ RULES = {
     "failed and stuck runs": [r"(diverge|get stuck) \| final loss, n = "],
     "cost to match": [r"noise .*\| cost to match, n = "],
     "cost to target": [r"noise .*\| cost to a fixed target, n = "],
+    "seconds": [r"the machine 1x slower for B, n = \d+ \| claimed"],
     "zero-shot scores": [r"\| any winner, corrected "],
     "several settings": [r"best of 5 and 5 settings ", r"best of 1 and 5 settings "],
 }
