@@ -42,7 +42,7 @@ def test_a_row_per_measure_and_arm(two: Path) -> None:
     assert pd.isna(method.reason)
     seconds = frame[(frame.measure == "seconds_to_match") & (frame.arm == "method")].iloc[0]
     assert seconds["values"] == [] and pd.isna(seconds.verdict) and seconds.kind == "not_judged"
-    assert seconds.reason.startswith("not judged: the machine's speed")
+    assert seconds.reason.startswith("not judged: no calibration")
 
 
 def test_a_missing_number_is_its_reason(two: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_study_trains_the_seeds_that_it_registered(
     write_study(folder, DRAWN)
     drawn = []
 
-    def train(file: StudyFile, *_: object) -> StudyState:
+    def train(file: StudyFile, *_: object, **__: object) -> StudyState:
         drawn.append(file.drawn)
         return judge_runs(file, allow=False)
 
