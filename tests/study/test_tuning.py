@@ -211,7 +211,7 @@ def test_a_study_draws_rates_and_best_of_k(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = read_study(folder / "study.toml")
-    monkeypatch.setattr(main, "conduct", lambda *_: judge_runs(file, allow=False))
+    monkeypatch.setattr(main, "conduct", lambda *_, **__: judge_runs(file, allow=False))
     register(file, allow=False)
     write_tuning(file, {"plain": 1.5e-3, "warm": 2e-3})
     main.run_study(file, 1, "cpu", False, None, as_json=False, plot=True)
