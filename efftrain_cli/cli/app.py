@@ -199,7 +199,12 @@ def run_app() -> None:
         elif not isinstance(error, StoppedError | LostProcessError | UsageError):
             _say(f"error: rank {rank}: {error}")  # of the others, rank 0 prints its own
         raise SystemExit(error.exit_code) from None
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as ended:
+        # Typer turns a broken pipe into exit code 1.
+        if not isinstance(ended, BrokenPipeError) and not isinstance(
+            ended.__context__, BrokenPipeError
+        ):
+            raise
         # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the
         # void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
