@@ -22,7 +22,7 @@ NAMED = 12
 """Most runs that a command names; of more, one for each recipe."""
 
 
-def calibrate(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
+def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
     """Return the groups with the seconds of the newest calibration that holds all that one could hold.
 
     Those are the groups with a finished run on the machine of the first group. Without such a calibration, seconds stay
@@ -162,6 +162,6 @@ def describe_seconds(baseline: Group, method: Group) -> str:
     calibrated = budget_ratio(baseline, method, "seconds")
     error = 100 * math.expm1(calibration_sd(baseline, method))
     return (
-        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label} (standard error {error:.2g} %); by "
+        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label} (standard deviation {error:.2g} %); by "
         f"the runs' own clocks {clock_ratio(baseline, method):.3g}x"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from efftrain_cli.compare.calibrated import calibrate, describe_seconds
+from efftrain_cli.compare.calibrated import describe_seconds, with_calibration
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.engine import Verdict, correct, verdict
 from efftrain_cli.compare.groups import (
@@ -167,7 +167,7 @@ def compare(
     ]
     base = named or _default_baseline(groups)
     groups = [base, *(group for group in groups if group is not base)]
-    groups = calibrate(groups, calibrations.valid)
+    groups = with_calibration(groups, calibrations.valid)
 
     runs = runs_of(groups)
     points = equal_points(runs)

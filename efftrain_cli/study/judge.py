@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from efftrain_cli.compare.calibrated import calibrate
+from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group
@@ -158,7 +158,7 @@ def _judge_look(
             else:
                 groups = [_group(name, [runs], seeds) for name in names]
             if file.study.is_about_seconds:
-                groups = calibrate(groups, calibrations)
+                groups = with_calibration(groups, calibrations)
             judged = verdict(
                 question,
                 groups[0],

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from efftrain_cli.compare.calibrated import calibrate
+from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparability import why_seconds_differ
 from efftrain_cli.compare.groups import finished_runs, group_runs, runs_of
 from efftrain_cli.compare.reading import RunNumbers
@@ -30,7 +30,7 @@ def calibrate_once(runs: Sequence[RunNumbers], device: str) -> None:
     too_little = len(groups) < 2 or sum(run.seconds for run in ended) < LEAST_SECONDS
     if too_little or why_seconds_differ(ended):
         return
-    if all(group.blocks for group in calibrate(groups, read_calibrations().valid)):
+    if all(group.blocks for group in with_calibration(groups, read_calibrations().valid)):
         return
     if not silent():
         say(f"timing steps of {counted(len(groups), 'recipe')} side by side, for seconds")

@@ -46,15 +46,27 @@ def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]
     """
     seeds = sorted(set[int]().union(*by_rate.values()))
     rates = sorted(rate for rate, of_rate in by_rate.items() if len(of_rate) == len(seeds))
-    runs = [[by_rate[rate][seed] for seed in seeds] for rate in rates]
-    starts = []
+    runs, losses = [], []
+    pending = 0
+    for rate in rates:
+        row = [by_rate[rate][seed] for seed in seeds]
+        runs.append(row)
+        losses.append(tuple(map(_final_loss, row)))
+        pending += sum(run is None or run.status not in ENDED for run in row)
+
+    initial = []
     for of_seed in zip(*runs, strict=True):
         seen = [run.evaluated["val_loss"] for run in of_seed if run is not None]
-        first = [float(losses[0]) for losses in seen if len(losses)]
-        starts.append(first[0] if first else float("inf"))
-    pending = sum(run is None or run.status not in ENDED for row in runs for run in row)
-    losses = tuple(tuple(map(_final_loss, row)) for row in runs)
-    return Curve(label, tuple(rates), losses, tuple(starts), tuple(seeds), pending)
+        first = [float(values[0]) for values in seen if len(values)]
+        initial.append(first[0] if first else float("inf"))
+    return Curve(
+        label,
+        tuple(rates),
+        losses=tuple(losses),
+        initial=tuple(initial),
+        seeds=tuple(seeds),
+        pending=pending,
+    )
 
 
 def optimum(curve: Curve) -> float | None:
