@@ -63,6 +63,21 @@ def test_failures_alone_decide_where_too_few_runs_finished(root: Path) -> None:
     assert words in verdict_sentences(comparison)[0]
 
 
+@pytest.mark.parametrize(("stuck", "p", "text"), [(5, 2 / 252, "worse"), (3, 1 / 6, "undecided")])
+def test_stuck_runs_alone_decide(root: Path, stuck: int, p: float, text: str) -> None:
+    """Stuck in every seed, 2 of 252 ways, is worse; in three of five, 42 of 252, shows nothing."""
+    for seed in range(5):
+        write_run(root, "small", seed)
+        rows = rows_of(100, seed)
+        if seed < stuck:
+            for row in rows:
+                if row.get("val_loss"):
+                    row["val_loss"] = 9.0 + seed / 100
+        write_run(root, "small-slw", seed, rows=rows, more=SLW)
+    final = of("small", "small-slw").verdict("final_loss", "small-slw")
+    assert final.exact.p == pytest.approx(p) and final.text.startswith(text)
+
+
 def test_the_sentence_about_ranks_says_the_adjusted_p(root: Path) -> None:
     dead = {
         "steps": 30,
