@@ -26,6 +26,7 @@ from efftrain_cli.compare.reading import STEP_COLUMNS, kinds_of_steps
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import DivergedError, UsageError
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
+from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.calibrations import ArmTimes, Calibration, StepTimes, digest_of_recipe
 from efftrain_cli.run.metrics import read_metrics
@@ -98,8 +99,7 @@ def check_machine(groups: Sequence[Group], device: torch.device) -> None:
     if reason:
         raise UsageError(f"these runs cannot be timed side by side: {reason}")
     origin = runs[0].origin
-    here = {"device": device_name(device), "torch": torch.__version__}
-    for key, value in here.items():
+    for key, value in (("device", device_name(device)), ("torch", torch.__version__)):
         if origin.get(key) != value:
             raise UsageError(
                 f"these runs were trained with {key} {origin.get(key)}, and this is {value}\n"
@@ -137,8 +137,7 @@ def _read_steps(path: Path) -> list[list[TimedStep]]:
     frame = read_metrics(path, ("step", "batch_size", "seconds", *counts, *STEP_COLUMNS)).frame
     frame["kind"] = kinds_of_steps(frame)
     before = frame.shift()
-    for name in counts:
-        frame[name] = before[name]
+    frame[[*counts]] = before[[*counts]]
     # After a row that is lost, the counts before the step are unknown.
     frame = frame[frame.flops.notna() & (frame.seconds > 0) & (before.step == frame.step - 1)]
     alike = frame.groupby(["kind", "flops"])
@@ -230,13 +229,10 @@ class Lane:
         state, stepping = self.stages[step.before.stage]
         state.progress = step.before
         self.windows.timed = step.before.step + 1
+        # It holds for the whole process, and another arm may have set it.
+        choose_determinism(self.recipe.train.deterministic)
         # Before its first step a state is evaluated.
         return next(record for record in stepping if record.plan is not None)
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every update was applied."""
-        return not any(bool(state.nonfinite) for state, _ in self.stages.values())
 
 
 def time_blocks(arms: Sequence[Arm], plan: Design, device: torch.device) -> list[list[list[float]]]:
@@ -265,7 +261,7 @@ def time_blocks(arms: Sequence[Arm], plan: Design, device: torch.device) -> list
                 seconds[i][number].append(record.training.seconds() - record.compile_seconds)
             rounds.reverse()
     for arm, lane in zip(arms, lanes, strict=True):
-        if not lane.is_finite:
+        if any(bool(state.nonfinite) for state, _ in lane.stages.values()):
             raise DivergedError(f"a loss of {arm.name} was not finite: its times do not count")
     return seconds
 

@@ -32,8 +32,7 @@ def calibrate(
 ) -> None:
     """Time steps of trained recipes side by side, so that compare can judge training seconds.
 
-    It takes at most 2 % of the runs' training time, on the machine that trained them. sweep and study do it after
-    their runs.
+    It takes at most 2 % of their training time, on their machine. sweep and study do it after their runs.
     """
     from efftrain_cli import calibrate as command
     from efftrain_cli.compare.calibrated import describe_seconds, with_calibration

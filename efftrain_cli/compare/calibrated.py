@@ -25,8 +25,7 @@ NAMED = 12
 def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
     """Return the groups with the seconds of the newest calibration that holds all that one could hold.
 
-    Those are the groups with a finished run on the machine of the first group. Without such a calibration, seconds stay
-    those of the runs' own clocks.
+    Those are the groups with a finished run on the first group's machine. Else seconds stay those of the runs' clocks.
 
     Args:
         calibrations: newest first.
@@ -35,20 +34,20 @@ def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration
     for group in groups:
         if finished_runs(group.runs) and not why_seconds_differ(runs_of([groups[0], group])):
             alike.append(group)
-    names = [run.name for run in finished_runs(runs_of(alike))]
+    finished = finished_runs(runs_of(alike))
+    names = [run.name for run in finished]
     if len(names) > NAMED:
-        names = [finished_runs(group.runs)[0].name for group in alike]
+        # Blocks of a study tune recipes of their own within one group.
+        first = {digest_of_recipe(run.recipe): run.name for run in reversed(finished)}
+        names = sorted(first.values(), key=names.index)
     timing = Timing(f"efftrain calibrate {' '.join(names)}")
+    groups = [replace(group, timing=timing) for group in groups]
     labels = {group.label for group in alike}
     for calibration in calibrations:
         arms = {arm.digest: arm for arm in calibration.arms}
-        if alike and all(fits(calibration, arms, run) for run in runs_of(alike)):
-            timed = []
-            for group in groups:
-                group = replace(group, timing=timing)
-                timed.append(with_seconds(group, arms) if group.label in labels else group)
-            return timed
-    return [replace(group, timing=timing) for group in groups]
+        if all(fits(calibration, arms, run) for run in runs_of(alike)):
+            return [with_seconds(each, arms) if each.label in labels else each for each in groups]
+    return groups
 
 
 def fits(calibration: Calibration, arms: Mapping[str, ArmTimes], run: RunNumbers) -> bool:

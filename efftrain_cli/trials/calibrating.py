@@ -25,19 +25,20 @@ def calibrate_once(runs: Sequence[RunNumbers], device: str) -> None:
     A failure is a warning. Nothing is timed if no verdict on seconds could come of it.
     """
     groups = group_runs(finished_runs(runs), allow=True)
-    groups = [group for group in groups if len(group.runs) > 1]
     ended = runs_of(groups)
-    too_little = len(groups) < 2 or sum(run.seconds for run in ended) < LEAST_SECONDS
-    if too_little or why_seconds_differ(ended):
+    # In blocks of a study a group may have one seed, and its arm several.
+    too_few = min(len(groups), len({run.seed for run in ended})) < 2
+    if too_few or sum(run.seconds for run in ended) < LEAST_SECONDS or why_seconds_differ(ended):
         return
     if all(group.blocks for group in with_calibration(groups, read_calibrations().valid)):
         return
     if not silent():
         say(f"timing steps of {counted(len(groups), 'recipe')} side by side, for seconds")
     command = [sys.executable, "-m", "efftrain_cli", "calibrate", "--quiet", "--device", device]
+    command += [run.name for run in ended]
     parent = os.getpid()
     done = subprocess.run(
-        [*command, *(run.name for run in ended)],
+        command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from efftrain_cli import calibrate as command
-from efftrain_cli.calibrate import Arm, TimedStep, design, spread
+from efftrain_cli.calibrate import Arm, Lane, TimedStep, design, spread
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.trials import calibrating
@@ -282,3 +284,37 @@ def test_nothing_is_timed_that_no_verdict_needs(
     made(root, seconds, seeds, origin=origin)
     calibrating.calibrate_once(read(root), "cpu")
     assert started == []
+
+
+def test_each_arm_s_steps_have_its_own_determinism() -> None:
+    seen = []
+
+    def stepping() -> Iterator[Any]:
+        while True:
+            seen.append(torch.are_deterministic_algorithms_enabled())
+            yield SimpleNamespace(plan=True)
+
+    lanes = []
+    for deterministic in (True, False):
+        lane: Any = object.__new__(Lane)
+        lane.recipe = SimpleNamespace(train=SimpleNamespace(deterministic=deterministic))
+        lane.windows = SimpleNamespace(timed=0)
+        lane.stages = {0: (SimpleNamespace(progress=None), stepping())}
+        lanes.append(lane)
+    (step,) = steps(1)
+    for lane in (*lanes, *reversed(lanes)):
+        lane.run(step)
+    assert seen == [True, False, False, True]
+    lanes[1].run(step)
+
+
+def test_blocks_of_one_seed_each_are_timed(root: Path, started: list[list[str]]) -> None:
+    """Each seed of an arm has settings of its own."""
+    for seed in range(2):
+        for name, section in (("small", ""), ("small-slw", SLW)):
+            rows = [
+                row | {"train_seconds": row["step"] / 2, "loss": seed} for row in rows_of(100, 0)
+            ]
+            write_run(root, name, seed, rows=rows, lr=1e-3 * (1 + seed), more=section)
+    calibrating.calibrate_once(read(root), "cpu")
+    assert len(started) == 1
