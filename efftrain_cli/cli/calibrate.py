@@ -34,16 +34,18 @@ def calibrate(
 
     It takes at most 2 % of their training time, on their machine. sweep and study do it after their runs.
     """
+    from efftrain_cli.run.names import select_runs
+
+    paths = {path.name: path for path in select_runs(runs)}
+    # PyTorch's import takes seconds: a mistyped name is answered before it.
     from efftrain_cli import calibrate as command
     from efftrain_cli.compare.calibrated import describe_seconds, with_calibration
     from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.groups import finished_runs, group_runs, runs_of
     from efftrain_cli.foundation.console import counted, human_seconds, say
     from efftrain_cli.run.calibrations import write_calibration
-    from efftrain_cli.run.names import select_runs
     from efftrain_cli.training.session import choose_device
 
-    paths = {path.name: path for path in select_runs(runs)}
     read, left_out = read_valid_runs(list(paths.values()))
     for fault in left_out:
         say(f"warning: a run is left out: {fault}")
