@@ -13,8 +13,9 @@ from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import read_hf
-from efftrain_cli.plan.plan import model_overrides, padded_vocab_size
+from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
+from efftrain_cli.recipe.sections import model_overrides
 from efftrain_cli.run.directory import run_path, taken
 from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.session import software_origin

@@ -212,7 +212,6 @@ def _card(name: str) -> dict[str, Any]:
     list is quick and whole."""
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import inner_parameters
-    from efftrain_cli.plan.plan import config_of
     from efftrain_cli.recipe.draft import (
         find_recipe,
         first_comment,
@@ -220,7 +219,7 @@ def _card(name: str) -> dict[str, Any]:
         shipped_recipes,
         shown_path,
     )
-    from efftrain_cli.recipe.sections import Model
+    from efftrain_cli.recipe.sections import Model, config_of
 
     path = find_recipe(name)
     own = path.resolve().parent != shipped_recipes()

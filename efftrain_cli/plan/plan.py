@@ -6,7 +6,6 @@ can be printed before anything is spent (`efftrain pretrain --plan`), tested wit
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from functools import cache
@@ -21,9 +20,7 @@ from efftrain_cli.model.flops import (
     parameter_count,
 )
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import LLAMA, Model, Optim
-
-_SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)
+from efftrain_cli.recipe.sections import Optim, config_of
 
 
 @cache
@@ -54,34 +51,6 @@ def model_config(
     if vocab_rows is None:
         vocab_rows = padded_vocab_size(recipe, vocab_size)
     return config_of(recipe.model_at(stage), vocab_size, vocab_rows, recipe.affine)
-
-
-def config_of(
-    model: Model,
-    vocab_size: int,
-    vocab_rows: int,
-    affine: tuple[str, ...] = (),
-) -> GPTConfig:
-    """Return the shape of a [model] with that vocabulary."""
-    shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
-    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=vocab_rows, affine=affine, **shared)
-
-
-def model_overrides(config: GPTConfig) -> list[str]:
-    """List overrides that give any recipe's [model] this shape, the vocabulary apart."""
-    fields = vars(config)
-    arch = "gpt2"
-    if all(fields[key] == value for key, value in LLAMA.items()):
-        arch = "llama"
-    overrides = [f"model.arch={arch}"]
-    for name in Model.__dataclass_fields__:
-        if name not in _SHARED_FIELDS:
-            continue
-        value = fields[name]
-        if value is None:
-            value = False
-        overrides.append(f"model.{name}={json.dumps(value)}")
-    return overrides
 
 
 def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -10,7 +11,7 @@ from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.bounds import CONTEXT, VOCABULARY
 from efftrain_cli.foundation.section import SECTION, Blocks, Channels, Count, Every, Heads, Text
-from efftrain_cli.model.config import Dimensions, Init, Mlp, Norm, Positions
+from efftrain_cli.model.config import Dimensions, GPTConfig, Init, Mlp, Norm, Positions
 from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
 
@@ -76,6 +77,37 @@ class Model(Dimensions):
         if values.get("arch") != "llama":
             return given
         return ArgsKwargs(given.args, {**LLAMA, **values})
+
+
+_SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)
+
+
+def config_of(
+    model: Model,
+    vocab_size: int,
+    vocab_rows: int,
+    affine: tuple[str, ...] = (),
+) -> GPTConfig:
+    """Return the shape of a [model] with that vocabulary."""
+    shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
+    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=vocab_rows, affine=affine, **shared)
+
+
+def model_overrides(config: GPTConfig) -> list[str]:
+    """List overrides that give any recipe's [model] this shape, the vocabulary apart."""
+    fields = vars(config)
+    arch = "gpt2"
+    if all(fields[key] == value for key, value in LLAMA.items()):
+        arch = "llama"
+    overrides = [f"model.arch={arch}"]
+    for name in Model.__dataclass_fields__:
+        if name not in _SHARED_FIELDS:
+            continue
+        value = fields[name]
+        if value is None:
+            value = False
+        overrides.append(f"model.{name}={json.dumps(value)}")
+    return overrides
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

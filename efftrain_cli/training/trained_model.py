@@ -16,8 +16,8 @@ from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.model.generate import Sampling, generate
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import folded
-from efftrain_cli.plan.plan import model_overrides
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.sections import model_overrides
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
 from efftrain_cli.run.origin import check_not_orphaned, read_origin
