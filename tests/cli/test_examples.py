@@ -47,9 +47,7 @@ def has_plan(example: str) -> bool:
 
 
 @pytest.mark.parametrize("example", filter(has_plan, EXAMPLES))
-def test_examples_with_a_plan_can_be_planned(
-    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_with_a_plan_can_be_planned(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.txt").write_text(made_text())
     words = shlex.split(example)[1:]
@@ -85,9 +83,7 @@ def run(zygote: Zygote, folder: Path, *words: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", [line for line in EXAMPLES if line not in NEEDS_THE_HUB])
-def test_examples_work_at_toy_length(
-    example: str, home: Path, tmp_path: Path, zygote: Zygote
-) -> None:
+def test_examples_work_at_toy_length(example, home, tmp_path, zygote):
     words = [AT_TOY_LENGTH.get(word, word) for word in shlex.split(example)[1:]]
     if words[0] == "study" and "--jobs" in words:
         words.append("--plan")  # its phases are run by --rehearse

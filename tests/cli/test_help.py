@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -52,7 +51,7 @@ def choices_of(hint: Any) -> list[str]:
 
 @pytest.mark.parametrize("columns", [60, 80])
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
-def test_help_names_every_option_and_choice_whole(path: tuple[str, ...], columns: int) -> None:
+def test_help_names_every_option_and_choice_whole(path, columns):
     shown = help_of(*path, columns=columns)
     command, _ = command_of(list(path))
     for parameter in command.params:
@@ -64,20 +63,20 @@ def test_help_names_every_option_and_choice_whole(path: tuple[str, ...], columns
     assert "\u2026" not in shown
 
 
-def test_help_fits_a_narrow_terminal(tmp_path: Path) -> None:
+def test_help_fits_a_narrow_terminal(tmp_path):
     shown = on_terminal(tmp_path, 60, "pretrain", "--help")
     assert "--override-resume  " in shown
     before_examples = shown.split("Examples:")[0].splitlines()
     assert [line for line in before_examples if len(line) > 60] == []
 
 
-def test_help_folds_paragraphs_at_the_width_of_the_terminal() -> None:
+def test_help_folds_paragraphs_at_the_width_of_the_terminal():
     assert "where it was meant to, and the rate stays" in help_of("pretrain", columns=140)
 
 
 @pytest.mark.parametrize("path", list(commands()), ids=" ".join)
 @pytest.mark.parametrize("columns", [60, 80])
-def test_help_ends_with_examples_that_exist(path: tuple[str, ...], columns: int) -> None:
+def test_help_ends_with_examples_that_exist(path, columns):
     shown = help_of(*path, columns=columns)
     assert "bool>" not in shown
     assert "Examples:" in shown, "give @app.command(..., examples=(...))"
@@ -93,7 +92,7 @@ def test_help_ends_with_examples_that_exist(path: tuple[str, ...], columns: int)
             assert not word.startswith("-") or word in known, f"{example}: no option {word}"
 
 
-def test_commands_stand_in_the_panel_of_their_purpose() -> None:
+def test_commands_stand_in_the_panel_of_their_purpose():
     shown = help_of()
     panels: dict[str, list[str]] = {}
     for line in shown.splitlines():
@@ -108,14 +107,14 @@ def test_commands_stand_in_the_panel_of_their_purpose() -> None:
     assert "bool>" not in shown
 
 
-def test_version_names_the_program_pytorch_and_python() -> None:
+def test_version_names_the_program_pytorch_and_python():
     done = cli("--version")
     assert re.fullmatch(
         rf"efftrain {re.escape(__version__)} \(torch \d\S+, Python 3\.\d+\.\d+\)\n", done.output
     )
 
 
-def test_a_switch_that_cannot_be_turned_off_is_off() -> None:
+def test_a_switch_that_cannot_be_turned_off_is_off():
     switches = 0
     for path in commands():
         command, _ = command_of(list(path))

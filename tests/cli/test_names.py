@@ -37,11 +37,11 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("de", "deep-seed3"),
     ],
 )
-def test_a_run_is_found_by_what_names_it_alone(root: Path, typed: str, meant: str) -> None:
+def test_a_run_is_found_by_what_names_it_alone(root, typed, meant):
     assert find_run(typed) == meant
 
 
-def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root: Path) -> None:
+def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
     write_run(root / "runs", "deep", 4, name="deep")
     assert find_run("deep") == "deep"
 
@@ -56,12 +56,12 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root: Path) -> No
         ("../small-seed1", "use 1 to 64 letters"),
     ],
 )
-def test_what_names_no_run_or_several_is_refused(root: Path, typed: str, said: str) -> None:
+def test_what_names_no_run_or_several_is_refused(root, typed, said):
     with pytest.raises(UsageError, match=said.replace("`", ".")):
         find_run(typed)
 
 
-def test_the_likeliest_of_several_runs_is_named_first(root: Path) -> None:
+def test_the_likeliest_of_several_runs_is_named_first(root):
     write_run(root / "runs", "wide", 3, name="wide-lr0.001-seed3")
     write_run(root / "runs", "wide", 7, name="trial-wide-seed7")
     write_run(root / "runs", "wide", 8, name="wide-seed8")
@@ -133,7 +133,7 @@ def answers(cwd: Path, cases: dict[str, list[str]]) -> dict[str, list[object]]:
     return json.loads(python(ANSWERS, json.dumps(cases), cwd=cwd).stdout)  # type: ignore[no-any-return]
 
 
-def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> None:
+def test_a_wrong_name_answers_without_pytorch_in_every_command(root):
     for name, (code, said) in answers(root, WRONG_RUN).items():
         assert code == 2, f"{name}: {said}"
         # `runs rm` takes whole names only: a beginning would be a dangerous abbreviation
@@ -145,21 +145,21 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root: Path) -> No
         )
 
 
-def test_a_run_named_twice_is_counted_once_and_said(root: Path) -> None:
+def test_a_run_named_twice_is_counted_once_and_said(root):
     done = cli("compare", "small-seed1", "small-seed1", "my")
     assert "note: small-seed1 named more than once, and counted once" in done.stderr
     assert "wide" in done.output, "the beginning of one name is enough here too"
 
 
 @pytest.mark.parametrize("target", ["-1", "0", "nan", "inf"])
-def test_a_target_that_no_loss_can_have_is_refused(root: Path, target: str) -> None:
+def test_a_target_that_no_loss_can_have_is_refused(root, target):
     for words in (["compare", "small"], ["sweep", "--recipe", "small", "--plan"]):
         with pytest.raises(UsageError, match="a loss is a positive number"):
             cli(*words, "--target-loss", target)
 
 
 @pytest.mark.parametrize("temperature", ["inf", "-inf", "nan", "-1", "1e-320", "1e300"])
-def test_a_temperature_that_draws_nothing_is_refused(temperature: str) -> None:
+def test_a_temperature_that_draws_nothing_is_refused(temperature):
     with pytest.raises(UsageError) as refused:
         cli("sample", "no-run", f"--temperature={temperature}")
     fault, mend = str(refused.value).split("\n")
@@ -168,7 +168,7 @@ def test_a_temperature_that_draws_nothing_is_refused(temperature: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.001", "1000"])
-def test_a_usable_temperature_is_accepted(temperature: str) -> None:
+def test_a_usable_temperature_is_accepted(temperature):
     with pytest.raises(UsageError, match="no-run"):
         cli("sample", "no-run", f"--temperature={temperature}")
 
@@ -185,7 +185,7 @@ def test_a_usable_temperature_is_accepted(temperature: str) -> None:
     ],
     ids=" ".join,
 )
-def test_an_empty_option_is_not_taken_for_its_default(words: tuple[str, ...]) -> None:
+def test_an_empty_option_is_not_taken_for_its_default(words):
     with pytest.raises(UsageError) as refused:
         cli(*words)
     option = "--baseline" if words[0] == "compare" else "--name"

@@ -6,7 +6,6 @@ import pytest
 
 from efftrain_cli.cli.app import KEYS_OF_OTHER_TRAINERS
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import Efftrain
 
 
 @pytest.mark.parametrize(
@@ -24,22 +23,20 @@ from tests.conftest import Efftrain
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
-def test_option_of_another_trainer_names_ours(
-    efftrain: Efftrain, words: list[str], answer: str
-) -> None:
+def test_option_of_another_trainer_names_ours(efftrain, words, answer):
     done = efftrain("pretrain", "small", *words, code=2)
     assert f"error: no option {words[0].split('=')[0]}" in done.stderr
     assert answer in done.stderr
 
 
-def test_keys_of_other_trainers_are_recipe_keys() -> None:
+def test_keys_of_other_trainers_are_recipe_keys():
     values = {"data.train": "x.txt", "data.tokenizer": "bytes", "train.dtype": "fp32"}
     for key in KEYS_OF_OTHER_TRAINERS.values():
         load_recipe("small", [f"{key}={values.get(key, '4')}"])
     load_recipe("small", ["train.compile=on"])
 
 
-def test_pretrain_takes_the_recipe_as_argument(efftrain: Efftrain) -> None:
+def test_pretrain_takes_the_recipe_as_argument(efftrain):
     by_argument = efftrain("pretrain", "small", "--plan", "--format", "json")
     by_option = efftrain("pretrain", "--recipe", "small", "--plan", "--format", "json")
     assert by_argument.stdout == by_option.stdout

@@ -63,7 +63,7 @@ def rate(flops: float, source: str, layers: int = 2, device: str = "cpu", day: i
     )
 
 
-def test_flops_memory_and_disk_are_those_of_the_formulas(home: Path) -> None:
+def test_flops_memory_and_disk_are_those_of_the_formulas(home):
     """320 rows of vocabulary: N = 2 (12 x 32^2 + 13 x 32) + 2 x 32 + 320 x 32 = 35,712, and 1,024 more of positions.
     10,240 tokens of 6 N + 12 x 2 x 32 x 32 FLOPs are 2.446 GFLOPs; 12 bytes a parameter are 440.8 kB."""
     shown = plan()
@@ -77,7 +77,7 @@ def test_flops_memory_and_disk_are_those_of_the_formulas(home: Path) -> None:
     )
 
 
-def test_time_is_estimated_by_the_bench_of_this_machine(home: Path) -> None:
+def test_time_is_estimated_by_the_bench_of_this_machine(home):
     remember_bench(rate(2.446e7, "bench of same", day=1))
     remember_bench(rate(1e9, "bench of other", layers=9, day=2))
     assert (
@@ -95,7 +95,7 @@ def test_time_is_estimated_by_the_bench_of_this_machine(home: Path) -> None:
     assert plan()["time"].startswith("not known")
 
 
-def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
+def test_without_a_bench_the_newest_run_is_taken(home):
     """fake_runs: 100 steps of 1,024 x 6e5 FLOPs in 5 s are 12.288 GFLOP/s, of a model of 2 x 64."""
     write_run(home / "runs", "small", 0)
     shown = plan()["time"]
@@ -109,7 +109,7 @@ def test_without_a_bench_the_newest_run_is_taken(home: Path) -> None:
     assert "of run tenth-seed0" in plan()["time"]
 
 
-def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home: Path) -> None:
+def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home):
     """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a later bench's 47."""
     near = rate(1e8, "bench of near", layers=3, day=1)
     remember_bench(near.model_copy(update={"flops_per_token": 3e5}))
@@ -128,9 +128,7 @@ def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home
     assert "12.3 GFLOP/s of run own-seed0" in plan()["time"]
 
 
-def test_a_narrow_terminal_cuts_no_number_short(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_narrow_terminal_cuts_no_number_short(home, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     done = cli("pretrain", "--recipe", "tiny.toml", "--plan")
     assert [
@@ -143,7 +141,7 @@ def test_a_narrow_terminal_cuts_no_number_short(
     ]
 
 
-def test_a_narrow_terminal_breaks_costs_between_words(home: Path) -> None:
+def test_a_narrow_terminal_breaks_costs_between_words(home):
     shown = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan")
     costs = shown[shown.index("compute") :].splitlines()
     assert [line for line in costs if len(line) > 60] == []
@@ -153,7 +151,7 @@ def test_a_narrow_terminal_breaks_costs_between_words(home: Path) -> None:
     assert words.endswith("`efftrain bench` with the same recipe measures it")
 
 
-def test_a_plan_needs_no_pytorch(home: Path) -> None:
+def test_a_plan_needs_no_pytorch(home):
     code = (
         NO_TORCH
         + "sys.argv = ['efftrain', *sys.argv[1:]]\nfrom efftrain_cli.__main__ import main; main()"
@@ -162,7 +160,7 @@ def test_a_plan_needs_no_pytorch(home: Path) -> None:
     assert "2.45 GFLOPs" in python(code, *words, cwd=home).stdout
 
 
-def test_json_is_one_document_with_the_costs(home: Path) -> None:
+def test_json_is_one_document_with_the_costs(home):
     """40 steps of 256 tokens; memory holds 16 bytes a weight at least, each of 3 checkpoints 12."""
     done = cli("pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json")
     found = json.loads(done.stdout)
@@ -173,9 +171,7 @@ def test_json_is_one_document_with_the_costs(home: Path) -> None:
     assert costs["disk_bytes"] == 3 * 12 * costs["parameters"]
 
 
-def test_a_plan_says_what_is_missing_too_large_and_left_out(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_says_what_is_missing_too_large_and_left_out(home, monkeypatch):
     monkeypatch.setattr(plan_output, "machine_memory", lambda: 10**6)
     (home / "large.toml").write_text(RECIPE.replace("n_embd = 32", "n_embd = 64"))
     words = ["large.toml", "--set", "data.train=none.txt", "--set", "seq_len_warmup.steps=40"]
@@ -190,9 +186,7 @@ def test_a_plan_says_what_is_missing_too_large_and_left_out(
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_driver_that_hangs_says_nothing_of_the_gpu(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_hangs_says_nothing_of_the_gpu(device, monkeypatch):
     def hang(query: list[str], timeout: float, **options: object) -> None:
         raise subprocess.TimeoutExpired(query, timeout)
 

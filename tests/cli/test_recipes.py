@@ -14,7 +14,7 @@ import pytest
 
 from efftrain_cli.cli.recipes import _numbers
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY, Efftrain, python, sets
+from tests.conftest import REPOSITORY, python, sets
 from tests.terminal import on_terminal
 
 
@@ -32,7 +32,7 @@ def mine(tmp_path: Path) -> Path:
 # --- list ------------------------------------------------------------------------------------------------------------
 
 
-def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -> None:
+def test_list_in_a_pipe_is_one_plain_line_each(efftrain, mine):
     done = efftrain("recipes", "list")
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names[0] == "mine", "one's own recipes come first"
@@ -45,7 +45,7 @@ def test_list_in_a_pipe_is_one_plain_line_each(efftrain: Efftrain, mine: Path) -
     assert "\x1b" not in done.stdout
 
 
-def test_numbers_are_short_and_what_is_none_is_shown_as_written() -> None:
+def test_numbers_are_short_and_what_is_none_is_shown_as_written():
     card = {
         "mistake": None,
         "n_layer": 2,
@@ -58,7 +58,7 @@ def test_numbers_are_short_and_what_is_none_is_shown_as_written() -> None:
     assert _numbers(card) == ["2 x x", "-", "128", "many", "3M"]
 
 
-def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:
+def test_list_as_json(efftrain, mine):
     cards = {
         card["name"]: card
         for card in json.loads(efftrain("recipes", "list", "--format", "json").stdout)
@@ -80,7 +80,7 @@ def test_list_as_json(efftrain: Efftrain, mine: Path) -> None:
     assert not cards["quickstart"]["own"]
 
 
-def test_one_bad_file_does_not_hide_the_others(efftrain: Efftrain, mine: Path) -> None:
+def test_one_bad_file_does_not_hide_the_others(efftrain, mine):
     mine.with_name("odd.toml").write_text("lr = = 3\n")
     mine.with_name("text.toml").write_bytes(b"\xff\xfe")
     mine.with_name("orphan.toml").write_text('base = "nowhere"\n')
@@ -92,7 +92,7 @@ def test_one_bad_file_does_not_hide_the_others(efftrain: Efftrain, mine: Path) -
 
 
 @pytest.mark.parametrize("columns", [40, 80, 140])
-def test_list_fits_the_terminal(tmp_path: Path, mine: Path, columns: int) -> None:
+def test_list_fits_the_terminal(tmp_path, mine, columns):
     shown = on_terminal(tmp_path, columns, "recipes", "list")
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= columns
     assert "gpt2-117m-large-batch" in shown, "names are never cut"
@@ -103,9 +103,7 @@ def test_list_fits_the_terminal(tmp_path: Path, mine: Path, columns: int) -> Non
 # --- show ------------------------------------------------------------------------------------------------------------
 
 
-def test_show_is_toml_that_loads_and_names_origins(
-    efftrain: Efftrain, mine: Path, tmp_path: Path
-) -> None:
+def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
     done = efftrain("recipes", "show", "mine", "--set", "seed=7")
     copy = tmp_path / "copy.toml"
     copy.write_text(done.stdout)
@@ -118,18 +116,18 @@ def test_show_is_toml_that_loads_and_names_origins(
     assert done.stdout.startswith("# recipes/mine.toml\n#   based on ")
 
 
-def test_show_describes_each_key(efftrain: Efftrain) -> None:
+def test_show_describes_each_key(efftrain):
     shown = efftrain("recipes", "show", "small", "--describe").stdout
     assert re.search(r"^lr = .*# Peak learning rate\.$", shown, re.MULTILINE)
     tomllib.loads(shown)
 
 
-def test_show_warns_of_unwise_settings(efftrain: Efftrain) -> None:
+def test_show_warns_of_unwise_settings(efftrain):
     done = efftrain("recipes", "show", "small", "--set", "optim.warmup_steps=100_000")
     assert "never reaches its peak" in done.stderr
 
 
-def test_mistakes_exit_with_2_and_no_traceback(efftrain: Efftrain) -> None:
+def test_mistakes_exit_with_2_and_no_traceback(efftrain):
     done = efftrain(
         "recipes",
         "show",
@@ -147,7 +145,7 @@ def test_mistakes_exit_with_2_and_no_traceback(efftrain: Efftrain) -> None:
     efftrain("recipes", "show", "smal", code=2)
 
 
-def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_a_typo_starts_nothing(efftrain, tmp_path):
     """RELIABILITY F40."""
     done = efftrain("pretrain", "--recipe", "small", "--set", "optim.lrr=1", code=2)
     assert "optim.lrr = 1   (--set optim.lrr=1)" in done.stderr
@@ -158,9 +156,7 @@ def test_a_typo_starts_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
 # --- new -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_recipe_loads_and_overwrites_nothing(
-    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypatch):
     done = efftrain(
         "recipes", "new", "books", "--set", "data.train=books/", "--set", "train.tokens=5M"
     )
@@ -188,9 +184,7 @@ def test_a_new_recipe_loads_and_overwrites_nothing(
         ['data.sources=[{path = "a", weight = 2.0}]', "parallel.lanes=4"],
     ],
 )
-def test_a_new_recipe_writes_every_key_that_was_set(
-    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str]
-) -> None:
+def test_a_new_recipe_writes_every_key_that_was_set(efftrain, tmp_path, monkeypatch, overrides):
     efftrain("recipes", "new", "mine", *sets(*overrides))
     monkeypatch.chdir(tmp_path)
     usual = ["data.valid_fraction=0.05"]
@@ -199,9 +193,7 @@ def test_a_new_recipe_writes_every_key_that_was_set(
     assert load_recipe("mine") == load_recipe("small", [*usual, *overrides])
 
 
-def test_a_new_recipe_changes_one_of_its_bases_stages(
-    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkeypatch):
     overrides = [
         "stages.0.switch.value=500_000",
         "train.batch_size=8",
@@ -213,14 +205,14 @@ def test_a_new_recipe_changes_one_of_its_bases_stages(
     assert load_recipe("mine") == load_recipe("small-staged-width", [*usual, *overrides])
 
 
-def test_a_new_recipe_says_that_the_text_of_its_base_is_not_used(efftrain: Efftrain) -> None:
+def test_a_new_recipe_says_that_the_text_of_its_base_is_not_used(efftrain):
     said = "put your text into my.txt, or name it in data.train: small's is not used"
     assert said in efftrain("recipes", "new", "first").stdout
     assert "is not used" not in efftrain("recipes", "new", "b", "--set", "data.train=b.txt").stdout
 
 
 @pytest.mark.parametrize("name", ["../x", "x.toml", "-x", "", "my recipe"])
-def test_a_new_recipe_needs_a_plain_name(efftrain: Efftrain, tmp_path: Path, name: str) -> None:
+def test_a_new_recipe_needs_a_plain_name(efftrain, tmp_path, name):
     efftrain("recipes", "new", "--", name, code=2)
     assert list(tmp_path.iterdir()) == []
 
@@ -228,7 +220,7 @@ def test_a_new_recipe_needs_a_plain_name(efftrain: Efftrain, tmp_path: Path, nam
 # --- diff ------------------------------------------------------------------------------------------------------------
 
 
-def test_diff_shows_exactly_what_differs(efftrain: Efftrain, mine: Path) -> None:
+def test_diff_shows_exactly_what_differs(efftrain, mine):
     done = efftrain("recipes", "diff", "small", "mine")
     small = load_recipe("small")
     assert [line.split() for line in done.stdout.splitlines()] == [
@@ -247,7 +239,7 @@ def test_diff_shows_exactly_what_differs(efftrain: Efftrain, mine: Path) -> None
     assert "are the same" in efftrain("recipes", "diff", "small", "small").stdout
 
 
-def test_diff_fits_the_terminal(tmp_path: Path) -> None:
+def test_diff_fits_the_terminal(tmp_path):
     wide = on_terminal(tmp_path, 120, "recipes", "diff", "gpt2-117m", "gpt3-125m")
     narrow = on_terminal(tmp_path, 40, "recipes", "diff", "gpt2-117m", "gpt3-125m")
     assert re.search(r"^model\.seq_len +1024 +2048$", wide, re.MULTILINE)
@@ -259,12 +251,12 @@ def test_diff_fits_the_terminal(tmp_path: Path) -> None:
 # --- the command line as a whole -------------------------------------------------------------------------------------
 
 
-def test_misspelt_commands_and_options_are_corrected(efftrain: Efftrain) -> None:
+def test_misspelt_commands_and_options_are_corrected(efftrain):
     assert "recipes" in efftrain("recpes", "list", code=2).stderr
     assert "--format" in efftrain("recipes", "list", "--formt", "json", code=2).stderr
 
 
-def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_pipe_is_no_error(tmp_path):
     done = subprocess.run(
         [
             "bash",
@@ -294,7 +286,7 @@ def completed(cwd: Path, words: str) -> list[str]:
     return python(COMPLETING, cwd=cwd, _EFFTRAIN_COMPLETE="complete_bash", **place).stdout.split()
 
 
-def test_tab_offers_recipes_paths_and_keys(tmp_path: Path, mine: Path) -> None:
+def test_tab_offers_recipes_paths_and_keys(tmp_path, mine):
     offered = completed(tmp_path, "efftrain recipes show ")
     assert {"mine", "quickstart", "gpt2-1.5b"} <= set(offered)
     assert completed(tmp_path, "efftrain recipes show mi") == ["mine"]
@@ -302,7 +294,7 @@ def test_tab_offers_recipes_paths_and_keys(tmp_path: Path, mine: Path) -> None:
     assert completed(tmp_path, "efftrain recipes show mine --set optim.l") == ["optim.lr="]
 
 
-def test_tab_descriptions_stay_on_one_line(tmp_path: Path) -> None:
+def test_tab_descriptions_stay_on_one_line(tmp_path):
     """Shells with descriptions take a broken line for one more candidate."""
     asked = {
         "_TYPER_COMPLETE_FISH_ACTION": "get-args",
@@ -315,7 +307,7 @@ def test_tab_descriptions_stay_on_one_line(tmp_path: Path) -> None:
     assert all(line.startswith("gpt2-") and "\t" in line for line in lines)
 
 
-def test_run_names_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_names_are_offered(tmp_path, monkeypatch):
     from efftrain_cli.cli import complete
 
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,7 +15,6 @@ from efftrain_cli.accumulation import BITS, CHUNKS, analyse, lines, needs_of, sa
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
 from efftrain_cli.model.narrow_matmul import sums_in_order
-from tests.conftest import Efftrain
 from tests.model.rounding import sum_in_order
 from tests.tiny import config_of, drawn
 from tests.trained_run import make_run, random_gpt
@@ -33,7 +31,7 @@ class Recorder:
         return []
 
 
-def test_the_products_are_those_of_training() -> None:
+def test_the_products_are_those_of_training():
     """What is taken from each layer gives back the gradient of its weight, as training computes it."""
     config = config_of(seq_len=8, vocab_size=60)
     model = random_gpt(config, 0.3, seed=0)
@@ -57,7 +55,7 @@ def test_the_products_are_those_of_training() -> None:
     torch.testing.assert_close(grad.sum(dim=1), torch.zeros(24), atol=1e-7, rtol=0)
 
 
-def test_fp32_carries_these_sums_as_well_as_fp64() -> None:
+def test_fp32_carries_these_sums_as_well_as_fp64():
     generator = torch.Generator().manual_seed(0)
     terms = torch.randn(1024, 200, generator=generator).bfloat16().float()
     exact = terms.double().sum(dim=0).numpy()
@@ -81,7 +79,7 @@ def analysis(tmp_path_factory: pytest.TempPathFactory) -> accumulation.Analysis:
         return analyse("random", samples=128, device="cpu")
 
 
-def test_every_layer_and_role_is_there_with_its_length(analysis: accumulation.Analysis) -> None:
+def test_every_layer_and_role_is_there_with_its_length(analysis):
     products = analysis.sums.groupby(["layer", "role"], sort=False).n.unique()
     lengths = {key: int(n[0]) for key, n in products.items() if len(n) == 1}
     assert len(lengths) == len(products) == 3 * (2 * 4 + 1)
@@ -93,7 +91,7 @@ def test_every_layer_and_role_is_there_with_its_length(analysis: accumulation.An
     assert list(analysis.sums.role.unique()) == ["forward", "grad_input", "grad_weight"]
 
 
-def test_errors_behave_as_they_must(analysis: accumulation.Analysis) -> None:
+def test_errors_behave_as_they_must(analysis):
     for (_, role), sums in analysis.sums.groupby(["layer", "role"]):
         relative = sums.set_index(["bits", "chunk"]).relative_error
         assert set(relative.index) == {(bits, chunk) for bits in BITS for chunk in CHUNKS}
@@ -112,7 +110,7 @@ def test_errors_behave_as_they_must(analysis: accumulation.Analysis) -> None:
     assert longest[(longest.bits == 4) & (longest.chunk == 0)].signed_error.min() < -0.02
 
 
-def test_needs_of_sums_by_hand() -> None:
+def test_needs_of_sums_by_hand():
     """Of 100 products: 5 bits suffice whole and in chunks of 64, 4 only in chunks of 16 and 64."""
     errors = {(4, 0): 0.2, (4, 16): 0.03, (4, 64): 0.04, (5, 0): 0.01, (5, 64): 0.02}
     known = {"layer": "a", "role": "forward", "n": 100, "product_bits": 5, "outlier_share": 0.0}
@@ -135,7 +133,7 @@ def test_needs_of_sums_by_hand() -> None:
     assert needs_of(sums, 0.001).bits.item() == 13
 
 
-def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_path: Path) -> None:
+def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
     shown = list(lines(analysis, 0.04))
     rows = [line for line in shown if line.startswith(("h.", "head"))]
     assert len(rows) == len(analysis.sums) / len(BITS) / len(CHUNKS)
@@ -150,7 +148,7 @@ def test_table_csv_and_plot_say_the_same(analysis: accumulation.Analysis, tmp_pa
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_command_measures_a_run(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_the_command_measures_a_run(efftrain, tmp_path):
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
     done = efftrain(
         "accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01"
@@ -162,7 +160,7 @@ def test_the_command_measures_a_run(efftrain: Efftrain, tmp_path: Path) -> None:
     ]
 
 
-def test_a_shape_that_was_not_run_is_predicted(efftrain: Efftrain) -> None:
+def test_a_shape_that_was_not_run_is_predicted(efftrain):
     done = efftrain("accumulation", "--shape", "48x1600", "--tokens", "524288")
     (row,) = [
         line.split()
@@ -182,15 +180,13 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain: Efftrain) -> None:
         (["no-such-run"], "no-such-run"),
     ],
 )
-def test_a_users_mistake_is_one_message(
-    efftrain: Efftrain, arguments: list[str], words: str
-) -> None:
+def test_a_users_mistake_is_one_message(efftrain, arguments, words):
     done = efftrain("accumulation", *arguments, code=UsageError.exit_code)
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_lengths_of_a_shape() -> None:
+def test_lengths_of_a_shape():
     assert parse_shape("48x1600") == (48, 1600)
     lengths = {(layer, role): n for layer, role, n in sums_of(768, 65536, 50304)}
     assert lengths["mlp.c_proj", "forward"] == lengths["mlp.c_fc", "grad_input"] == 3072
@@ -203,7 +199,5 @@ def test_lengths_of_a_shape() -> None:
     "bits, n, chunk, measured",
     [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)],
 )
-def test_the_rule_of_thumb_is_near_simulations(
-    bits: int, n: int, chunk: int, measured: float
-) -> None:
+def test_the_rule_of_thumb_is_near_simulations(bits, n, chunk, measured):
     assert random_walk_error(bits, n, chunk) == pytest.approx(measured, rel=0.15)

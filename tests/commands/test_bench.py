@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from efftrain_cli.bench import (
     range_seconds,
 )
 from efftrain_cli.training.trainer import finite_or_none
-from tests.conftest import Efftrain, python
+from tests.conftest import python
 from tests.tiny import tiny_recipe
 
 RECIPE = tiny_recipe(
@@ -30,7 +29,7 @@ RECIPE = tiny_recipe(
 )
 
 
-def test_figures_belong_together(tmp_path: Path) -> None:
+def test_figures_belong_together(tmp_path):
     result = bench(RECIPE, torch.device("cpu"), steps=4, profile=tmp_path / "trace.json")
     assert (
         result.tokens_per_step == 512
@@ -51,7 +50,7 @@ def test_figures_belong_together(tmp_path: Path) -> None:
     assert result.phases["backward"] > result.phases["optimizer"]
 
 
-def test_seconds_of_compiling_are_those_of_this_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_of_compiling_are_those_of_this_bench(monkeypatch):
     monkeypatch.setattr("efftrain_cli.bench.compile_seconds", iter([1.0, 3.5]).__next__)
     assert bench(RECIPE, torch.device("cpu"), steps=1).compile_seconds == 2.5
 
@@ -64,7 +63,7 @@ def mark(name: str, start: float, end: float, kernels: tuple[float, ...] = ()) -
     return event
 
 
-def test_phases_of_a_trace_are_added_up() -> None:
+def test_phases_of_a_trace_are_added_up():
     """Two micro-batches: 100 + 80 us forward within 500 us of gradient, so 320 us backward."""
     marks = [
         mark("data", 0, 50),
@@ -88,7 +87,7 @@ def test_phases_of_a_trace_are_added_up() -> None:
     )
 
 
-def test_the_trace_has_the_profiled_steps(tmp_path: Path) -> None:
+def test_the_trace_has_the_profiled_steps(tmp_path):
     result = bench(RECIPE, torch.device("cpu"), steps=6, profile=tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     steps = [event for event in events if event.get("name") == "optimizer"]
@@ -99,9 +98,7 @@ def test_the_trace_has_the_profiled_steps(tmp_path: Path) -> None:
     assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
 
 
-def test_command_prints_json_and_remembers_the_rate_for_plans(
-    efftrain: Efftrain, tmp_path: Path
-) -> None:
+def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path):
     shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
     cache = str(tmp_path / "cache")
     done = efftrain(
@@ -124,7 +121,7 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(
     assert (remembered["n_layer"], remembered["source"]) == (1, "bench of quickstart")
 
 
-def test_peak_memory_is_the_process_s_own() -> None:
+def test_peak_memory_is_the_process_s_own():
     """A child of a large process is not large: getrusage would say so."""
     held = torch.ones(100_000_000)  # 400 MB
     child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"

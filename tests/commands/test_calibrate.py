@@ -20,7 +20,7 @@ from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.trials import calibrating
 from tests.compare.calibrations import calibrated
 from tests.compare.known_runs import SLW
-from tests.conftest import Efftrain, invoke
+from tests.conftest import invoke
 from tests.fake_runs import rows_of, write_run
 from tests.launch import made_text, start_efftrain, wait_until
 
@@ -35,7 +35,7 @@ def arms(*kinds: list[list[TimedStep]]) -> list[Arm]:
     return [Arm(kinds=each, **named) for each in kinds]
 
 
-def test_steps_are_spread_over_their_flops() -> None:
+def test_steps_are_spread_over_their_flops():
     """At 1, 33.25, 65.5, 97.75, 130: the nearest of each."""
     chosen = spread(steps(1, 2, 30, 40, 70, 80, 100, 130), 5)
     assert [step.flops for step in chosen] == [1, 30, 70, 100, 130]
@@ -56,13 +56,13 @@ def test_steps_are_spread_over_their_flops() -> None:
         (10**6, 5, 50),
     ],
 )
-def test_blocks_take_two_percent(spent: float, count: int, blocks: int) -> None:
+def test_blocks_take_two_percent(spent, count, blocks):
     plan = design(arms([steps(4)], [steps(1, 2, 3, 4)]), spent)
     assert (sum(map(len, plan.steps)), plan.blocks) == (count, blocks)
     assert blocks == 3 or plan.seconds <= 0.02 * spent
 
 
-def test_at_most_sixteen_steps_are_timed() -> None:
+def test_at_most_sixteen_steps_are_timed():
     many = [float(each) for each in range(1, 41)]
     plan = design(arms([steps(*many)], [steps(*many)]), 10**9)
     assert [len(each) for each in plan.steps] == [8, 8]
@@ -104,7 +104,7 @@ SWEEP = [
 
 
 @pytest.mark.slow
-def test_true_steps_end_to_end(here: Path, efftrain: Efftrain) -> None:
+def test_true_steps_end_to_end(here, efftrain):
     """A sweep of toys names the command; after it, compare judges seconds or says how the clocks differ."""
     done = efftrain(*SWEEP, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -142,7 +142,7 @@ def test_true_steps_end_to_end(here: Path, efftrain: Efftrain) -> None:
     ],
     ids=lambda section: section[1:9],
 )
-def test_every_method_s_steps_run_again(here: Path, efftrain: Efftrain, section: str) -> None:
+def test_every_method_s_steps_run_again(here, efftrain, section):
     """Their FLOPs are those of the run's rows, or the command fails."""
     (here / "method.toml").write_text(f'base = "plain.toml"\n{section}')
     for recipe in ("plain", "method"):
@@ -157,7 +157,7 @@ def test_every_method_s_steps_run_again(here: Path, efftrain: Efftrain, section:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing(here: Path, efftrain: Efftrain) -> None:
+def test_ctrl_c_leaves_nothing(here, efftrain):
     assert efftrain(*SWEEP, timeout=600).returncode == 0
     temporary = here / "tmp"
     temporary.mkdir()
@@ -207,9 +207,7 @@ def made(root: Path, seconds: float = 5.0, seeds: int = 2, **more: Any) -> None:
         (("no-such",), {}, "no run, glob of runs or recipe"),
     ],
 )
-def test_what_cannot_be_timed_is_refused(
-    root: Path, names: tuple[str, ...], origin: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_timed_is_refused(root, names, origin, message):
     made(root, origin=origin)
     refused = invoke("calibrate", *names, "--device", "cpu")
     assert refused.exit_code != 0 and message in str(refused.exception)
@@ -224,13 +222,13 @@ def as_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
 
 
-def test_a_run_of_another_torch_is_refused(root: Path, as_cpu: None) -> None:
+def test_a_run_of_another_torch_is_refused(root, as_cpu):
     made(root, origin={"torch": "2.12.1"})
     refused = invoke("calibrate", "small", "small-slw", "--device", "cpu")
     assert "with torch 2.12.1, and this is 2.13.0+cpu" in str(refused.exception)
 
 
-def test_a_step_that_is_not_the_run_s_any_more_is_refused(root: Path, as_cpu: None) -> None:
+def test_a_step_that_is_not_the_run_s_any_more_is_refused(root, as_cpu):
     made(root)
     refused = invoke("calibrate", "small", "small-slw", "--device", "cpu")
     message = "step 1 of small-seed0 has 6.144e+08 FLOPs in its row and 1.01764e+09 now"
@@ -257,9 +255,7 @@ def read(root: Path) -> list[Any]:
     return read_valid_runs(sorted(root.glob("small*")))[0]
 
 
-def test_a_sweep_times_steps_once(
-    root: Path, started: list[list[str]], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_times_steps_once(root, started, capfd):
     """100 seconds of training in all; a failure is a warning."""
     made(root, 25.0)
     calibrating.calibrate_once(read(root), "cpu")
@@ -278,15 +274,13 @@ def test_a_sweep_times_steps_once(
     [(24.0, 2, {}), (100.0, 1, {}), (25.0, 2, {"world_size": 2})],
     ids=["toys", "one seed", "two devices"],
 )
-def test_nothing_is_timed_that_no_verdict_needs(
-    root: Path, started: list[list[str]], seconds: float, seeds: int, origin: dict[str, Any]
-) -> None:
+def test_nothing_is_timed_that_no_verdict_needs(root, started, seconds, seeds, origin):
     made(root, seconds, seeds, origin=origin)
     calibrating.calibrate_once(read(root), "cpu")
     assert started == []
 
 
-def test_each_arm_s_steps_have_its_own_determinism() -> None:
+def test_each_arm_s_steps_have_its_own_determinism():
     seen = []
 
     def stepping() -> Iterator[Any]:
@@ -308,7 +302,7 @@ def test_each_arm_s_steps_have_its_own_determinism() -> None:
     lanes[1].run(step)
 
 
-def test_blocks_of_one_seed_each_are_timed(root: Path, started: list[list[str]]) -> None:
+def test_blocks_of_one_seed_each_are_timed(root, started):
     """Each seed of an arm has settings of its own."""
     for seed in range(2):
         for name, section in (("small", ""), ("small-slw", SLW)):

@@ -30,9 +30,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedMo
     return load_trained_model("random", None, CPU), tmp_path / "hf"
 
 
-def test_export_and_import_give_the_model_back(
-    exported: tuple[TrainedModel, Path], tmp_path: Path
-) -> None:
+def test_export_and_import_give_the_model_back(exported, tmp_path):
     before, directory = exported
     settings = sets(f"data.train={tmp_path / 'text.txt'}", "optim.lr=1e-3", "train.tokens=3000")
     cli("import", str(directory), "--name", "back", *settings)
@@ -60,9 +58,7 @@ def test_export_and_import_give_the_model_back(
         cli("pretrain", "--resume", "back", "--steps", "3", "--no-probe")
 
 
-def test_what_transformers_saved_itself(
-    exported: tuple[TrainedModel, Path], tmp_path: Path
-) -> None:
+def test_what_transformers_saved_itself(exported, tmp_path):
     """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among
     them)."""
     transformers = pytest.importorskip("transformers")
@@ -80,7 +76,7 @@ def test_what_transformers_saved_itself(
     assert torch.allclose(ours(tokens), theirs(tokens).logits, atol=1e-4)
 
 
-def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[TrainedModel, Path]) -> None:
+def test_rows_beyond_the_tokenizer_are_padding(exported):
     """Some exports pad the embedding: 20 rows more, which no token uses."""
     from safetensors.torch import load_file, save_file
 
@@ -102,7 +98,7 @@ def test_rows_beyond_the_tokenizer_are_padding(exported: tuple[TrainedModel, Pat
     assert torch.allclose(after(tokens), before.model(tokens), atol=1e-6)
 
 
-def test_refusals(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
+def test_refusals(exported, tmp_path):
     _, directory = exported
     with pytest.raises(UsageError, match="exists"):
         import_hf(directory, "random")
@@ -122,9 +118,7 @@ def test_refusals(exported: tuple[TrainedModel, Path], tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "other").exists()
 
 
-def test_training_on_asks_for_text_where_the_import_named_none(
-    exported: tuple[TrainedModel, Path], tmp_path: Path
-) -> None:
+def test_training_on_asks_for_text_where_the_import_named_none(exported, tmp_path):
     _, directory = exported
     cli("import", str(directory), "--name", "back", "--set", "train.tokens=3000")
     # Its validation documents would be those of the recipe's default, which nobody named.
@@ -142,9 +136,7 @@ def test_training_on_asks_for_text_where_the_import_named_none(
     cli("eval-zeroshot", "back")
 
 
-def test_a_model_of_the_hub_by_its_name(
-    exported: tuple[TrainedModel, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_the_hub_by_its_name(exported, tmp_path, monkeypatch):
     """The Hub faked by a folder of files; without network the message is the Hub's, and a name that is none is
     refused."""
     from efftrain_cli.data import hub
@@ -175,9 +167,7 @@ def test_a_model_of_the_hub_by_its_name(
             cli("import", name)
 
 
-def test_hostile_directories_end_in_a_message(
-    exported: tuple[TrainedModel, Path], tmp_path: Path
-) -> None:
+def test_hostile_directories_end_in_a_message(exported, tmp_path):
     """F74, F75: sizes that nothing could hold, values of wrong kinds, and weights that are not finite."""
     from safetensors.torch import load_file, save_file
 
@@ -214,9 +204,7 @@ def test_hostile_directories_end_in_a_message(
     assert not (tmp_path / "runs" / "x").exists()
 
 
-def test_an_export_has_a_card_and_the_modes_of_other_files(
-    exported: tuple[TrainedModel, Path], tmp_path: Path
-) -> None:
+def test_an_export_has_a_card_and_the_modes_of_other_files(exported, tmp_path):
     trained, directory = exported
     cli("eval-zeroshot", "random", "--tasks", "offline_bytes")
     old = os.umask(0o027)
@@ -241,9 +229,7 @@ def test_an_export_has_a_card_and_the_modes_of_other_files(
     )
 
 
-def test_an_export_onto_files_fails_before_anything_is_loaded(
-    exported: tuple[TrainedModel, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_onto_files_fails_before_anything_is_loaded(exported, monkeypatch):
     monkeypatch.setattr(export, "load_trained_model", None)
     with pytest.raises(UsageError, match="exists and is not an empty directory"):
         export.export_run("random", None, Path("hf"))
@@ -263,9 +249,7 @@ FOREIGN = [
 @pytest.mark.parametrize(
     "dtype, value, message", FOREIGN, ids=lambda part: str(part).removeprefix("torch.")[:30]
 )
-def test_tensors_that_are_no_fp32_weights_are_refused(
-    exported: tuple[TrainedModel, Path], dtype: torch.dtype, value: float, message: str
-) -> None:
+def test_tensors_that_are_no_fp32_weights_are_refused(exported, dtype, value, message):
     """F87: before a run is made, with the tensor and its type."""
     path = exported[1] / "model.safetensors"
     tensors = load_file(path)
@@ -280,9 +264,7 @@ def test_tensors_that_are_no_fp32_weights_are_refused(
     assert not Path(os.environ["EFFTRAIN_RUNS"], "back").exists()
 
 
-def test_doubles_and_masks_are_read(
-    exported: tuple[TrainedModel, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_doubles_and_masks_are_read(exported, capfd):
     """F87: weights of float64 within fp32's range are rounded, and that is said; causal masks of any type stay out."""
     path = exported[1] / "model.safetensors"
     tensors = {name: tensor.double() for name, tensor in load_file(path).items()}
@@ -295,9 +277,7 @@ def test_doubles_and_masks_are_read(
 
 
 @pytest.mark.parametrize("recipe", ["small-no-norm", "small-standardization"])
-def test_a_recipe_without_norms_takes_the_directorys(
-    exported: tuple[TrainedModel, Path], recipe: str
-) -> None:
+def test_a_recipe_without_norms_takes_the_directorys(exported, recipe):
     """The imported weights decide `norm` and `init`: the run loads, and computes what the directory does."""
     import_hf(exported[1], "back", recipe)
     back = load_trained_model("back", None, CPU)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Efftrain, sets
+from tests.conftest import sets
 from tests.launch import start_efftrain, wait_until, write_recipe
 from tests.trained_run import make_run, write_text
 from tests.tune_warmup.conftest import SETTINGS
@@ -22,7 +22,7 @@ def recipe(tmp_path: Path) -> str:
     return write_recipe(tmp_path).name
 
 
-def test_bench_says_what_two_devices_spend_on_each_other(efftrain: Efftrain, recipe: str) -> None:
+def test_bench_says_what_two_devices_spend_on_each_other(efftrain, recipe):
     done = efftrain(
         "bench", "--recipe", recipe, "--devices", "2", "--steps", "4", "--format", "json"
     )
@@ -32,7 +32,7 @@ def test_bench_says_what_two_devices_spend_on_each_other(efftrain: Efftrain, rec
     assert sum(found["phases"].values()) == pytest.approx(found["seconds_per_step"])
 
 
-def test_bench_claims_no_share_of_communication_for_shards(efftrain: Efftrain, recipe: str) -> None:
+def test_bench_claims_no_share_of_communication_for_shards(efftrain, recipe):
     """FSDP2's traffic is part of its passes."""
     sharded = ("--set", "parallel.strategy=shard", "--devices", "2", "--steps", "2")
     done = efftrain("bench", "--recipe", recipe, *sharded)
@@ -43,7 +43,7 @@ def test_bench_claims_no_share_of_communication_for_shards(efftrain: Efftrain, r
     )
 
 
-def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) -> None:
+def test_resuming_on_two_devices_is_verified(efftrain, recipe):
     done = efftrain(
         "verify-resume", "--recipe", recipe, "--devices", "2", "--steps", "2", timeout=300
     )
@@ -53,7 +53,7 @@ def test_resuming_on_two_devices_is_verified(efftrain: Efftrain, recipe: str) ->
     )
 
 
-def test_a_search_on_two_devices_finds_what_one_finds(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_a_search_on_two_devices_finds_what_one_finds(efftrain, tmp_path):
     """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
     search = sets(write_text(tmp_path), *SETTINGS, "parallel.lanes=2")
     command = ("tune-warmup", "--recipe", "small", *search, "--device", "cpu")
@@ -81,9 +81,7 @@ def _receipts(folder: Path) -> list[dict[str, str]]:
         ]
 
 
-def test_what_two_devices_cannot_share_of_a_search_is_refused_once(
-    efftrain: Efftrain, recipe: str
-) -> None:
+def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain, recipe):
     done = efftrain(
         "tune-warmup",
         "--recipe",
@@ -101,7 +99,7 @@ def test_what_two_devices_cannot_share_of_a_search_is_refused_once(
     )
 
 
-def test_two_devices_score_as_one_does(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_two_devices_score_as_one_does(efftrain, tmp_path):
     found = []
     for devices in ("1", "2"):
         run = make_run(tmp_path, f"on{devices}")

@@ -29,9 +29,7 @@ def efftrain(*args: str) -> Any:
     return cli("eval-zeroshot", *args)
 
 
-def test_offline_is_the_default_and_needs_nothing(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_is_the_default_and_needs_nothing(run, monkeypatch):
     monkeypatch.setattr(
         harness, "find_spec", lambda name: None
     )  # as if the extra were not installed
@@ -60,16 +58,14 @@ def test_offline_is_the_default_and_needs_nothing(
     assert len(read_results(run)) == 2  # the same question again replaces its answer
 
 
-def test_a_missing_extra_is_said_with_its_command(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_said_with_its_command(run, monkeypatch):
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install '\.\[eval\]'"):
         efftrain("random", "--tasks", "piqa")
 
 
 @pytest.mark.slow
-def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
+def test_local_sets_with_a_limit(run, tmp_path):
     pytest.importorskip("lm_eval")
     folder = tmp_path / "sets"
     folder.mkdir()
@@ -117,7 +113,7 @@ def test_local_sets_with_a_limit(run: Path, tmp_path: Path) -> None:
         efftrain("random", "--data-dir", str(folder))
 
 
-def test_refusals(run: Path, tmp_path: Path) -> None:
+def test_refusals(run, tmp_path):
     for args, kind, words in (
         (["random", "--tasks", "offlin"], UsageError, "did you mean offline"),
         (["randon"], UsageError, "did you mean random"),
@@ -135,7 +131,7 @@ def test_refusals(run: Path, tmp_path: Path) -> None:
     assert not (run / "zeroshot.json").exists()
 
 
-def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path: Path) -> None:
+def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path):
     run = make_run(tmp_path, overrides=("seq_len_warmup.start=8", "seq_len_warmup.steps=100"))
     # 40 at the checkpoint's step 10; what came after it does not count.
     rows = [{"step": step, "seq_len": 4 * step} for step in range(1, 17)]
@@ -175,7 +171,7 @@ def sets_in(folder: Path, tmp_path: Path) -> str:
     return str(folder / "mine.yaml")
 
 
-def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run: Path, tmp_path: Path) -> None:
+def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run, tmp_path):
     """F77: a long context is cut and counted; an answer longer than the context is left out and named; the next task is
     scored; the table is printed whatever failed."""
     pytest.importorskip("lm_eval")
@@ -217,9 +213,7 @@ def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run: Path, tmp_path: 
     assert entry["stderr"] is not None
 
 
-def test_several_runs_and_an_exported_directory(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_runs_and_an_exported_directory(run, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
     cli("export", "random", "--out", "hf")
@@ -233,7 +227,7 @@ def test_several_runs_and_an_exported_directory(
         efftrain("hf")
 
 
-def test_task_names_of_the_harness_are_known_without_loading_it(run: Path) -> None:
+def test_task_names_of_the_harness_are_known_without_loading_it(run):
     pytest.importorskip("lm_eval")
     assert harness.foreign_tasks(["piqa", "offline", "blimp", "no_such_task_anywhere"]) == ["blimp"]
     with pytest.raises(UsageError, match="no such file"):

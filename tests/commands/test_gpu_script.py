@@ -45,7 +45,7 @@ def pieces_of(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
 
 
 @pytest.mark.slow
-def test_four_calls_measure_everything_and_a_fifth_prints_the_page(tmp_path: Path) -> None:
+def test_four_calls_measure_everything_and_a_fifth_prints_the_page(tmp_path):
     earlier: list[str] = []
     for number, call in enumerate(CALLS):
         folder = tmp_path / str(number)  # as on a machine that keeps nothing of the last call
@@ -96,9 +96,7 @@ command.main("")
 
 
 @pytest.mark.slow
-def test_what_a_part_measured_before_it_failed_is_kept_and_it_alone_runs_again(
-    tmp_path: Path,
-) -> None:
+def test_what_a_part_measured_before_it_failed_is_kept_and_it_alone_runs_again(tmp_path):
     code = stand_in(
         tmp_path,
         "part = Part('half', half, 1)",
@@ -138,9 +136,7 @@ torch.cuda.get_device_name = lambda: "a pretended device"
     ],
     ids=["python", "library"],
 )
-def test_a_part_is_stopped_after_its_seconds_and_the_rest_still_runs(
-    tmp_path: Path, last: str, message: str
-) -> None:
+def test_a_part_is_stopped_after_its_seconds_and_the_rest_still_runs(tmp_path, last, message):
     work = f"""{PRETENDED}
 command.GRACE = 1.0
 def long(bench):
@@ -161,7 +157,7 @@ def long(bench):
     assert done.returncode == 1 and time.monotonic() - began < 50
 
 
-def test_a_part_without_time_left_is_not_begun_and_named(tmp_path: Path) -> None:
+def test_a_part_without_time_left_is_not_begun_and_named(tmp_path):
     work = PRETENDED + "def long(bench):\n    yield figure('never', 1.0)\n"
     code = stand_in(tmp_path, "part = Part('long', long, 20)", work, "'--budget', '10'")
     done = python(code, code=1)
@@ -169,7 +165,7 @@ def test_a_part_without_time_left_is_not_begun_and_named(tmp_path: Path) -> None
     assert list(pieces_of(tmp_path)["device"]) == ["whole"]
 
 
-def test_declared_seconds_fit_into_calls_of_nine_minutes_and_thirty_in_all() -> None:
+def test_declared_seconds_fit_into_calls_of_nine_minutes_and_thirty_in_all():
     totals = [
         sum(part.seconds for piece in call for part in command.PIECES[piece]) for call in CALLS
     ]
@@ -179,7 +175,7 @@ def test_declared_seconds_fit_into_calls_of_nine_minutes_and_thirty_in_all() -> 
     assert all(part.seconds > 0 for part in parts)
 
 
-def test_the_calls_are_those_of_the_help_and_the_page() -> None:
+def test_the_calls_are_those_of_the_help_and_the_page():
     page = (REPOSITORY / "docs" / "performance.md").read_text(encoding="utf-8")
     for call in CALLS:
         assert f"python benchmarks/gpu {' '.join(call)}" in page
@@ -188,7 +184,7 @@ def test_the_calls_are_those_of_the_help_and_the_page() -> None:
 
 
 @pytest.mark.parametrize("lost", ["h.1.ln_1.bias", "h.0.attn.c_attn.bias", "ln_f.weight"])
-def test_a_lost_gradient_of_one_parameter_is_seen(lost: str) -> None:
+def test_a_lost_gradient_of_one_parameter_is_seen(lost):
     """Its share of the norm of all gradients is below any limit that bf16 allows."""
     recipe = load_recipe("small", ["model.n_layer=2", "data.tokenizer=bpe:512"])
     model = build_model(recipe, 512, torch.device("cpu"))
@@ -209,7 +205,7 @@ def test_a_lost_gradient_of_one_parameter_is_seen(lost: str) -> None:
     assert worst_gradient({"a": None}, {"a": None}) == ("a", 0.0)
 
 
-def test_every_kind_of_shape_is_checked(tmp_path: Path) -> None:
+def test_every_kind_of_shape_is_checked(tmp_path):
     bench = Bench(device=torch.device("cpu"), smoke=True, folder=tmp_path)
     figures = list(forms(bench))
     names = [str(figure["name"]) for figure in figures]
@@ -219,7 +215,7 @@ def test_every_kind_of_shape_is_checked(tmp_path: Path) -> None:
     assert all(str(figure["note"]).startswith("ok") for figure in figures), figures
 
 
-def test_wheels_are_installed_for_the_call_alone(tmp_path: Path) -> None:
+def test_wheels_are_installed_for_the_call_alone(tmp_path):
     wheel = tmp_path / "wheels" / "carried-1.0-py3-none-any.whl"
     wheel.parent.mkdir()
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -246,9 +242,7 @@ print(carried.NUMBER, os.environ["PYTHONPATH"].split(os.pathsep)[0] in carried._
     assert missing.returncode == 1 and "there are no wheels" in missing.stderr
 
 
-def test_compiled_graphs_are_carried_if_they_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compiled_graphs_are_carried_if_they_fit(tmp_path, monkeypatch, capsys):
     path = tmp_path / command.COMPILED
     loaded: list[bytes] = []
     monkeypatch.setattr(torch.compiler, "load_cache_artifacts", loaded.append)
@@ -260,7 +254,7 @@ def test_compiled_graphs_are_carried_if_they_fit(
     assert loaded == [b"1234"] and "5 bytes, more than 4" in capsys.readouterr().out
 
 
-def test_without_a_gpu_it_says_what_to_do(tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_what_to_do(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     done = gpu("device", "--out", str(tmp_path))

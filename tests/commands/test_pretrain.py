@@ -25,7 +25,7 @@ def fingerprints(lab: Laboratory) -> dict[str, str]:
     }
 
 
-def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Laboratory) -> None:
+def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
     before = fingerprints(trained)
     said = trained.resume().output
     assert "used its budget of 2,560 tokens, after step 20" in said
@@ -40,7 +40,7 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained: Labo
     assert trained.events("r", "override") == []
 
 
-def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) -> None:
+def test_training_longer_keeps_the_schedule_to_its_old_end(trained):
     done = trained.resume("r", "--set", "train.tokens=5120")
     rates = {row["step"]: row["lr"] for row in trained.rows("r") if row["step"]}
     assert sorted(rates) == list(range(1, 41))
@@ -56,7 +56,7 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained: Laboratory) 
     assert trained.last_step("r") == 41
 
 
-def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Laboratory) -> None:
+def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
     words = ("r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120")
     assert "--override-resume" in trained.resume(*words, code=2).errors
     done = trained.resume(*words, "--override-resume")
@@ -68,7 +68,7 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained: Lab
 
 
 @pytest.mark.parametrize("end", ["5", "5\ndecay_tokens = 2560"], ids=["by default", "said"])
-def test_training_longer_at_a_rate_of_zero_is_refused(lab: Laboratory, end: str) -> None:
+def test_training_longer_at_a_rate_of_zero_is_refused(lab, end):
     recipe = lab.recipe(min_lr="0.0", warmup_steps=end)
     lab.train(recipe=recipe)
     done = lab.resume("r", "--set", "train.tokens=5120", code=2)
@@ -76,19 +76,19 @@ def test_training_longer_at_a_rate_of_zero_is_refused(lab: Laboratory, end: str)
     assert "--set optim.decay_tokens=5_120 --override-resume" in done.errors
 
 
-def test_a_form_without_a_plan_is_refused(lab: Laboratory) -> None:
+def test_a_form_without_a_plan_is_refused(lab):
     done = lab.call("pretrain", "--recipe", lab.recipe(), "--format", "csv", code=2)
     assert "add --plan" in done.errors
     assert not (lab.folder / "runs").exists()
 
 
-def test_no_step_at_all_is_said(lab: Laboratory) -> None:
+def test_no_step_at_all_is_said(lab):
     done = lab.train("r", "--steps", "0")
     assert "untrained: --steps 0" in done.output
     assert "tokens/s" not in done.output
 
 
-def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) -> None:
+def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab):
     recipe = lab.recipe()
     lab.train("silent", recipe=recipe)
     done = lab.train("shown", "--set", 'eval.sample="the ea"', recipe=recipe)
@@ -102,18 +102,18 @@ def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab: Laboratory) 
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
 
 
-def test_the_origin_holds_the_command_as_it_was_typed(trained: Laboratory) -> None:
+def test_the_origin_holds_the_command_as_it_was_typed(trained):
     origin = json.loads((trained.run("r") / "origin.json").read_text())
     assert origin["command"][:2] == ["efftrain", "pretrain"]
 
 
-def test_one_step_is_one_line(lab: Laboratory) -> None:
+def test_one_step_is_one_line(lab):
     said = lab.train("r", "--steps", "1").output
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said
 
 
-def test_each_source_stands_below_the_budget(lab: Laboratory) -> None:
+def test_each_source_stands_below_the_budget(lab):
     sources = []
     for name, weight in (("a", 3), ("b", 1)):
         (lab.folder / f"{name}.txt").write_text(made_text())

@@ -26,7 +26,7 @@ def run(*words: str) -> Result:
     return cli("runs", *words)
 
 
-def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
+def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
     write_run(root, "small", 3)
     write_run(root, "half", 0, steps=50, budget=102400)
     write_run(root, "none", 0, rows=[])
@@ -53,7 +53,7 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root: Path) -> None:
     assert [entry["name"] for entry in value] == ["small-seed3"]
 
 
-def test_a_grown_run_has_its_own_name_and_best_loss(root: Path) -> None:
+def test_a_grown_run_has_its_own_name_and_best_loss(root):
     """Its first rows are its parent's: of those up to step 50 none is its own result."""
     write_run(root, "small", 0, steps=50)
     rows = rows_of(50, 0, speed=3.0) + rows_of(100, 0, first=51)
@@ -75,7 +75,7 @@ def compare(names: list[str]) -> str:
     return cli("compare", *names, "--format", "csv").stdout
 
 
-def test_the_frame_of_runs_has_each_setting_that_differs(root: Path) -> None:
+def test_the_frame_of_runs_has_each_setting_that_differs(root):
     write_run(root, "small", 0)
     write_run(root, "small", 1, lr=2e-3)
     frame = read_runs(sort="name")
@@ -89,7 +89,7 @@ def test_the_frame_of_runs_has_each_setting_that_differs(root: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_runs_that_differ_in_many_settings_are_one_frame(root: Path) -> None:
+def test_runs_that_differ_in_many_settings_are_one_frame(root):
     keys = [f"key_{i}" for i in range(150)]
     for seed in (0, 1):
         settings = "".join(f"{key} = {seed}\n" for key in keys)
@@ -98,12 +98,12 @@ def test_runs_that_differ_in_many_settings_are_one_frame(root: Path) -> None:
     assert [list(frame[f"many.{key}"]) for key in keys] == [[0, 1]] * 150
 
 
-def test_list_of_nothing(root: Path) -> None:
+def test_list_of_nothing(root):
     assert "no runs in" in run("list").stdout
     assert "no runs called x-\\* in".replace("\\", "") in run("list", "x-*").stdout
 
 
-def test_a_locked_run_is_running(root: Path) -> None:
+def test_a_locked_run_is_running(root):
     path = write_run(root, "small", 0, steps=50, budget=102400)
     with (path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -113,7 +113,7 @@ def test_a_locked_run_is_running(root: Path) -> None:
     assert read_runs().status[0] == "crashed"
 
 
-def test_show_says_everything(root: Path) -> None:
+def test_show_says_everything(root):
     # Evaluation takes 11 x 0.25 s; 1.25 s of the wall time is nobody's.
     rows = [row | {"wall_seconds": row["step"] * 0.09} for row in rows_of(100, 0)]
     write_run(
@@ -137,7 +137,7 @@ def test_show_says_everything(root: Path) -> None:
         run("show", "small-seed1")
 
 
-def test_rm_asks_and_removes_only_what_was_named(root: Path) -> None:
+def test_rm_asks_and_removes_only_what_was_named(root):
     for seed in range(3):
         write_run(root, "small", seed)
     with pytest.raises(UsageError, match="--yes"):
@@ -150,7 +150,7 @@ def test_rm_asks_and_removes_only_what_was_named(root: Path) -> None:
         run("rm", "x*", "--yes")
 
 
-def test_rm_removes_a_run_whose_recipe_cannot_be_kept(root: Path) -> None:
+def test_rm_removes_a_run_whose_recipe_cannot_be_kept(root):
     write_run(root, "small", 0)
     (root / ".removed").write_text("a file where the folder of recipes would be")
     run("rm", "small-seed0", "--yes")
@@ -158,12 +158,12 @@ def test_rm_removes_a_run_whose_recipe_cannot_be_kept(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "a/b", ""])
-def test_rm_stays_inside_the_folder_of_runs(root: Path, name: str) -> None:
+def test_rm_stays_inside_the_folder_of_runs(root, name):
     with pytest.raises(UsageError):
         remove_runs([name])
 
 
-def test_rm_follows_no_link(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rm_follows_no_link(root, tmp_path_factory):
     outside = write_run(tmp_path_factory.mktemp("outside"), "kept", 0)
     (root / "link").symlink_to(outside)
     with pytest.raises(UsageError, match="symbolic link"):
@@ -176,7 +176,7 @@ def test_rm_follows_no_link(root: Path, tmp_path_factory: pytest.TempPathFactory
     assert not inner.exists() and (outside / "recipe.toml").exists()
 
 
-def test_show_as_json_holds_the_numbers_unrounded(root: Path) -> None:
+def test_show_as_json_holds_the_numbers_unrounded(root):
     rows = rows_of(100, 0)
     path = write_run(
         root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}]
@@ -196,7 +196,7 @@ def test_show_as_json_holds_the_numbers_unrounded(root: Path) -> None:
     assert json.loads(run("show", "small", "--format", "json").stdout)["status"] == "not started"
 
 
-def test_list_is_sorted_as_asked(root: Path) -> None:
+def test_list_is_sorted_as_asked(root):
     write_run(root, "b", 0, steps=100, speed=3.0)
     write_run(root, "a", 0, steps=50, speed=1.0)
     write_run(root, "c", 0, rows=[])
@@ -214,7 +214,7 @@ def test_list_is_sorted_as_asked(root: Path) -> None:
     assert order("--sort", "tokens") == "bac"
 
 
-def test_the_last_save_is_counted(root: Path) -> None:
+def test_the_last_save_is_counted(root):
     """No row comes after the save at the end; its seconds are in the event."""
     rows = [
         row | {"checkpoint_seconds": 1.0 if row["step"] == 51 else 0.0} for row in rows_of(100, 0)

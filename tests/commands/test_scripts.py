@@ -8,7 +8,7 @@ from pathlib import Path
 
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.training.session import project_commit
-from tests.conftest import Efftrain, cli, invoke
+from tests.conftest import cli, invoke
 from tests.data.test_cli import RECIPE
 from tests.trained_run import make_run
 
@@ -17,7 +17,7 @@ def read(*args: str) -> object:
     return json.loads(cli(*args).stdout)
 
 
-def test_a_recipe_as_json() -> None:
+def test_a_recipe_as_json():
     about = read("recipes", "show", "unstable-slw", "--set", "optim.lr=0.5", "--format", "json")
     assert about["values"]["optim"]["lr"] == 0.5 and about["values"]["seq_len_warmup"]
     assert (
@@ -27,7 +27,7 @@ def test_a_recipe_as_json() -> None:
     assert [Path(base).stem for base in about["bases"]] == ["unstable"]
 
 
-def test_checkpoints_as_json(tmp_path: Path) -> None:
+def test_checkpoints_as_json(tmp_path):
     run = make_run(tmp_path, steps=(10, 20))
     found = read("checkpoint", "list", "random", "--format", "json")
     assert [entry["step"] for entry in found] == [10, 20]
@@ -37,7 +37,7 @@ def test_checkpoints_as_json(tmp_path: Path) -> None:
     )
 
 
-def test_verified_checkpoints_as_json(tmp_path: Path) -> None:
+def test_verified_checkpoints_as_json(tmp_path):
     run = make_run(tmp_path, steps=(10, 20))
     damaged = run / "checkpoints" / "step-00000010" / "model.safetensors"
     content = damaged.read_bytes()
@@ -50,7 +50,7 @@ def test_verified_checkpoints_as_json(tmp_path: Path) -> None:
     assert second["sound"] and second["files"] >= 3 and second["problem"] is None
 
 
-def test_a_warmup_search_as_json() -> None:
+def test_a_warmup_search_as_json():
     about = read("tune-warmup", "--recipe", "unstable-slw", "--plan", "--format", "json")
     worst = about["cost"]["worst"]
     assert about["searches"] and worst["probes"] > 1
@@ -61,7 +61,7 @@ def test_a_warmup_search_as_json() -> None:
 TINY = RECIPE.replace("tokens = 2048", "tokens = 512").replace("windows = 4", "windows = 8")
 
 
-def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_quiet_prints_nothing(efftrain, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
     (tmp_path / "book.txt").write_text(
         "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500))
@@ -91,7 +91,7 @@ def test_quiet_prints_nothing(efftrain: Efftrain, tmp_path: Path) -> None:
     assert json.loads(swept.stdout)["groups"]
 
 
-def test_the_users_own_commit_and_its_dirty_flag(tmp_path: Path) -> None:
+def test_the_users_own_commit_and_its_dirty_flag(tmp_path):
     assert project_commit(tmp_path) is None
     git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     (tmp_path / "recipe.toml").write_text("a = 1\n")

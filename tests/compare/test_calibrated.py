@@ -48,7 +48,7 @@ def run_of(root: Path, flops: Sequence[float], spent: Sequence[float] = ()) -> A
     return read_numbers(write_run(root, "r", 0, rows=rows, steps=len(flops)))
 
 
-def test_seconds_are_the_steps_times_added_up(root: Path) -> None:
+def test_seconds_are_the_steps_times_added_up(root):
     """200 FLOPs lie half-way between 100 in 1 s and 300 in 2 s; 600 take twice as long as 300."""
     run = run_of(root, [100, 100, 300, 200, 600, 50])
     seconds = cumulate_seconds(run, arm({100.0: [1.0], 300.0: [2.0]}))
@@ -56,13 +56,13 @@ def test_seconds_are_the_steps_times_added_up(root: Path) -> None:
     assert seconds[1].tolist() == pytest.approx([0, 2, 5.5, 10])
 
 
-def test_blocks_are_averaged_by_their_logarithm(root: Path) -> None:
+def test_blocks_are_averaged_by_their_logarithm(root):
     run = run_of(root, [100, 100])
     seconds = cumulate_seconds(run, arm({100.0: [1.0, 4.0]}))
     assert seconds[:, -1].tolist() == pytest.approx([4.0, 2.0, 8.0])
 
 
-def test_steps_that_measure_have_times_of_their_own(root: Path) -> None:
+def test_steps_that_measure_have_times_of_their_own(root):
     rows = rows_of(4, 0, every=2)
     for row in rows:
         row["simigrad_similarity"] = 0.5 if row["step"] == 3 else None
@@ -72,7 +72,7 @@ def test_steps_that_measure_have_times_of_their_own(root: Path) -> None:
     assert cumulate_seconds(run, both)[0].tolist() == pytest.approx([0, 2, 8])
 
 
-def test_abandoned_steps_cost_as_much_as_the_others(root: Path) -> None:
+def test_abandoned_steps_cost_as_much_as_the_others(root):
     """By the second evaluation 400 FLOPs have rows and 800 were spent."""
     run = run_of(root, [100, 100, 100, 100], [0, 100, 200, 700, 800])
     assert cumulate_seconds(run, arm({100.0: [1.0]}))[0].tolist() == pytest.approx([0, 2, 8])
@@ -82,7 +82,7 @@ def timed(*blocks: float) -> Group:
     return Group("g", (), timing=Timing("", blocks))
 
 
-def test_the_error_of_few_blocks_is_that_of_student_s_t() -> None:
+def test_the_error_of_few_blocks_is_that_of_student_s_t():
     """Log ratios 0, ln 2, 2 ln 2: sd ln 2, of the mean ln 2 / sqrt 3; t of two degrees is 4.3027, the normal 1.9600."""
     sd = calibration_sd(timed(1, 1, 1), timed(1, 2, 4))
     assert sd == pytest.approx(math.log(2) / math.sqrt(3) * 4.30265 / 1.95996, rel=1e-4)
@@ -90,7 +90,7 @@ def test_the_error_of_few_blocks_is_that_of_student_s_t() -> None:
     assert calibration_sd(timed(), timed(1, 2, 4)) == 0
 
 
-def test_every_run_of_a_group_has_calibrated_seconds(root: Path) -> None:
+def test_every_run_of_a_group_has_calibrated_seconds(root):
     runs = [read_numbers(write_run(root, "small", seed)) for seed in range(2)]
     group = with_seconds(
         Group("small", tuple(runs), timing=Timing("")),
@@ -101,7 +101,7 @@ def test_every_run_of_a_group_has_calibrated_seconds(root: Path) -> None:
     assert [run.seconds for run in group.runs] == pytest.approx([5, 5])
 
 
-def test_calibrated_seconds_are_judged(root: Path) -> None:
+def test_calibrated_seconds_are_judged(root):
     """By the clocks both steps take 0.05 s; by the calibration 0.05 and 0.0505: seconds to match are tokens' / 1.01."""
     pair(root)
     calibrated(root, {"small": [0.05, 0.05, 0.0501], "small-slw": [0.0505, 0.0506, 0.0505]})
@@ -121,7 +121,7 @@ def test_calibrated_seconds_are_judged(root: Path) -> None:
     assert list(clocks.values()) == pytest.approx([5.0] * 3)
 
 
-def test_without_a_calibration_the_reason_names_the_command(root: Path) -> None:
+def test_without_a_calibration_the_reason_names_the_command(root):
     pair(root)
     command = "efftrain calibrate small-seed0 small-seed1 small-seed2 small-slw-seed0"
     assert command in seconds_text(root)
@@ -141,16 +141,14 @@ def test_without_a_calibration_the_reason_names_the_command(root: Path) -> None:
         ({"threads": 1, "device_kind": "cuda"}, {}, True),
     ],
 )
-def test_a_calibration_is_of_the_runs_own_machine(
-    root: Path, change: dict[str, Any], origin: dict[str, Any], judged: bool
-) -> None:
+def test_a_calibration_is_of_the_runs_own_machine(root, change, origin, judged):
     pair(root, origin=origin)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]}, **change)
     text = seconds_text(root)
     assert text == "better" if judged else text.startswith("not judged: no calibration")
 
 
-def test_a_calibration_of_other_settings_does_not_hold(root: Path) -> None:
+def test_a_calibration_of_other_settings_does_not_hold(root):
     pair(root)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
     toml = root / "small-slw-seed0" / "recipe.toml"
@@ -166,7 +164,7 @@ def test_a_calibration_of_other_settings_does_not_hold(root: Path) -> None:
     assert seconds_text(root) == "better"
 
 
-def test_clocks_that_disagree_are_shown_with_both_ratios(root: Path) -> None:
+def test_clocks_that_disagree_are_shown_with_both_ratios(root):
     """Its machine was 1.05 times slower while it trained."""
     pair(root, clock=1.05)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
@@ -192,22 +190,20 @@ def test_clocks_that_disagree_are_shown_with_both_ratios(root: Path) -> None:
         ),
     ],
 )
-def test_one_calibration_cannot_hold_for_other_conditions(
-    root: Path, more: dict[str, Any], word: str
-) -> None:
+def test_one_calibration_cannot_hold_for_other_conditions(root, more, word):
     pair(root, **more)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
     assert seconds_text(root).startswith("not judged: ") and word in seconds_text(root)
 
 
-def test_runs_on_several_devices_are_not_judged(root: Path) -> None:
+def test_runs_on_several_devices_are_not_judged(root):
     for seed in range(3):
         for name, more in zip(PAIR, ("", SLW), strict=True):
             write_run(root, name, seed, more=more, origin={"world_size": 2})
     assert "steps are timed on one device" in seconds_text(root)
 
 
-def test_the_newest_calibration_of_all_recipes_counts(root: Path) -> None:
+def test_the_newest_calibration_of_all_recipes_counts(root):
     pair(root)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.06] * 3})
     assert "1.2x by calibrated steps" in seconds_text(root)
@@ -218,7 +214,7 @@ def test_the_newest_calibration_of_all_recipes_counts(root: Path) -> None:
     assert seconds_text(root) == "better"
 
 
-def test_a_damaged_calibration_is_left_out_with_a_warning(root: Path) -> None:
+def test_a_damaged_calibration_is_left_out_with_a_warning(root):
     pair(root)
     path = calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
     path.write_text(path.read_text().replace("0.0501", "0.0701"))
@@ -232,7 +228,7 @@ def test_a_damaged_calibration_is_left_out_with_a_warning(root: Path) -> None:
     assert "threads" in read_calibrations().faults[0]
 
 
-def test_equal_seconds_are_calibrated(root: Path) -> None:
+def test_equal_seconds_are_calibrated(root):
     """The second recipe trains twice the tokens in steps of half the time."""
     for seed in range(3):
         write_run(root, "small", seed, steps=50)
@@ -247,7 +243,7 @@ def test_equal_seconds_are_calibrated(root: Path) -> None:
     assert after is not None and after.text == "better"
 
 
-def test_a_study_judges_calibrated_seconds(root: Path) -> None:
+def test_a_study_judges_calibrated_seconds(root):
     pair(root)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
     arms = (Arm(name="small", recipe="small"), Arm(name="small-slw", recipe="small-slw"))

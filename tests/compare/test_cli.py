@@ -18,7 +18,7 @@ from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.foundation.errors import DiskError, UsageError
-from tests.conftest import Efftrain, invoke, python
+from tests.conftest import invoke, python
 from tests.fake_runs import rows_of, write_run
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
@@ -44,14 +44,14 @@ def run(*words: str) -> Result:
     return result
 
 
-def test_table_in_a_pipe_folds_nothing(two: Path) -> None:
+def test_table_in_a_pipe_folds_nothing(two):
     out = run("small", "small-slw").stdout
     assert "\x1b" not in out
     row = next(line for line in out.splitlines() if line.startswith("tokens to match"))
     assert re.fullmatch(r"tokens to match +1\.30x \[1\.\d\d, 1\.\d\d\] +\S+ +better *", row)
 
 
-def test_the_verdict_comes_first_and_every_table_fits_80_columns(two: Path) -> None:
+def test_the_verdict_comes_first_and_every_table_fits_80_columns(two):
     out = run("small", "small-slw").stdout
     assert re.match(
         r"B small-slw is better than A small: final loss better by 0\.\d{4} nats/token, 95 % ", out
@@ -67,7 +67,7 @@ def test_the_verdict_comes_first_and_every_table_fits_80_columns(two: Path) -> N
     assert "could have seen" not in out
 
 
-def test_formats_agree(two: Path) -> None:
+def test_formats_agree(two):
     value = json.loads(run("small", "small-slw", "--format", "json").stdout)
     out = run("small", "small-slw", "--format", "csv", "-o", "c.csv")
     assert out.stdout == ""
@@ -82,12 +82,12 @@ def test_formats_agree(two: Path) -> None:
         assert loss in run("small", "small-slw", "--format", kind).stdout
 
 
-def test_latex_escapes(two: Path) -> None:
+def test_latex_escapes(two):
     out = run("small", "small-slw", "--format", "latex").stdout
     assert r"seq\_len\_warmup.start" in out and r"95 \%" in out and "±" not in out
 
 
-def test_report_is_one_small_file_without_network(two: Path) -> None:
+def test_report_is_one_small_file_without_network(two):
     # Whatever a run says of itself is text, never markup.
     origin = json.loads((two / "small-seed0" / "origin.json").read_text()) | {
         "platform": "<script>alert(1)</script><img>"
@@ -117,7 +117,7 @@ def test_report_is_one_small_file_without_network(two: Path) -> None:
         assert word in page
 
 
-def test_figures_are_written(two: Path) -> None:
+def test_figures_are_written(two):
     run("small", "small-slw", "--figures", "f")
     names = {path.name for path in Path("f").iterdir()}
     assert {
@@ -133,7 +133,7 @@ def test_figures_are_written(two: Path) -> None:
     } <= names
 
 
-def test_terminal_plot(two: Path) -> None:
+def test_terminal_plot(two):
     out = run("small", "small-slw", "--plot").stdout
     assert out.count("validation loss (nats/token)") == 3
     assert out.count("\nA small (3 seeds), B small-slw (3 seeds)") == 3
@@ -142,13 +142,13 @@ def test_terminal_plot(two: Path) -> None:
     assert "\x1b" not in out
 
 
-def test_a_flat_curve_is_drawn_in_the_terminal(two: Path) -> None:
+def test_a_flat_curve_is_drawn_in_the_terminal(two):
     for seed in range(2):
         write_run(two, "flat", seed, rows=[row | {"val_loss": 4.0} for row in rows_of(100, seed)])
     assert run("flat", "--plot").stdout.count("validation loss (nats/token)") == 3
 
 
-def test_the_figure_of_differences_shows_its_largest_value(two: Path) -> None:
+def test_the_figure_of_differences_shows_its_largest_value(two):
     """The first losses differ by 5 nats, the last by nothing: both are inside the frame."""
     for seed in range(2):
         rows = rows_of(100, seed)
@@ -163,7 +163,7 @@ def test_the_figure_of_differences_shows_its_largest_value(two: Path) -> None:
     assert plot.low_high == (0.0, 5.0)
 
 
-def test_the_names_of_a_terminal_plot_break_between_words() -> None:
+def test_the_names_of_a_terminal_plot_break_between_words():
     labels = [f"{letter(i)} start 8, {10 * i} steps: stable" for i in range(4)]
     curves = [curve(i, label, [1.0, 2.0], [1.0, 2.0]) for i, label in enumerate(labels)]
     drawn = draw_in_terminal(Plot("probes", "probes", pd.concat(curves), "step", "loss"), 60)
@@ -171,7 +171,7 @@ def test_the_names_of_a_terminal_plot_break_between_words() -> None:
     assert " ".join(drawn.splitlines()).endswith(", ".join(labels))
 
 
-def test_no_curve_hides_another_in_the_terminal(two: Path) -> None:
+def test_no_curve_hides_another_in_the_terminal(two):
     """The same losses under two names: both letters are drawn, in turn."""
     for seed in range(3):
         write_run(two, "again", seed)
@@ -181,7 +181,7 @@ def test_no_curve_hides_another_in_the_terminal(two: Path) -> None:
     assert min(a, b) > 50 and max(a, b) < 2 * min(a, b)
 
 
-def test_plan(two: Path) -> None:
+def test_plan(two):
     out = run("small", "small-slw", "--plan", "--difference", "0.03").stdout
     assert "0.03" in out and "power 80 %" in out
     with pytest.raises(UsageError, match="two recipes"):
@@ -190,7 +190,7 @@ def test_plan(two: Path) -> None:
         run("small", "small-slw", "--difference", "-1")
 
 
-def test_price_and_power(two: Path) -> None:
+def test_price_and_power(two):
     out = run(
         "small",
         "small-slw",
@@ -205,7 +205,7 @@ def test_price_and_power(two: Path) -> None:
     assert "price at 3 per hour" in out and "energy at 300 W, kWh" in out
 
 
-def test_refusals_exit_with_2_and_one_message(efftrain: Efftrain, two: Path) -> None:
+def test_refusals_exit_with_2_and_one_message(efftrain, two):
     """F49. The fixture's own folder of runs is the same one."""
     write_run(two, "odd", 0, data={"valid_hash": "e" * 64}, lr=5e-3)
     refused = efftrain("compare", "small", "odd", code=2)
@@ -220,7 +220,7 @@ def test_refusals_exit_with_2_and_one_message(efftrain: Efftrain, two: Path) -> 
     efftrain("compare", "small", "-o", "no/such/folder", code=2)
 
 
-def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
+def test_a_reader_that_leaves_is_no_failure(two):
     """F42."""
     script = f"{sys.executable} -m efftrain_cli compare small small-slw | head -1; exit ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
@@ -231,9 +231,7 @@ def test_a_reader_that_leaves_is_no_failure(two: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "json", "html"])
-def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(
-    two: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two, tmp_path, kind):
     """As under `ulimit -f`: the file of before is as it was, nothing half-written lies beside it; a link stays one."""
     (tmp_path / "earlier").write_text("earlier")
     (tmp_path / "link").symlink_to("earlier")
@@ -249,9 +247,7 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(
     assert len((tmp_path / "earlier").read_text()) > 1000 and (tmp_path / "link").is_symlink()
 
 
-def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
-    efftrain: Efftrain, two: Path
-) -> None:
+def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(efftrain, two):
     full = efftrain("compare", "small", "small-slw", "--format", "csv", "-o", "/dev/full", code=6)
     assert (
         full.returncode == 6
@@ -261,20 +257,20 @@ def test_a_full_disk_is_exit_6_and_a_device_takes_a_comparison(
     run("small", "small-slw", "--format", "csv", "-o", "/dev/null")
 
 
-def test_newer_format_is_refused(two: Path) -> None:
+def test_newer_format_is_refused(two):
     """F52."""
     write_run(two, "newer", 0, origin={"schema_version": 99})
     with pytest.raises(Exception, match="is newer: update efftrain"):
         run("newer")
 
 
-def test_registering_the_command_imports_nothing_heavy() -> None:
+def test_registering_the_command_imports_nothing_heavy():
     code = "import sys; from efftrain_cli.cli.commands import register; register(); bad = {'torch', 'pandas', 'matplotlib', 'scipy', 'wandb', 'pyarrow'}"
     script = f"{code} & set(sys.modules); assert not bad, bad"
     python(script)
 
 
-def test_a_title_is_text_and_no_markup() -> None:
+def test_a_title_is_text_and_no_markup():
     from io import StringIO
 
     from rich.console import Console
@@ -288,7 +284,7 @@ def test_a_title_is_text_and_no_markup() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60])
-def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) -> None:
+def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two, width):
     from io import StringIO
 
     from rich.console import Console
@@ -313,7 +309,7 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two: Path, width: int) 
     ) and "verdict better" in " ".join(lines)
 
 
-def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> None:
+def test_three_recipes_fit_80_columns_with_a_failure_among_them(two):
     from io import StringIO
 
     from rich.console import Console
@@ -349,7 +345,7 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two: Path) -> No
 
 
 @pytest.mark.parametrize("as_paths", [False, True])
-def test_what_was_chosen_after_the_runs_stands_in_one_line(two: Path, as_paths: bool) -> None:
+def test_what_was_chosen_after_the_runs_stands_in_one_line(two, as_paths):
     write_run(two, "small", 7)
     seeds = [f"{name}-seed{seed}" for name in ("small", "small-slw") for seed in range(2)]
     if as_paths:

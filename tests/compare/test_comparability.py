@@ -14,7 +14,7 @@ from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
-def test_settings_in_another_order_are_one_recipe(root: Path) -> None:
+def test_settings_in_another_order_are_one_recipe(root):
     write_run(root, "small", 0)
     recipe = write_run(root, "small", 1) / "recipe.toml"
     head, *sections = recipe.read_text().split("\n[")
@@ -22,7 +22,7 @@ def test_settings_in_another_order_are_one_recipe(root: Path) -> None:
     assert [sorted(group.by_seed) for group in of("small").groups] == [[0, 1]]
 
 
-def test_recipe_differences_are_exactly_the_keys_that_differ(root: Path) -> None:
+def test_recipe_differences_are_exactly_the_keys_that_differ(root):
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, lr=2e-3, more=SLW + '\n[wandb]\nmode = "offline"\n')
     comparison = of("small", "small-slw")
@@ -44,9 +44,7 @@ def test_recipe_differences_are_exactly_the_keys_that_differ(root: Path) -> None
         ({"valid_hash": None}, "the validation text of small-slw-seed0 is unknown"),
     ],
 )
-def test_incomparable_runs_are_refused_or_labelled(
-    root: Path, data: dict[str, object], word: str
-) -> None:
+def test_incomparable_runs_are_refused_or_labelled(root, data, word):
     """F49."""
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, more=SLW, data=data)
@@ -80,7 +78,7 @@ def test_incomparable_runs_are_refused_or_labelled(
         ({"budget": 100 * 1024 - 1}, "different budget: train.tokens"),
     ],
 )
-def test_other_differences_are_said(root: Path, options: dict[str, object], word: str) -> None:
+def test_other_differences_are_said(root, options, word):
     """F49."""
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, more=SLW, **options)  # type: ignore[arg-type]
@@ -90,7 +88,7 @@ def test_other_differences_are_said(root: Path, options: dict[str, object], word
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_flops_without_muons_iterations_are_not_judged(root: Path, counted: bool) -> None:
+def test_flops_without_muons_iterations_are_not_judged(root, counted):
     """A run that was resumed after the change lacks those of its first steps."""
     for seed in range(3):
         write_run(root, "small", seed)
@@ -114,7 +112,7 @@ def test_flops_without_muons_iterations_are_not_judged(root: Path, counted: bool
     assert (flops.p_holm is not None) == counted
 
 
-def test_an_unsteady_machine_is_said(root: Path) -> None:
+def test_an_unsteady_machine_is_said(root):
     pair(root)
     rows = [row | {"train_seconds": row["step"] * 0.1} for row in rows_of(100, 1)]
     write_rows(root / "small-seed1", rows)
@@ -124,7 +122,7 @@ def test_an_unsteady_machine_is_said(root: Path) -> None:
     ]
 
 
-def test_names_globs_recipes_and_paths(root: Path) -> None:
+def test_names_globs_recipes_and_paths(root):
     pair(root)
     write_run(root, "other", 0, name="small-slw", more=SLW, lr=2e-3)
     names = lambda *given: [path.name for path in select_runs(given)]  # noqa: E731
@@ -139,7 +137,7 @@ def test_names_globs_recipes_and_paths(root: Path) -> None:
         select_runs(["nothing-*"])
 
 
-def test_seeds_are_ordered_as_numbers(root: Path) -> None:
+def test_seeds_are_ordered_as_numbers(root):
     for seed in (10, 9, 2):
         write_run(root, "small", seed)
     assert [path.name for path in select_runs(["small"])] == [
@@ -149,7 +147,7 @@ def test_seeds_are_ordered_as_numbers(root: Path) -> None:
     ]
 
 
-def test_copies_of_a_run_are_refused(root: Path) -> None:
+def test_copies_of_a_run_are_refused(root):
     write_run(root, "small", 0)
     write_run(root, "small", 0, name="small-seed0-2", origin={"started": "2026-02-02"})
     write_run(root, "small-slw", 0, more=SLW)
@@ -163,7 +161,7 @@ def test_copies_of_a_run_are_refused(root: Path) -> None:
     assert [run.name for run in of("small", allow=True).runs] == ["small-seed0-2"]
 
 
-def test_unknown_baseline_is_refused(root: Path) -> None:
+def test_unknown_baseline_is_refused(root):
     pair(root, 1)
     with pytest.raises(UsageError, match="'small', 'small-slw'"):
         of("small", "small-slw", baseline="tiny")
@@ -172,7 +170,7 @@ def test_unknown_baseline_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("section", ["[parallel]\nlanes = 2", '[wandb]\nmode = "off"'])
-def test_sections_that_are_no_method_keep_the_default_baseline(root: Path, section: str) -> None:
+def test_sections_that_are_no_method_keep_the_default_baseline(root, section):
     """A recipe with [parallel] was never the plain one, so the first named was."""
     write_run(root, "small-slw", 0, more=SLW)
     write_run(root, "small", 0, more=f"\n{section}\n")
@@ -180,7 +178,7 @@ def test_sections_that_are_no_method_keep_the_default_baseline(root: Path, secti
     assert of("small-slw", "small", "small-pld").baseline.label == "small"
 
 
-def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> None:
+def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root):
     write_run(root, "small", 0)
     write_run(root, "small", 0, name="small-fast", lr=3e-3)
     assert {group.label for group in of("small").groups} == {
@@ -189,7 +187,7 @@ def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root: Path) -> N
     }
 
 
-def test_settings_that_are_written_alike_have_two_labels(root: Path) -> None:
+def test_settings_that_are_written_alike_have_two_labels(root):
     """Six digits do not tell these two rates apart, so the groups have the names of their first runs."""
     for seed in (0, 1):
         write_run(root, "small", seed, lr=1e-3)
@@ -198,7 +196,7 @@ def test_settings_that_are_written_alike_have_two_labels(root: Path) -> None:
     assert labels == {"small-seed0", "small-other-0"}
 
 
-def test_groups_have_short_names(root: Path) -> None:
+def test_groups_have_short_names(root):
     """Runs that --name named are shown by it; of seven settings that differ three are in a name."""
     many = f"{SLW}multiple = 4\nmode = 'reshape'\nbatch = 'tokens'\n"
     for seed in (0, 1):
@@ -211,7 +209,7 @@ def test_groups_have_short_names(root: Path) -> None:
     assert named.label == f"small {settings} and 3 more"
 
 
-def test_names_have_as_many_settings_as_tell_groups_apart(root: Path) -> None:
+def test_names_have_as_many_settings_as_tell_groups_apart(root):
     for seed in (0, 1):
         for windows in (4, 5):
             more = f"{SLW}multiple = 4\n[eval]\nwindows = {windows}\n"
@@ -221,7 +219,7 @@ def test_names_have_as_many_settings_as_tell_groups_apart(root: Path) -> None:
     assert len(labels) == 3 and all(len(label) < 150 for label in labels)
 
 
-def test_a_run_of_an_older_version_is_of_the_same_recipe(root: Path) -> None:
+def test_a_run_of_an_older_version_is_of_the_same_recipe(root):
     """Its recipe.toml lacks keys that came later, and computed what their defaults say."""
     write_run(root, "small", 0)
     for seed, norm in ((1, "layernorm"), (2, "none")):
@@ -257,16 +255,14 @@ def budgets(root: Path, flops: float = 1.0) -> None:
         (0.5, "seconds", "not judged: no calibration"),
     ],
 )
-def test_final_losses_are_judged_at_equal_budgets(
-    root: Path, flops: float, equal: str | None, text: str
-) -> None:
+def test_final_losses_are_judged_at_equal_budgets(root, flops, equal, text):
     budgets(root, flops)
     found = of("small", "long", baseline="small", equal=equal).verdict("final_loss", "long")
     assert found.text.startswith(text)
     assert found.note == ("at equal FLOPs, and 2.00x the tokens" if text == "better" else "")
 
 
-def test_a_longer_run_is_no_better_setting(root: Path) -> None:
+def test_a_longer_run_is_no_better_setting(root):
     """Both budgets of a recipe are compared, at the baseline's largest; only its own is judged."""
     for seed in range(3):
         for recipe, more in (("small", ""), ("small-slw", SLW)):
@@ -284,7 +280,7 @@ def test_a_longer_run_is_no_better_setting(root: Path) -> None:
     assert not texts[102400].startswith("not judged")
 
 
-def test_one_run_under_two_seeds_is_refused(root: Path) -> None:
+def test_one_run_under_two_seeds_is_refused(root):
     pair(root)
     copy = (root / "small-seed0" / "metrics.jsonl").read_bytes()
     (root / "small-seed1" / "metrics.jsonl").write_bytes(copy)
@@ -292,7 +288,7 @@ def test_one_run_under_two_seeds_is_refused(root: Path) -> None:
         of("small", "small-slw")
 
 
-def test_what_else_a_method_changed_stands_below_the_verdict(root: Path) -> None:
+def test_what_else_a_method_changed_stands_below_the_verdict(root):
     """B trains the same 102,400 tokens in 200 steps of 512; both peak at step 10, B at twice the rate."""
     for seed in range(3):
         write_run(root, "small", seed)

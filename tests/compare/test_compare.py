@@ -50,15 +50,13 @@ from tests.fake_runs import rows_of, write_rows, write_run
         ([8.0, 4.0], 8.5, 1.0, 1.0),
     ],
 )
-def test_how_far_a_crossing_may_lie_by_hand(
-    losses: list[float], target: float, bound: float, read: float
-) -> None:
+def test_how_far_a_crossing_may_lie_by_hand(losses, target, bound, read):
     curve = Ended(3.0, losses[-1], np.arange(len(losses), dtype=float), np.array(losses))
     assert crossing_error(curve, target) == pytest.approx(math.log(bound / read))
 
 
 @pytest.mark.parametrize("case", ["failed before an evaluation", "unbounded in both directions"])
-def test_sparse_evaluations_never_end_a_comparison(root: Path, case: str) -> None:
+def test_sparse_evaluations_never_end_a_comparison(root, case):
     """Where a crossing lies is open by any factor; the verdict says so."""
     for seed in range(5):
         sides = [[6.0, 5.5, 5.2, 5.0 + seed / 100], [6.0, 4.0, 3.9, 3.8 + seed / 100]]
@@ -76,7 +74,7 @@ def test_sparse_evaluations_never_end_a_comparison(root: Path, case: str) -> Non
     )
 
 
-def test_interpolation_by_hand(root: Path) -> None:
+def test_interpolation_by_hand(root):
     """Evaluations at 0, 10240, 20480, 30720 tokens: 6, 5, 4, 4.5."""
     run = read_numbers(curve(root, [6.0, 5.0, 4.0, 4.5]))
     assert loss_at(run, "tokens", 5120) == 5.5
@@ -92,7 +90,7 @@ def test_interpolation_by_hand(root: Path) -> None:
     assert (run.evaluated["val_loss"].min(), run.status) == (4.0, "finished")
 
 
-def test_equal_tokens_are_the_largest_that_all_runs_reached(root: Path) -> None:
+def test_equal_tokens_are_the_largest_that_all_runs_reached(root):
     curve(root, [6.0, 5.0, 4.0, 3.0, 2.0], "long")
     curve(root, [6.0, 5.5, 5.0], "short")
     comparison = of("long", "short")
@@ -102,7 +100,7 @@ def test_equal_tokens_are_the_largest_that_all_runs_reached(root: Path) -> None:
     assert mean(comparison, "loss_at_tokens", "short") == 5.0
 
 
-def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None:
+def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root):
     """3 of 5 baselines never come to 2.5: the ratio is a bound, the verdict the exact rank sum's."""
     for seed, last in enumerate((3.0, 2.9, 2.8, 2.4, 2.3)):
         curve(root, [6.0, 4.0, last], "base", seed)
@@ -131,7 +129,7 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root: Path) -> None
     assert other.text == "worse" and other.estimate.bound == -1
 
 
-def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path) -> None:
+def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root):
     """By hand: the method passes the baseline's 3.0 midway between 20480 and 30720 tokens; then the other way round."""
     for seed in range(3):
         curve(root, [6.0, 5.0, 4.0, 3.0], "base", seed)
@@ -152,7 +150,7 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root: Path)
     )
 
 
-def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root: Path) -> None:
+def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root):
     """By hand: the method, with two updates for each of the baseline's, falls to 3.0 in 500, 500 and 480 updates."""
     for seed, slope in enumerate((0.12, 0.12, 0.125)):
         curve(root, [6 - 0.1 * i for i in range(31)], "base", seed)
@@ -175,7 +173,7 @@ def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root: Path) ->
 
 
 @pytest.mark.parametrize(("tokens", "unequal"), [(81.6, False), (81.7, True)])
-def test_steps_are_unequal_beyond_2_percent_of_their_tokens(tokens: float, unequal: bool) -> None:
+def test_steps_are_unequal_beyond_2_percent_of_their_tokens(tokens, unequal):
     """At steps 1 and 10 of one run 8 tokens a step; at step 10 of the other 8.16 are 2 % more."""
     runs = []
     for steps, spent in (((0, 1, 10), (0, 8, 80)), ((0, 10), (0, tokens))):
@@ -186,7 +184,7 @@ def test_steps_are_unequal_beyond_2_percent_of_their_tokens(tokens: float, unequ
     assert not has_unequal_steps(runs)
 
 
-def test_the_end_of_a_run_is_read_from_its_last_fifth(root: Path) -> None:
+def test_the_end_of_a_run_is_read_from_its_last_fifth(root):
     """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it, and the mean of what
     jitters."""
     run = read_numbers(curve(root, [6.0] * 16 + [2.3, 2.2, 2.1, 2.0], "line"))
@@ -203,7 +201,7 @@ def shown_in(comparison: Comparison) -> list[str]:
     return [cell for row in rows if row[0] == "validation jumps" for cell in row[1:3]]
 
 
-def test_jumps_are_those_of_the_validation_loss(root: Path) -> None:
+def test_jumps_are_those_of_the_validation_loss(root):
     """The losses of small batches are above 1.2 times their best in every run; 3.7 is above 1.2 x 3.0, 3.5 is not."""
     noisy = {"loss_ratio": 1.3}
     for seed in range(4):
@@ -224,7 +222,7 @@ def test_jumps_are_those_of_the_validation_loss(root: Path) -> None:
     assert comparison.verdict("share_over_1_2", "calm") is None
 
 
-def test_one_seed_makes_no_claim(root: Path) -> None:
+def test_one_seed_makes_no_claim(root):
     """F49."""
     pair(root, seeds=1)
     comparison = of("small", "small-slw")
@@ -236,7 +234,7 @@ def test_one_seed_makes_no_claim(root: Path) -> None:
     )
 
 
-def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root: Path) -> None:
+def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root):
     pair(root)
     verdicts = {d.question.key: d.text for d in of("small", "small-slw").verdicts}
     assert (
@@ -252,9 +250,7 @@ def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root: Pat
     assert "best_loss" not in verdicts  # shown, never tested
 
 
-def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seeds(
-    root: Path,
-) -> None:
+def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seeds(root):
     for seed, (a, b) in enumerate([(3.0, 3.1), (3.2, 3.0), (3.1, 3.05)]):
         curve(root, [6.0, 4.0, a], "base", seed)
         curve(root, [6.0, 4.0, b], "method", seed, more=SLW)
@@ -273,7 +269,7 @@ def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seed
     assert of("base", "method", margin=0.7).verdict("final_loss", "method").text == "equivalent"
 
 
-def test_partly_shared_seeds_use_every_run(root: Path) -> None:
+def test_partly_shared_seeds_use_every_run(root):
     for seed in (0, 1, 2):
         write_run(root, "small", seed)
     for seed in (1, 2, 3):
@@ -298,9 +294,7 @@ def test_partly_shared_seeds_use_every_run(root: Path) -> None:
     assert any("different seeds" in label.text for label in comparison.labels)
 
 
-def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss(
-    root: Path,
-) -> None:
+def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss(root):
     pair(root)
     for seed in range(3):
         write_run(root, "small-pld", seed, speed=1.01, more=PLD)
@@ -323,7 +317,7 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
     assert [d.p_holm for d in beside] == pytest.approx([*inference.holm(costs)] * 2)
 
 
-def test_20_seeds_are_judged_by_t_as_3_are(root: Path) -> None:
+def test_20_seeds_are_judged_by_t_as_3_are(root):
     pair(root, seeds=20)
     found = of("small", "small-slw").verdict("tokens_to_match", "small-slw")
     assert found.estimate.method == "paired t on log ratios" and found.estimate.n == 20
@@ -333,7 +327,7 @@ def marks_of(run: RunNumbers) -> tuple[str, ...]:
     return tuple(mark.text for mark in run.marks)
 
 
-def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
+def test_runs_that_were_not_smooth_are_marked(root):
     """F49: crashed, stopped, diverged, rewound, resumed, unfinished."""
     start = {"event": "start"}
     write_run(root, "crashed", 0, steps=50, budget=102400)
@@ -393,7 +387,7 @@ def test_runs_that_were_not_smooth_are_marked(root: Path) -> None:
     )
 
 
-def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
+def test_tokens_that_a_rewind_abandoned_are_cost(root):
     """Step 60 was reached, 20 steps were given up, so the run ends after 120 steps' worth of tokens, not 100."""
     rows = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)
     rewind = {"event": "rewind", "from_step": 60, "to_step": 40, "tokens_abandoned": 20 * 1024}
@@ -407,7 +401,7 @@ def test_tokens_that_a_rewind_abandoned_are_cost(root: Path) -> None:
     assert schedule_position(run, "tokens", 100 * 1024) == pytest.approx(0.8)
 
 
-def test_abandoned_steps_are_not_measured_twice(root: Path) -> None:
+def test_abandoned_steps_are_not_measured_twice(root):
     """Segment 0 to step 60 with a jump at 55, then a resume from 41: the jump is not in the run that counts."""
     first = rows_of(60, 0, loss_ratio=1.0)
     first[55]["loss_ratio"] = 3.0
@@ -424,14 +418,14 @@ def test_abandoned_steps_are_not_measured_twice(root: Path) -> None:
     assert (run.stability.above_severe, run.stability.steps) == (0, 51)
 
 
-def test_a_ratio_of_exactly_the_limit_is_not_above_it(root: Path) -> None:
+def test_a_ratio_of_exactly_the_limit_is_not_above_it(root):
     rows = rows_of(10, 0, loss_ratio=1.0)
     rows[3]["loss_ratio"], rows[4]["loss_ratio"], rows[5]["loss_ratio"] = 1.5, 1.2, 1.51
     run = read_numbers(write_run(root, "small", 0, steps=10, rows=rows))
     assert (run.stability.above_slight, run.stability.above_severe) == (2, 1)
 
 
-def test_groups_know_the_number_of_devices(root: Path) -> None:
+def test_groups_know_the_number_of_devices(root):
     write_run(root, "small", 0)
     write_run(root, "small", 1, origin={"world_size": 2})
     found = of("small")
@@ -446,7 +440,7 @@ def test_groups_know_the_number_of_devices(root: Path) -> None:
     }
 
 
-def test_duplicate_rows_and_torn_lines_change_nothing(root: Path) -> None:
+def test_duplicate_rows_and_torn_lines_change_nothing(root):
     """F30."""
     pair(root)
     before = as_json(of("small", "small-slw"))
@@ -467,7 +461,7 @@ def test_duplicate_rows_and_torn_lines_change_nothing(root: Path) -> None:
     assert before == after
 
 
-def test_price_and_energy(root: Path) -> None:
+def test_price_and_energy(root):
     curve(root, [6.0, 4.0, 3.0])
     comparison = of("c", target_loss=4.0, costs=Costs(price_per_hour=3600.0, power_watts=3.6e6))
     seconds = mean(comparison, "seconds_to_target", "c")
@@ -476,14 +470,14 @@ def test_price_and_energy(root: Path) -> None:
     assert mean(comparison, "kwh_to_target", "c") == pytest.approx(seconds)
 
 
-def test_throughput_is_tokens_over_training_seconds(root: Path) -> None:
+def test_throughput_is_tokens_over_training_seconds(root):
     """F46, and with a resume in between."""
     path = write_run(root, "small", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41))
     run = read_numbers(path)
     assert run.tokens_per_second == pytest.approx(100 * 1024 / 5.0, rel=1e-3)
 
 
-def test_mfu_is_weighted_by_seconds_and_absent_where_unknown(root: Path) -> None:
+def test_mfu_is_weighted_by_seconds_and_absent_where_unknown(root):
     rows = rows_of(10, 0)
     assert read_numbers(write_run(root, "a", 0, rows=rows)).mfu is None
     for row in rows[1:]:
@@ -493,7 +487,7 @@ def test_mfu_is_weighted_by_seconds_and_absent_where_unknown(root: Path) -> None
     )
 
 
-def test_seconds_add_up(root: Path) -> None:
+def test_seconds_add_up(root):
     """F43, reader's side: evaluation is apart from training."""
     run = read_numbers(write_run(root, "small", 0))
     rows = rows_of(60, 0) + [
@@ -508,7 +502,7 @@ def test_seconds_add_up(root: Path) -> None:
     )
 
 
-def test_what_is_not_judged_today_is_planned(root: Path) -> None:
+def test_what_is_not_judged_today_is_planned(root):
     """Two settings of one recipe, none of them named as the baseline: the spread of their differences is known."""
     for seed in range(3):
         write_run(root, "small", seed)
@@ -519,7 +513,7 @@ def test_what_is_not_judged_today_is_planned(root: Path) -> None:
     assert final[0] == "final loss" and final[-2:] == ("2", "pairs: 3 so far")
 
 
-def test_plan_gives_seeds_for_wanted_differences(root: Path) -> None:
+def test_plan_gives_seeds_for_wanted_differences(root):
     pair(root)
     table = plan_table(of("small", "small-slw"), [0.001, 0.1])
     final = next(row for row in table.rows if row[0] == "final loss")
@@ -538,7 +532,7 @@ def code_blocks(kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
 
 
-def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root: Path) -> None:
+def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root):
     for seed in range(3):
         rows = rows_of(60, seed) + rows_of(100, seed, segment=1, first=51)
         rows = [

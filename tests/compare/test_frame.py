@@ -25,7 +25,7 @@ def two(root: Path) -> Path:
     return root
 
 
-def test_a_row_per_measure_and_arm(two: Path) -> None:
+def test_a_row_per_measure_and_arm(two):
     frame = efftrain.comparison("base", "method")
     assert list(frame) == COLUMNS.split()
     base, method = (row for _, row in frame[frame.measure == "final_loss"].iterrows())
@@ -45,18 +45,18 @@ def test_a_row_per_measure_and_arm(two: Path) -> None:
     assert seconds.reason.startswith("not judged: no calibration")
 
 
-def test_a_missing_number_is_its_reason(two: Path) -> None:
+def test_a_missing_number_is_its_reason(two):
     frame = efftrain.comparison("base", "method", target_loss=3.05)
     row = frame[(frame.measure == "tokens_to_target") & (frame.arm == "base")].iloc[0]
     assert row["values"][1:] == ["not reached", "not reached"] and pd.isna(row["mean"])
 
 
-def test_the_budget_of_final_losses_is_named_in_python_too(two: Path) -> None:
+def test_the_budget_of_final_losses_is_named_in_python_too(two):
     frame = efftrain.comparison("base", "method", equal="seconds")
     pd.testing.assert_frame_equal(frame, frame_of(of("base", "method", equal="seconds")))
 
 
-def test_csv_and_json_print_the_frame(two: Path) -> None:
+def test_csv_and_json_print_the_frame(two):
     frame, comparison = efftrain.comparison("base", "method"), of("base", "method")
     table = pd.read_csv(io.StringIO(comma_separated(comparison)))
     for name in ("mean", "sd", "estimate", "low", "high", "p", "p_holm"):

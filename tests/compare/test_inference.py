@@ -26,7 +26,7 @@ from tests.compare.known_runs import decide
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_t_interval_covers_the_truth_in_94_to_96_percent_of_10000_normal_draws(n: int) -> None:
+def test_t_interval_covers_the_truth_in_94_to_96_percent_of_10000_normal_draws(n):
     """F50."""
     random = np.random.default_rng(n)
     truth = 0.03
@@ -37,7 +37,7 @@ def test_t_interval_covers_the_truth_in_94_to_96_percent_of_10000_normal_draws(n
     assert 9400 <= covered <= 9600
 
 
-def test_welch_interval_covers_with_unequal_variances() -> None:
+def test_welch_interval_covers_with_unequal_variances():
     random = np.random.default_rng(3)
     covered = 0
     for a, b in zip(random.normal(0, 1, (5000, 5)), random.normal(0.5, 2, (5000, 6)), strict=True):
@@ -46,7 +46,7 @@ def test_welch_interval_covers_with_unequal_variances() -> None:
     assert 0.935 <= covered / 5000 <= 0.965
 
 
-def test_t_tests_agree_with_scipy() -> None:
+def test_t_tests_agree_with_scipy():
     a = [3.1, 3.3, 3.2, 3.6]
     b = [3.0, 3.1, 3.15, 3.2]
     expected = stats.ttest_rel(b, a)
@@ -59,21 +59,21 @@ def test_t_tests_agree_with_scipy() -> None:
     assert (estimate.p, estimate.low, estimate.high) == pytest.approx((expected.pvalue, low, high))
 
 
-def test_equal_differences_make_no_claim() -> None:
+def test_equal_differences_make_no_claim():
     """Copies of one run under several names have no spread; that is not evidence."""
     assert paired_t([0.1, 0.1, 0.1]).p is None
     assert paired_t([0.0, 0.0]).why == inference.NO_SPREAD
     assert welch_t([1.0, 1.0], [2.0, 2.0]).p is None
 
 
-def test_holm_worked_example() -> None:
+def test_holm_worked_example():
     """Holm (1979): ordered p-values times m, m - 1, ..., made monotone."""
     assert inference.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert inference.holm([0.6, 0.7]) == [1.0, 1.0]
     assert inference.holm([]) == []
 
 
-def test_holm_keeps_the_family_wise_error() -> None:
+def test_holm_keeps_the_family_wise_error():
     random = np.random.default_rng(0)
     false_claims = 0
     for _ in range(2000):
@@ -83,18 +83,18 @@ def test_holm_keeps_the_family_wise_error() -> None:
 
 
 @pytest.mark.parametrize(("effect", "n"), [(1.0, 10), (0.5, 34), (0.8, 15), (2.0, 5)])
-def test_seeds_needed_matches_published_tables_of_the_paired_t_test(effect: float, n: int) -> None:
+def test_seeds_needed_matches_published_tables_of_the_paired_t_test(effect, n):
     """Two-sided 5 %, power 80 %: 34 pairs for d = 0.5, 15 for 0.8, 10 for 1 (Cohen, 1988; G*Power)."""
     assert planning.seeds_needed(effect, 1.0) == n
 
 
-def test_seeds_needed_unpaired_matches_cohen() -> None:
+def test_seeds_needed_unpaired_matches_cohen():
     """64 per group for d = 0.5, 26 for d = 0.8 (Cohen, 1992, table 2)."""
     assert planning.seeds_needed(0.5, 1.0, paired=False) == 64
     assert planning.seeds_needed(0.8, 1.0, paired=False) == 26
 
 
-def test_seeds_needed_reaches_its_power_in_simulation() -> None:
+def test_seeds_needed_reaches_its_power_in_simulation():
     n = planning.seeds_needed(0.02, 0.015)
     assert n is not None
     random = np.random.default_rng(1)
@@ -104,7 +104,7 @@ def test_seeds_needed_reaches_its_power_in_simulation() -> None:
     assert fewer / 4000 < 0.82
 
 
-def test_seeds_needed_counts_an_error_that_all_seeds_share() -> None:
+def test_seeds_needed_counts_an_error_that_all_seeds_share():
     """n = 2.8016^2 sd^2 / (d^2 - 2.8016^2 shared^2) = 7.849 / (0.04 - 0.0196) = 385; 1.5 % of seconds, of which the
     clocks leave 1.14 % open, no seeds show."""
     assert planning.seeds_needed(0.2, 1.0, shared=0.05) == pytest.approx(385, rel=0.02)
@@ -114,19 +114,19 @@ def test_seeds_needed_counts_an_error_that_all_seeds_share() -> None:
     assert planning.seeds_needed(0.015, 0.001, shared=0.0114) is None
 
 
-def test_seeds_needed_has_no_answer_without_spread_or_difference() -> None:
+def test_seeds_needed_has_no_answer_without_spread_or_difference():
     assert planning.seeds_needed(0.1, 0.0) is None
     assert planning.seeds_needed(0.0, 1.0) is None
     assert planning.seeds_needed(1e-6, 1.0) is None
     assert planning.seeds_needed(100.0, 1.0) == 2
 
 
-def test_plans_assure_the_80th_percentile_of_the_spread() -> None:
+def test_plans_assure_the_80th_percentile_of_the_spread():
     """The 20th percentile of chi-squared on 4 degrees of freedom is 1.6488 (tables)."""
     assert planning.assured_sd(0.01, 4) == pytest.approx(0.01 * (4 / 1.6488) ** 0.5, rel=1e-4)
 
 
-def test_sd_interval_covers() -> None:
+def test_sd_interval_covers():
     random = np.random.default_rng(2)
     covered = 0
     for sample in random.normal(0, 2.0, (4000, 4)):
@@ -135,14 +135,14 @@ def test_sd_interval_covers() -> None:
     assert 0.935 <= covered / 4000 <= 0.965
 
 
-def test_what_two_scattered_ratios_could_show_has_no_end() -> None:
+def test_what_two_scattered_ratios_could_show_has_no_end():
     """Ratios of 1 and 20: with one degree of freedom the spread may be 32 times as large."""
     (found,) = decide([ratio_of_means({0: 1.0, 1: 20.0}, {0: 1.0, 1: 1.0})])
     low, high = found.min_detectable_range
     assert 1 < low < found.min_detectable_effect and high == np.inf
 
 
-def test_mcnemar_matches_the_binomial_test() -> None:
+def test_mcnemar_matches_the_binomial_test():
     assert inference.mcnemar(5, 15) == pytest.approx(stats.binomtest(5, 20).pvalue)
     assert inference.mcnemar(0, 0) == 1.0
     assert inference.mcnemar(4, 4) == 1.0
@@ -161,7 +161,7 @@ def by_seed(values: list[float], first: int = 0) -> dict[int, float]:
     return dict(enumerate(values, first))
 
 
-def test_one_seed_makes_no_claim() -> None:
+def test_one_seed_makes_no_claim():
     for estimate in (
         paired_t([-0.5]),
         welch_t([1.0], [0.5]),
@@ -174,7 +174,7 @@ def test_one_seed_makes_no_claim() -> None:
         assert decide([estimate])[0].outcome == "undecided"
 
 
-def test_ratio_is_a_geometric_mean_and_needs_positive_values() -> None:
+def test_ratio_is_a_geometric_mean_and_needs_positive_values():
     estimate = ratio_of_means({0: 200.0, 1: 800.0}, {0: 100.0, 1: 100.0})
     assert estimate.mean == pytest.approx(4.0)
     assert estimate.low < 4 < estimate.high
@@ -182,7 +182,7 @@ def test_ratio_is_a_geometric_mean_and_needs_positive_values() -> None:
         ratio_of_means({0: 0.0, 1: 1.0}, {0: 1.0, 1: 1.0})
 
 
-def test_unpaired_ratio_is_baseline_over_method() -> None:
+def test_unpaired_ratio_is_baseline_over_method():
     """The baseline needs twice as much: 2.0, never 0.5; by Welch's t on the logarithms."""
     baseline, method = [200.0, 220.0, 190.0], [100.0, 104.0, 99.0, 101.0]
     estimate = ratio_of_means(by_seed(baseline), by_seed(method, 10))
@@ -193,7 +193,7 @@ def test_unpaired_ratio_is_baseline_over_method() -> None:
     assert decide([estimate])[0].outcome == "better"
 
 
-def test_pairs_are_of_one_seed_not_of_one_place() -> None:
+def test_pairs_are_of_one_seed_not_of_one_place():
     """Every seed's difference is 0.1 but for rounding's sake, while the order of the two dicts differs."""
     baseline = {0: 3.0, 1: 3.5, 2: 4.0}
     method = {2: 4.11, 0: 3.10, 1: 3.59}
@@ -202,7 +202,7 @@ def test_pairs_are_of_one_seed_not_of_one_place() -> None:
     assert estimate.method == "paired t" and estimate.n == 3
 
 
-def test_seeds_0_1_2_against_1_2_3_use_all_six_runs() -> None:
+def test_seeds_0_1_2_against_1_2_3_use_all_six_runs():
     """The mean is that of all runs, so that it agrees with the means shown; two pairs are too few to pair."""
     baseline, method = by_seed([3.0, 3.2, 3.1]), by_seed([3.1, 3.0, 2.9], 1)
     estimate = difference_of_means(baseline, method)
@@ -212,7 +212,7 @@ def test_seeds_0_1_2_against_1_2_3_use_all_six_runs() -> None:
     assert "2 shared seeds are too few" in estimate.method
 
 
-def test_partly_paired_t_is_narrower_than_welch_where_seeds_matter() -> None:
+def test_partly_paired_t_is_narrower_than_welch_where_seeds_matter():
     """Derrick et al. (2017), worked by hand: r = 1 on four shared seeds of five and five."""
     baseline = by_seed([1.0, 2.0, 3.0, 4.0, 5.0])
     method = by_seed([2.5, 3.5, 4.5, 5.5, 6.5], 1)
@@ -223,7 +223,7 @@ def test_partly_paired_t_is_narrower_than_welch_where_seeds_matter() -> None:
     assert estimate.se < welch_t(list(baseline.values()), list(method.values())).se
 
 
-def test_all_pairs_of_two_unpaired_sides() -> None:
+def test_all_pairs_of_two_unpaired_sides():
     """Where the score is a plain difference, the estimate and its standard error are Welch's."""
     a, b = np.array([1.0, 1.4, 0.9]), np.array([2.0, 2.2, 2.1, 2.6])
     estimate, welch = inference.all_pairs(b[:, None] - a[None, :]), welch_t(a, b)
@@ -232,7 +232,7 @@ def test_all_pairs_of_two_unpaired_sides() -> None:
     )
 
 
-def test_three_outcomes_by_hand() -> None:
+def test_three_outcomes_by_hand():
     """n = 4, sd 0.01: standard error 0.005, t(3) critical 3.182 two-sided and 2.353 one-sided."""
     spread = np.array([-1, 1, -1, 1]) * 0.01 * np.sqrt(3) / 2
     at = lambda mean: paired_t(spread + mean)  # noqa: E731
@@ -256,7 +256,7 @@ def test_three_outcomes_by_hand() -> None:
         decide([at(0.0)], margin=0.0)
 
 
-def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
+def test_outcomes_of_ratios_are_on_the_logarithm():
     logs = np.array([-1, 1, -1, 1]) * 0.01 * np.sqrt(3) / 2
     at = lambda log: inference.exponentiated(paired_t(logs + log))  # noqa: E731
     assert decide([at(0.017)])[0].outcome == "better" and decide([at(-0.017)])[0].outcome == "worse"
@@ -275,7 +275,7 @@ def test_outcomes_of_ratios_are_on_the_logarithm() -> None:
     )
 
 
-def test_holm_counts_only_what_was_tested() -> None:
+def test_holm_counts_only_what_was_tested():
     clear, faint = paired_t([0.1, 0.11, 0.12]), paired_t([0.01, 0.03, 0.04])
     decisions = decide([clear, paired_t([0.1]), faint])
     assert [d.p_holm for d in decisions] == [
@@ -285,7 +285,7 @@ def test_holm_counts_only_what_was_tested() -> None:
     ]
 
 
-def test_an_error_that_all_seeds_share_stays_however_many_there_are() -> None:
+def test_an_error_that_all_seeds_share_stays_however_many_there_are():
     """Three pairs with a mean of 2 and a standard error of 0.3, and a further error of 0.4: together 0.5."""
     alone = paired_t([2 - 0.3 * 3**0.5, 2, 2 + 0.3 * 3**0.5])
     assert alone.se == pytest.approx(0.3)
@@ -307,9 +307,7 @@ def test_an_error_that_all_seeds_share_stays_however_many_there_are() -> None:
         (0.0, 0.0, 0.0, [0.0, 0.0, 0.0]),
     ],
 )
-def test_a_p_of_0_does_not_pass_to_the_arm_s_other_costs(
-    tokens: float, flops: float, other: float, corrected: list[float]
-) -> None:
+def test_a_p_of_0_does_not_pass_to_the_arm_s_other_costs(tokens, flops, other, corrected):
     asked = [cost_question("tokens", None), cost_question("flops", None)]
     made = [
         Verdict(question, "arm", (0, 1), Estimate(1.1, log=True), p=p, outcome="better")
@@ -324,7 +322,7 @@ def test_a_p_of_0_does_not_pass_to_the_arm_s_other_costs(
 
 
 @pytest.mark.parametrize(("n", "effect"), [(3, 0.082), (5, 0.043), (8, 0.029), (10, 0.025)])
-def test_what_a_study_could_have_seen(n: int, effect: float) -> None:
+def test_what_a_study_could_have_seen(n, effect):
     """Smallest effect at power 0.8 and sd 0.025; the same as asking how many seeds that effect needs."""
     sample = np.random.default_rng(n).normal(0, 1, n)
     sample = (sample - sample.mean()) / sample.std(ddof=1) * 0.025
@@ -333,7 +331,7 @@ def test_what_a_study_could_have_seen(n: int, effect: float) -> None:
     assert planning.seeds_needed(seen * 1.0001, 0.025) == n
 
 
-def test_rank_sum_without_ties_is_the_exact_mann_whitney_test() -> None:
+def test_rank_sum_without_ties_is_the_exact_mann_whitney_test():
     random = np.random.default_rng(0)
     for n, m in ((3, 3), (5, 5), (4, 7), (10, 10)):
         a, b = random.normal(0, 1, n), random.normal(0.8, 1, m)
@@ -342,7 +340,7 @@ def test_rank_sum_without_ties_is_the_exact_mann_whitney_test() -> None:
         assert found.wins == pytest.approx(stats.mannwhitneyu(a, b).statistic / (n * m))
 
 
-def test_rank_sum_with_ties_counts_every_split() -> None:
+def test_rank_sum_with_ties_counts_every_split():
     a, b = [1.0, 2.0, 2.0, np.inf], [2.0, np.inf, np.inf, np.inf]
     ranks = stats.rankdata([*a, *b])
     expected = stats.permutation_test(
@@ -354,7 +352,7 @@ def test_rank_sum_with_ties_counts_every_split() -> None:
     assert rank_sum(a, b).p == pytest.approx(expected.pvalue)
 
 
-def test_many_runs_are_ranked_by_the_normal_approximation_and_say_so() -> None:
+def test_many_runs_are_ranked_by_the_normal_approximation_and_say_so():
     """The count of splits costs n^4 and overflowed beyond 1,030 runs; at the border both agree to 5 %."""
     random = np.random.default_rng(1)
     a, b = random.normal(0, 1, 600), random.normal(0.1, 1, 600).round(1)
@@ -372,7 +370,7 @@ def test_many_runs_are_ranked_by_the_normal_approximation_and_say_so() -> None:
     assert few.p == pytest.approx(stats.mannwhitneyu(a[:9], a[9:600], method="exact").pvalue)
 
 
-def test_a_failed_run_is_the_worst_rank() -> None:
+def test_a_failed_run_is_the_worst_rank():
     """All five baselines diverged, no method did: 2 of the 252 splits are as far apart."""
     found = rank_sum([np.inf] * 5, [3.0, 3.1, 3.2, 3.3, 9.9])
     assert (outcome(found), found.wins) == ("better", 1.0)
@@ -383,7 +381,7 @@ def test_a_failed_run_is_the_worst_rank() -> None:
     assert rank_sum([3.0, 3.1, 3.2], [np.inf] * 3).smallest_p == pytest.approx(0.1)
 
 
-def test_a_bound_beats_only_what_it_must() -> None:
+def test_a_bound_beats_only_what_it_must():
     """More than 10 is above 10 and 9, not known against 12 or another bound, and better than a failure."""
     assert rank_sum([9.0], [10.0], method_beyond=[True]).wins == 0.0
     assert rank_sum([10.0], [10.0], method_beyond=[True]).wins == 0.0
@@ -394,7 +392,7 @@ def test_a_bound_beats_only_what_it_must() -> None:
     assert outcome(five) == "better"
 
 
-def test_failures_by_fisher_and_from_six_pairs_by_mcnemar() -> None:
+def test_failures_by_fisher_and_from_six_pairs_by_mcnemar():
     yes, no = {seed: True for seed in range(5)}, {seed: False for seed in range(5)}
     found = inference.failure_test(yes, no)
     assert found.method == "Fisher's exact test" and outcome(found) == "better"
@@ -418,7 +416,7 @@ def test_failures_by_fisher_and_from_six_pairs_by_mcnemar() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paired", [0, 2, 5, 8])
-def test_partly_paired_t_holds_its_level(paired: int) -> None:
+def test_partly_paired_t_holds_its_level(paired):
     """8 + 8 runs of which some share a seed, seeds' correlation 0 and 0.8: at most 6 % false verdicts."""
     random = np.random.default_rng(paired)
     for correlation in (0.0, 0.8):
@@ -438,7 +436,7 @@ def test_partly_paired_t_holds_its_level(paired: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 10])
-def test_the_margin_holds_its_level(n: int) -> None:
+def test_the_margin_holds_its_level(n):
     """Two methods exactly the margin apart are called equivalent, or no worse, in at most 5 % of studies (+ noise)."""
     random = np.random.default_rng(n)
     equivalent = noninferior = 0
@@ -451,7 +449,7 @@ def test_the_margin_holds_its_level(n: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 10])
-def test_switching_to_ranks_where_runs_failed_holds_the_level(n: int) -> None:
+def test_switching_to_ranks_where_runs_failed_holds_the_level(n):
     """The rule: the t test where all finished, the exact rank sum where any run failed; both sides fail equally
     often."""
     random = np.random.default_rng(n)

@@ -31,7 +31,7 @@ def ladder(
     }
 
 
-def test_a_known_speed_up_is_found_at_every_rung_inside() -> None:
+def test_a_known_speed_up_is_found_at_every_rung_inside():
     found = gains(ladder(1.0, noise=1e-9), ladder(1.5, noise=1e-9, seed=1))
     for gain in found[:3]:
         assert gain.estimate.mean == pytest.approx(1.5, rel=1e-6)
@@ -40,18 +40,18 @@ def test_a_known_speed_up_is_found_at_every_rung_inside() -> None:
     assert found[3].most == pytest.approx(1.0)
 
 
-def test_a_slower_method_is_bounded_at_the_lower_end() -> None:
+def test_a_slower_method_is_bounded_at_the_lower_end():
     found = gains(ladder(1.0, noise=1e-9), ladder(0.8, noise=1e-9, seed=1))
     assert found[0].below == 4 and found[0].least == pytest.approx(1.0)
     assert [gain.estimate.mean for gain in found[1:]] == [pytest.approx(0.8, rel=1e-6)] * 3
 
 
-def test_a_method_that_costs_more_per_token_gains_less() -> None:
+def test_a_method_that_costs_more_per_token_gains_less():
     (_, gain, *_) = gains(ladder(1.0, noise=1e-9), ladder(1.5, noise=1e-9, seed=1, per_token=9e5))
     assert gain.estimate.mean == pytest.approx(1.0, rel=1e-6)
 
 
-def test_the_interval_holds_the_true_gain_in_95_percent() -> None:
+def test_the_interval_holds_the_true_gain_in_95_percent():
     held = [
         gain.estimate.low <= 1.3 <= gain.estimate.high
         for i in range(400)
@@ -61,7 +61,7 @@ def test_the_interval_holds_the_true_gain_in_95_percent() -> None:
     assert 0.92 <= sum(held) / len(held) <= 0.98
 
 
-def test_noise_that_lets_a_loss_rise_is_pooled() -> None:
+def test_noise_that_lets_a_loss_rise_is_pooled():
     assert falling([5.0, 4.0, 4.4, 3.0]) == [5.0, 4.2, 4.2, 3.0]
     assert falling([3.0, 4.0, 5.0]) == [4.0, 4.0, 4.0]
     rungs = {
@@ -74,14 +74,14 @@ def test_noise_that_lets_a_loss_rise_is_pooled() -> None:
     assert log_cost_of(rungs, 2.9) == math.inf and log_cost_of(rungs, 5.1) == -math.inf
 
 
-def test_only_seeds_with_both_count() -> None:
+def test_only_seeds_with_both_count():
     base, method = ladder(1.0), ladder(1.5, seed=1)
     del base[0]
     base[1] = {BUDGETS[0]: base[1][BUDGETS[0]]}  # one rung makes no ladder
     assert {gain.estimate.n for gain in gains(base, method)} == {2}
 
 
-def test_a_schedule_that_does_not_end_with_its_budget_is_no_rung() -> None:
+def test_a_schedule_that_does_not_end_with_its_budget_is_no_rung():
     assert not_decayed("cosine", None, None, 1000) is None
     assert "has no end" in not_decayed("constant", None, None, 1000)
     assert "another budget" in not_decayed("cosine", 2000, None, 1000)

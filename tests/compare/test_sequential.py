@@ -21,7 +21,7 @@ def two_sided(values: np.ndarray, n: int) -> np.ndarray:
     return stats.ttest_1samp(values[:, :n], 0, axis=1).pvalue
 
 
-def test_looks_are_spread_over_the_seeds_and_end_with_all() -> None:
+def test_looks_are_spread_over_the_seeds_and_end_with_all():
     assert schedule(8, 1) == (8,)
     assert schedule(20, 4) == (5, 10, 15, 20)
     assert schedule(5, 2) == (3, 5)
@@ -35,12 +35,12 @@ def test_looks_are_spread_over_the_seeds_and_end_with_all() -> None:
             assert all(later > look for look, later in itertools.pairwise(plan))
 
 
-def test_one_look_is_the_t_test_itself() -> None:
+def test_one_look_is_the_t_test_itself():
     assert sequential_p([0.03], (8,), 2) == 0.03
     assert nominal_levels(0.05, (8,), 1) == (0.05,)
 
 
-def test_levels_of_known_variances_are_those_of_the_literature() -> None:
+def test_levels_of_known_variances_are_those_of_the_literature():
     """With 60 seeds and more a look t is nearly normal: Pocock's nominal level for five looks is 0.0158, O'Brien and
     Fleming's last one 0.0413 (Jennison and Turnbull 2000, tables 2.1 and 2.3)."""
     plan = (60, 120, 180, 240, 300)
@@ -54,7 +54,7 @@ def test_levels_of_known_variances_are_those_of_the_literature() -> None:
         sequential._null_maxima.cache_clear()
 
 
-def test_p_and_levels_agree() -> None:
+def test_p_and_levels_agree():
     plan = schedule(10, 3)
     for sides in (1, 2):
         for k, level in enumerate(nominal_levels(0.05, plan, sides)):
@@ -63,7 +63,7 @@ def test_p_and_levels_agree() -> None:
             assert sequential_p([*quiet, level * 1.02], plan, sides) > 0.05
 
 
-def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own() -> None:
+def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own():
     plan = schedule(12, 4)
     before = 1.0
     for taken in range(1, 5):
@@ -75,7 +75,7 @@ def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own() -
         sequential_p([0.5] * 5, plan, 2)
 
 
-def test_the_clearest_look_decides_whichever_it_is() -> None:
+def test_the_clearest_look_decides_whichever_it_is():
     """p of 0.2 and 0.001 are 1.28 and 3.29 standard errors, which no weight of the looks outdoes."""
     faint, clear = Estimate(-0.1, p=0.2), Estimate(0.1, p=0.001)
     assert _clearest([faint, clear], (3, 6)) is clear
@@ -85,9 +85,7 @@ def test_the_clearest_look_decides_whichever_it_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "looks", "sides"), [(22, 20, 2), (20, 5, 1), (5, 2, 2)])
-def test_studies_without_a_difference_err_at_most_in_5_percent(
-    seeds: int, looks: int, sides: int
-) -> None:
+def test_studies_without_a_difference_err_at_most_in_5_percent(seeds, looks, sides):
     """100,000 studies with draws of their own: the standard error is 0.07 %."""
     plan = schedule(seeds, looks)
     values = np.random.default_rng(11).standard_normal((100_000, seeds))
@@ -99,13 +97,13 @@ def test_studies_without_a_difference_err_at_most_in_5_percent(
 
 
 @pytest.mark.slow
-def test_looking_without_paying_errs_in_a_quarter_of_studies() -> None:
+def test_looking_without_paying_errs_in_a_quarter_of_studies():
     values = np.random.default_rng(12).standard_normal((20_000, 22))
     found = np.any([two_sided(values, n) <= 0.05 for n in range(3, 23)], axis=0)
     assert found.mean() > 0.2
 
 
-def test_intervals_of_all_looks_hold_together() -> None:
+def test_intervals_of_all_looks_hold_together():
     plan = schedule(9, 3)
     values = np.random.default_rng(13).standard_normal((20_000, 9)) + 0.7
     missed = np.zeros(len(values), bool)
@@ -119,7 +117,7 @@ def test_intervals_of_all_looks_hold_together() -> None:
 # --- the alternative -------------------------------------------------------------------------------------------------
 
 
-def test_the_mixture_is_a_bayes_factor() -> None:
+def test_the_mixture_is_a_bayes_factor():
     """Against numerical integration over the effect: t given an effect d is noncentral t with noncentrality d
     sqrt(n)."""
     n, t, variance = 6, 2.3, 1.5
@@ -132,7 +130,7 @@ def test_the_mixture_is_a_bayes_factor() -> None:
     )
 
 
-def test_the_mixture_s_interval_ends_where_its_e_value_is_1_over_alpha() -> None:
+def test_the_mixture_s_interval_ends_where_its_e_value_is_1_over_alpha():
     half = sequential_looks.mixture_half_width(1.0, 10, 0.05, 1.0)
     assert sequential_looks.mixture_log_e(half * math.sqrt(10), 10, 1.0) == pytest.approx(
         math.log(20)
@@ -140,7 +138,7 @@ def test_the_mixture_s_interval_ends_where_its_e_value_is_1_over_alpha() -> None
     assert sequential_looks.mixture_half_width(1.0, 3, 0.05, 1.0) == math.inf
 
 
-def test_the_mixture_shows_less_than_the_planned_looks() -> None:
+def test_the_mixture_shows_less_than_the_planned_looks():
     """Why the planned looks were taken: at every effect they decide more studies."""
     plan = schedule(12, 4)
     levels = nominal_levels(0.05, plan, 2)
@@ -156,7 +154,7 @@ def test_the_mixture_shows_less_than_the_planned_looks() -> None:
         assert planned.mean() > 0.1 + (np.max(log_e, axis=0) >= math.log(20)).mean()
 
 
-def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power() -> None:
+def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power():
     """Half of the pairs are there with z = 1.2, the trend goes on: B = 1.2 x 0.7071 = 0.8485, and 0.8485 more is
     expected. The chance to pass 1.96 at the end is Phi((1.6971 - 1.96) / 0.7071) = Phi(-0.372) = 0.355."""
     n, sd = 400, 2.0
@@ -177,7 +175,7 @@ def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power() -> None:
     assert conditional_power(-gain, sd, n, direction="better", **one_sided) < 0.001
 
 
-def test_the_chance_of_a_claim_counts_an_error_that_all_pairs_share() -> None:
+def test_the_chance_of_a_claim_counts_an_error_that_all_pairs_share():
     """A gain of 0.01 with a spread of 0.001 is sure after 20 pairs; beside an error of 0.02 that no pair makes smaller,
     its t is 0.5, and it never passes 1.73."""
     plan = {"more": [10], "levels": [0.05], "direction": "better", "margin": 0.0}
@@ -185,7 +183,7 @@ def test_the_chance_of_a_claim_counts_an_error_that_all_pairs_share() -> None:
     assert conditional_power(0.01, 0.001, 10, **plan, shared=0.02) == 0.0
 
 
-def test_the_chance_of_a_claim_counts_every_later_look() -> None:
+def test_the_chance_of_a_claim_counts_every_later_look():
     """Against the t tests of scipy, on continuations of four pairs."""
     first = np.array([0.8, -0.1, 1.4, 0.3])
     levels, draw = (0.01, 0.03), np.random.default_rng(4)

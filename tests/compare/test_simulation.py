@@ -35,7 +35,7 @@ def shares(rows: list[tuple[str, str, str]]) -> dict[str, float]:
     }
 
 
-def test_unequal_evaluation_noise_decides_nothing(simulate: ModuleType) -> None:
+def test_unequal_evaluation_noise_decides_nothing(simulate):
     """Type I at most 7 % (in 500 studies: 9.5 %), where the old rules declared a winner in 10 to 70 %."""
     found = shares(simulate.jitter(500, np.random.default_rng(5)))
     for measure, rate in found.items():
@@ -47,7 +47,7 @@ def test_unequal_evaluation_noise_decides_nothing(simulate: ModuleType) -> None:
     )
 
 
-def test_costs_are_read_without_bias(simulate: ModuleType) -> None:
+def test_costs_are_read_without_bias(simulate):
     """Under 0.5 % at noise 0.01, in 800 runs."""
     found = shares(simulate.bias(800, np.random.default_rng(1)))
     assert abs(found["isotonic fit, evaluation noise 0.003"]) < 0.5
@@ -55,13 +55,13 @@ def test_costs_are_read_without_bias(simulate: ModuleType) -> None:
     assert found["first crossing (deleted), evaluation noise 0.02"] < -2
 
 
-def test_worse_is_found_as_often_as_better(simulate: ModuleType) -> None:
+def test_worse_is_found_as_often_as_better(simulate):
     found = shares(simulate.worse_method(300, np.random.default_rng(2)))
     worse, better = (found[f'cost to match says "{word}"'] for word in ("worse", "better"))
     assert min(worse, better) > 60 and abs(worse - better) < 14
 
 
-def test_failed_and_stuck_runs_hold_the_level(simulate: ModuleType) -> None:
+def test_failed_and_stuck_runs_hold_the_level(simulate):
     """At most 7 % (in 300 studies: 10.5 %), where a paired t of stuck runs errs in 11 to 39 %."""
     *equal, five, eight, twelve = [
         float(text.removesuffix(" %"))
@@ -71,7 +71,7 @@ def test_failed_and_stuck_runs_hold_the_level(simulate: ModuleType) -> None:
     assert min(five, eight, twelve) > 40
 
 
-def test_costs_to_match_are_not_fooled_by_schedules(simulate: ModuleType) -> None:
+def test_costs_to_match_are_not_fooled_by_schedules(simulate):
     """Withheld between shapes, and between evaluations too sparse for the crossing."""
     rows = simulate.schedules(40, np.random.default_rng(4))
     rates = {(what, how): text for what, how, text in rows}
@@ -82,15 +82,15 @@ def test_costs_to_match_are_not_fooled_by_schedules(simulate: ModuleType) -> Non
     assert float(rates[sixty, "of these, the interval holds 2.5x"].removesuffix(" %")) > 80
 
 
-def test_partly_paired_studies_hold_their_level(simulate: ModuleType) -> None:
+def test_partly_paired_studies_hold_their_level(simulate):
     assert max(shares(simulate.partial_pairs(300, np.random.default_rng(4))).values()) <= 9.5
 
 
-def test_no_line_of_a_null_table_wins_more_than_its_share(simulate: ModuleType) -> None:
+def test_no_line_of_a_null_table_wins_more_than_its_share(simulate):
     assert max(shares(simulate.many_lines(200, np.random.default_rng(5))).values()) <= 10.5
 
 
-def test_zero_shot_winners_of_null_studies(simulate: ModuleType) -> None:
+def test_zero_shot_winners_of_null_studies(simulate):
     """Uncorrected two studies in three show one."""
     found = shares(simulate.zero_shot(200, np.random.default_rng(6)))
     assert (
@@ -98,7 +98,7 @@ def test_zero_shot_winners_of_null_studies(simulate: ModuleType) -> None:
     )
 
 
-def test_tuning_both_recipes_alike_is_harmless(simulate: ModuleType) -> None:
+def test_tuning_both_recipes_alike_is_harmless(simulate):
     both, *_ = (
         float(text.removesuffix(" %"))
         for _, _, text in simulate.tuning(150, np.random.default_rng(7))
@@ -106,7 +106,7 @@ def test_tuning_both_recipes_alike_is_harmless(simulate: ModuleType) -> None:
     assert both <= 11
 
 
-def test_plans_keep_what_they_promise(simulate: ModuleType) -> None:
+def test_plans_keep_what_they_promise(simulate):
     """Planned 80 %, in 150 studies within 10 %; after Holm and looks, and with the spread of a few pairs."""
     found = {
         (what, how): float(text.removesuffix(" %"))
@@ -116,7 +116,7 @@ def test_plans_keep_what_they_promise(simulate: ModuleType) -> None:
     assert len(shown) == 16 and min(shown) > 70
 
 
-def test_a_slower_machine_is_no_method(simulate: ModuleType) -> None:
+def test_a_slower_machine_is_no_method(simulate):
     """Claimed in at most 7 % (in 150 studies: 12 %), where clocks alone err in 27 % at 1.02x and more beyond; a
     calibration's own error, which all pairs share, is no claim either."""
     rows = simulate.seconds(150, np.random.default_rng(9))
@@ -126,7 +126,7 @@ def test_a_slower_machine_is_no_method(simulate: ModuleType) -> None:
     assert slow == {"0.0 %"}
 
 
-def test_sparse_evaluations_are_withheld_or_right(simulate: ModuleType) -> None:
+def test_sparse_evaluations_are_withheld_or_right(simulate):
     """Evaluated every 130 and 110 steps, a method that is faster is never called worse."""
     rows = simulate.intervals(30, np.random.default_rng(10))
     assert {text for what, how, text in rows if "of 500" in what or "of 1,000" in what} == {"0.0 %"}

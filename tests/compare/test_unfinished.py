@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -14,7 +12,7 @@ from tests.compare.known_runs import PLD, SLW, curve, of, pair, values
 from tests.fake_runs import rows_of, write_run
 
 
-def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
+def test_an_unfinished_run_has_no_final_loss(root):
     write_run(root, "small", 0)
     write_run(root, "small-slw", 0, steps=50, budget=102400, more=SLW)
     comparison = of("small", "small-slw")
@@ -30,7 +28,7 @@ def test_an_unfinished_run_has_no_final_loss(root: Path) -> None:
     assert of("small-slw", "small-pld").baseline.label == "small-pld"
 
 
-def test_a_run_that_was_not_started_is_pending(root: Path) -> None:
+def test_a_run_that_was_not_started_is_pending(root):
     pair(root)
     (root / "small-slw-seed1" / "metrics.jsonl").unlink()
     assert (
@@ -40,7 +38,7 @@ def test_a_run_that_was_not_started_is_pending(root: Path) -> None:
     )
 
 
-def test_failures_alone_decide_where_too_few_runs_finished(root: Path) -> None:
+def test_failures_alone_decide_where_too_few_runs_finished(root):
     for seed in range(5):
         write_run(root, "small-slw", seed, speed=1.3, more=SLW)
         dead = {
@@ -64,7 +62,7 @@ def test_failures_alone_decide_where_too_few_runs_finished(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("stuck", "p", "text"), [(5, 2 / 252, "worse"), (3, 1 / 6, "undecided")])
-def test_stuck_runs_alone_decide(root: Path, stuck: int, p: float, text: str) -> None:
+def test_stuck_runs_alone_decide(root, stuck, p, text):
     """Stuck in every seed, 2 of 252 ways, is worse; in three of five, 42 of 252, shows nothing."""
     for seed in range(5):
         write_run(root, "small", seed)
@@ -78,7 +76,7 @@ def test_stuck_runs_alone_decide(root: Path, stuck: int, p: float, text: str) ->
     assert final.exact.p == pytest.approx(p) and final.text.startswith(text)
 
 
-def test_the_sentence_about_ranks_says_the_adjusted_p(root: Path) -> None:
+def test_the_sentence_about_ranks_says_the_adjusted_p(root):
     dead = {
         "steps": 30,
         "budget": 102400,
@@ -92,7 +90,7 @@ def test_the_sentence_about_ranks_says_the_adjusted_p(root: Path) -> None:
     assert all("p = 0.016" in sentence for sentence in sentences)  # 2 * 2 / 252 by Holm
 
 
-def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
+def test_three_failed_of_three_is_undecided_with_its_reason(root):
     for seed in range(3):
         write_run(root, "small-slw", seed, more=SLW)
         write_run(
@@ -102,7 +100,7 @@ def test_three_failed_of_three_is_undecided_with_its_reason(root: Path) -> None:
     assert verdict == "undecided: so few runs cannot give p below 0.1"
 
 
-def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None:
+def test_a_verdict_at_another_place_of_the_decay_is_withheld(root):
     """Steps of half the time: at equal seconds the baseline is at half its decay. Seconds to match are judged, the
     loss at equal seconds is not."""
     for seed in range(3):
@@ -132,7 +130,7 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root: Path) -> None
     )
 
 
-def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
+def test_each_recipe_stands_at_its_own_best(root):
     """After a sweep: the worst learning rate comes first by name, and must not be the baseline."""
     for seed in range(3):
         for name, lr, speed, more in (
@@ -187,7 +185,7 @@ def test_each_recipe_stands_at_its_own_best(root: Path) -> None:
     )
 
 
-def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> None:
+def test_the_best_setting_waits_for_runs_that_have_not_finished(root):
     """The better learning rate has a run to come; as if it had failed, the worse one would be taken."""
     for seed in range(3):
         for lr, speed in ((1e-3, 0.7), (2e-3, 1.2)):
@@ -210,7 +208,7 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root: Path) -> N
     assert named.verdict("final_loss", "small-slw").text == "better"
 
 
-def test_only_common_evaluations_are_compared(root: Path) -> None:
+def test_only_common_evaluations_are_compared(root):
     for seed in range(3):
         write_run(root, "small", seed, more="\n[eval]\nevery = 10\n")
         write_run(
@@ -227,7 +225,7 @@ def test_only_common_evaluations_are_compared(root: Path) -> None:
     assert any("only the 5 evaluations" in label.text for label in comparison.labels)
 
 
-def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
+def test_a_run_that_failed_takes_no_common_evaluations_away(root):
     for seed in range(3):
         write_run(root, "small", seed, more="\n[eval]\nevery = 10\n")
         more = SLW + "\n[eval]\nevery = 20\n"
@@ -258,8 +256,8 @@ def test_a_run_that_failed_takes_no_common_evaluations_away(root: Path) -> None:
     ],
 )
 def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(
-    root: Path, base: str, method: str, verdict: str
-) -> None:
+    root, base, method, verdict
+):
     """At the FLOPs of `a`, whose tokens cost half as many, `b` is in the middle of its run."""
     for seed in range(3):
         for name, own, share, speed in (("a", base, 0.5, 1.0), ("b", method, 1.0, 1.1)):
@@ -277,7 +275,7 @@ def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(
     assert of("a", "b", baseline="a").verdict("final_loss", "b").text == "better"
 
 
-def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
+def test_cost_to_match_is_not_judged_over_different_budgets(root):
     """One recipe with twice the budget: to the shorter one's loss it would be called slower."""
     for seed in range(3):
         write_run(root, "short", seed, steps=50)
@@ -290,7 +288,7 @@ def test_cost_to_match_is_not_judged_over_different_budgets(root: Path) -> None:
     assert found.p_holm is None
 
 
-def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> None:
+def test_cost_to_a_target_is_not_judged_over_different_budgets(root):
     """The longer run comes down to the target too, in the middle of its decay."""
     for seed in range(3):
         write_run(root, "short", seed, steps=50)
@@ -306,7 +304,7 @@ def test_cost_to_a_target_is_not_judged_over_different_budgets(root: Path) -> No
     assert compared.verdict("tokens_to_target", "quick").text == "better"
 
 
-def test_a_side_that_fails_more_is_not_claimed(root: Path) -> None:
+def test_a_side_that_fails_more_is_not_claimed(root):
     """The method has the lower loss at three times the FLOPs, over the four pairs that finished."""
     for seed in range(5):
         write_run(root, "small", seed)
@@ -334,7 +332,7 @@ def test_a_side_that_fails_more_is_not_claimed(root: Path) -> None:
     assert flops.text == "worse" and flops.estimate.n == 4
 
 
-def test_a_run_that_failed_after_the_target_is_the_worst_rank(root: Path) -> None:
+def test_a_run_that_failed_after_the_target_is_the_worst_rank(root):
     dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
     for seed in range(5):
         curve(root, [6.0, 4.0, 3.5, 3.0], "base", seed)

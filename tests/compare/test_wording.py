@@ -125,9 +125,7 @@ def reword(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize(
     "make", [plain, one_seed_with_scores, failed, pending, few, settings, moved, allowed]
 )
-def test_a_comparison_does_not_depend_on_words(
-    root: Path, make: Callable[[Path], Comparison], reword: Callable[[], None]
-) -> None:
+def test_a_comparison_does_not_depend_on_words(root, make, reword):
     before = make(root)
     for path in root.iterdir():
         shutil.rmtree(path)
@@ -142,7 +140,7 @@ def test_a_comparison_does_not_depend_on_words(
     assert frame_of(after)[columns].equals(frame_of(before)[columns])
 
 
-def test_a_study_does_not_depend_on_words(reword: Callable[[], None]) -> None:
+def test_a_study_does_not_depend_on_words(reword):
     speeds = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
     faster = [speed * 1.1 + 0.001 * i for i, speed in enumerate(speeds)]
 
@@ -167,13 +165,13 @@ def test_a_study_does_not_depend_on_words(reword: Callable[[], None]) -> None:
     assert judged() == before
 
 
-def test_every_measure_of_a_study_is_a_question() -> None:
+def test_every_measure_of_a_study_is_a_question():
     assert tuple(MEASURES) == get_args(get_type_hints(Primary)["measure"])
     assert {name for name, asked in MEASURES.items() if asked.over_rates} == {"lr_sensitivity"}
     assert [asked.axis for asked in MEASURES.values()] == ["", "", *AXES]
 
 
-def test_nothing_asks_for_a_question_by_the_spelling_of_its_key() -> None:
+def test_nothing_asks_for_a_question_by_the_spelling_of_its_key():
     """In `compare` and `study` no `==`, `in`, startswith or endswith has a question's key beside it."""
     asked = [*measures(Costs(1.0, 1.0), True, {}, 3.0), *measures(Costs(), False, {}, None)]
     keys = {*MEASURES, "updates_to_match"} | {question.key for question in asked}

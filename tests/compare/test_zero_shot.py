@@ -37,7 +37,7 @@ def zero_shot(
     )
 
 
-def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
+def test_zero_shot_of_one_seed_is_paired_per_item(root):
     a, b = write_run(root, "small", 0), write_run(root, "small-slw", 0, more=SLW)
     # 30 items: 10 both right, 12 only the method, 3 only the baseline, 5 neither.
     zero_shot(a, [True] * 10 + [False] * 12 + [True] * 3 + [False] * 5)
@@ -59,7 +59,7 @@ def test_zero_shot_of_one_seed_is_paired_per_item(root: Path) -> None:
     assert limited.text == "missing: no claim"
 
 
-def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
+def test_zero_shot_over_seeds_uses_the_seeds(root):
     pair(root)
     for seed in range(3):
         zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
@@ -77,7 +77,7 @@ def test_zero_shot_over_seeds_uses_the_seeds(root: Path) -> None:
     assert [row[0] for row in tables["Zero-shot scores"].rows] == ["lambada (p), acc"]
 
 
-def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root: Path) -> None:
+def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root):
     pair(root)
     for seed in range(3):
         for task, more in (("a", 2), ("b", 0)):
@@ -112,7 +112,7 @@ def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root:
     assert verdicts == {"not judged: the tokens of a checkpoint are unknown"}
 
 
-def test_zero_shot_items_are_corrected_over_tasks(root: Path) -> None:
+def test_zero_shot_items_are_corrected_over_tasks(root):
     a, b = write_run(root, "small", 0), write_run(root, "small-slw", 0, more=SLW)
     for task in ("a", "b"):  # 12 against 3 each: p = 0.035 alone, twice that of two
         zero_shot(a, [False] * 12 + [True] * 3, task=task)
@@ -123,7 +123,7 @@ def test_zero_shot_items_are_corrected_over_tasks(root: Path) -> None:
     }
 
 
-def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(root: Path) -> None:
+def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(root):
     pair(root)
     for seed in range(3):
         zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))

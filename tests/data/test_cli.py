@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.data.prepare import preparation_screen
-from tests.conftest import Efftrain, python
+from tests.conftest import python
 from tests.data.conftest import write_texts
 
 RECIPE = """
@@ -40,9 +40,7 @@ def recipe(tmp_path: Path) -> str:
     return "tiny.toml"
 
 
-def test_prepare_says_what_it_made_and_then_finds_it(
-    efftrain: Efftrain, recipe: str, tmp_path: Path
-) -> None:
+def test_prepare_says_what_it_made_and_then_finds_it(efftrain, recipe, tmp_path):
     cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
     first = efftrain("prepare", "--recipe", recipe, **cache)
     assert "preparing the data" in first.stdout and "data prepared in" in first.stdout
@@ -76,9 +74,7 @@ def test_prepare_says_what_it_made_and_then_finds_it(
     ) == (300, 0, 4, [])
 
 
-def test_mistakes_in_the_data_exit_with_3_and_no_traceback(
-    efftrain: Efftrain, recipe: str, tmp_path: Path
-) -> None:
+def test_mistakes_in_the_data_exit_with_3_and_no_traceback(efftrain, recipe, tmp_path):
     missing = efftrain("prepare", "--recipe", recipe, "--set", "data.train=books/", code=3)
     assert missing.stdout == ""
     assert missing.stderr.startswith("error: data.train = 'books/': no such file or folder")
@@ -89,9 +85,7 @@ def test_mistakes_in_the_data_exit_with_3_and_no_traceback(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
-    efftrain: Efftrain, recipe: str, tmp_path: Path
-) -> None:
+def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(efftrain, recipe, tmp_path):
     """F37: prepare says it, pretrain refuses it, data.repeat allows it."""
     budget = ("--recipe", recipe, "--set", "train.tokens=100_000")
     said = efftrain("prepare", *budget)
@@ -102,7 +96,7 @@ def test_a_budget_beyond_the_corpus_is_refused_before_there_is_a_run(
 
 
 @pytest.mark.slow
-def test_repeating_is_allowed_by_the_key(efftrain: Efftrain, recipe: str) -> None:
+def test_repeating_is_allowed_by_the_key(efftrain, recipe):
     efftrain(
         "pretrain",
         "--recipe",
@@ -116,9 +110,7 @@ def test_repeating_is_allowed_by_the_key(efftrain: Efftrain, recipe: str) -> Non
 
 
 @pytest.mark.slow
-def test_training_on_ready_shards_imports_little(
-    efftrain: Efftrain, recipe: str, tmp_path: Path
-) -> None:
+def test_training_on_ready_shards_imports_little(efftrain, recipe, tmp_path):
     """Neither wandb nor datasets nor pandas, from the first import to the summary."""
     efftrain("prepare", "--recipe", recipe)
     script = """
@@ -134,7 +126,7 @@ print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyar
     assert python(script, cwd=tmp_path).stdout.splitlines()[-1] == "heavy: ['torch']"
 
 
-def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_lines_of_a_long_preparation(monkeypatch):
     """A thousand reports over five minutes: a line when a part of the work begins, then one each ten seconds."""
     from rich.console import Console
 
@@ -155,7 +147,7 @@ def test_plain_lines_of_a_long_preparation(monkeypatch: pytest.MonkeyPatch) -> N
     assert lines[-2].startswith("bytes tokenized: 9") and lines[-1] == "data prepared in 5 min 00 s"
 
 
-def test_the_shares_of_a_mix_are_named(efftrain: Efftrain, recipe: str, tmp_path: Path) -> None:
+def test_the_shares_of_a_mix_are_named(efftrain, recipe, tmp_path):
     (tmp_path / "verse.txt").write_text("sheep cross the river at night\n" * 500)
     text = RECIPE.replace(
         'train = "book.txt"',
@@ -168,7 +160,7 @@ def test_the_shares_of_a_mix_are_named(efftrain: Efftrain, recipe: str, tmp_path
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_documentation_run(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_the_commands_of_the_documentation_run(efftrain, tmp_path):
     (tmp_path / "books").mkdir()
     text = "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(3000))
     (tmp_path / "books" / "one.txt").write_text(text)

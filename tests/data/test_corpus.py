@@ -53,7 +53,7 @@ def reopened(shard: Shard) -> TokenShards:
 @pytest.mark.parametrize(
     "vocab_size, dtype", [(300, "uint16"), (65536, "uint16"), (65537, "uint32")]
 )
-def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, dtype: str) -> None:
+def test_documents_come_back_each_with_its_end(tmp_path, vocab_size, dtype):
     shards = write(tmp_path, [[1, 2], [], [vocab_size - 1]], vocab_size)
     shards.verify()
     (shard,) = shards.shards
@@ -64,7 +64,7 @@ def test_documents_come_back_each_with_its_end(tmp_path: Path, vocab_size: int, 
     assert content.startswith(b"efftrain tokens ")
 
 
-def test_shards_close_with_a_document_and_read_as_one(tmp_path: Path) -> None:
+def test_shards_close_with_a_document_and_read_as_one(tmp_path):
     documents = [list(range(10, 10 + n)) for n in (5, 1, 9, 0, 3, 12)]
     shards = write(tmp_path, documents, shard_tokens=8)
     assert [len(shard.ids) for shard in shards.shards] == [8, 10, 18]
@@ -76,7 +76,7 @@ def test_shards_close_with_a_document_and_read_as_one(tmp_path: Path) -> None:
     assert shards.read([3], 2).dtype == np.int64
 
 
-def test_truncation_is_seen_at_open(tmp_path: Path) -> None:
+def test_truncation_is_seen_at_open(tmp_path):
     (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
     path = shard.path
     content = path.read_bytes()
@@ -102,7 +102,7 @@ def test_truncation_is_seen_at_open(tmp_path: Path) -> None:
         reopened(shard)
 
 
-def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path):
     """200 random bits of header and ids, at the first read anywhere in the shard."""
     (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
     content = bytearray(shard.path.read_bytes())
@@ -118,7 +118,7 @@ def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path: Path) ->
     reopened(shard).verify()
 
 
-def test_a_shard_with_a_header_of_its_own_is_read(tmp_path: Path) -> None:
+def test_a_shard_with_a_header_of_its_own_is_read(tmp_path):
     """Format 1: a line of JSON in front of the ids, of which the manifest knows all that counts."""
     (shard,) = write(tmp_path, [[1, 2]]).shards
     content = shard.path.read_bytes()
@@ -128,9 +128,7 @@ def test_a_shard_with_a_header_of_its_own_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["fsync", "write"])
-def test_a_disk_that_refuses_a_shard_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_disk_that_refuses_a_shard_is_named(tmp_path, monkeypatch, failing):
     """The system's own errors of fsync and write name no file."""
 
     def refuse(descriptor: int) -> None:
@@ -146,12 +144,12 @@ def test_a_disk_that_refuses_a_shard_is_named(
     assert refused.value.filename == str(tmp_path / "train-00000.bin")
 
 
-def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_refused_when_written(tmp_path):
     with pytest.raises(DataError, match=r"document 1: token 2 is 300, but .* 300 tokens"):
         write(tmp_path, [[1], [5, 6, 300]])
 
 
-def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_refused_at_the_first_batch(tmp_path):
     """F36: a shard sound in every sum, from a program that did not check."""
     (shard,) = write(tmp_path, [list(range(8, 258))]).shards
     content = bytearray(shard.path.read_bytes())
@@ -178,7 +176,7 @@ def flip_bit(path: Path, byte: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path: Path, number: int) -> None:
+def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path, number):
     """F96: a bit flipped in a shard that was sound at its first batch, in bytes not read again."""
     shards = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
     paths = [shard.path for shard in shards.shards]
@@ -194,7 +192,7 @@ def test_a_shard_that_changes_after_its_check_is_checked_again(tmp_path: Path, n
     assert shards.read([0, 510], 4).tolist() == before, "put back, it is sound"
 
 
-def test_a_batch_looks_at_each_shard_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_looks_at_each_shard_once(tmp_path, monkeypatch):
     shards = write(tmp_path, [list(range(8, 258))] * 4, shard_tokens=500)
     paths = [shard.path for shard in shards.shards]
     shards.verify()
@@ -209,9 +207,7 @@ def test_a_batch_looks_at_each_shard_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert looks == paths[:1]
 
 
-def test_a_session_verifies_every_shard_before_step_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_verifies_every_shard_before_step_1(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     text = tmp_path / "text.txt"
     text.write_text("".join(f"line {i}: {i * i} sheep cross the river\n" for i in range(2000)))

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_prepare_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_prepare_goes_on_where_it_was_stopped(tmp_path, monkeypatch, kind):
     """Stopped at every third batch in turn; in the end the bytes are those of one go, and no batch was encoded twice in
     vain but the few since the last whole shard."""
     if kind == "txt":
@@ -78,9 +76,7 @@ def test_prepare_goes_on_where_it_was_stopped(
     assert [path.read_bytes() for path in sorted(corpus.folder.iterdir())] == contents
 
 
-def test_a_damaged_place_is_not_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
-) -> None:
+def test_a_damaged_place_is_not_gone_on_from(tmp_path, monkeypatch, cache):
     write_texts(tmp_path / "a.jsonl")
     data = Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300")
     monkeypatch.setattr(building, "_BATCH", 4000)
@@ -103,9 +99,7 @@ def test_a_damaged_place_is_not_gone_on_from(
     assert corpus.train.documents + corpus.valid.documents == 2000
 
 
-def test_too_little_room_is_said_before_it_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_said_before_it_is_used(tmp_path, monkeypatch):
     import shutil
 
     write_texts(tmp_path / "a.jsonl")
@@ -158,7 +152,7 @@ class FakeHub:
         )
 
 
-def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch):
     there = FakeHub(monkeypatch)
     data = Data(
         train="owner/name", tokenizer="bpe:300", valid_fraction=0.05, split="extra", revision="v2"
@@ -181,9 +175,7 @@ def test_the_hub_is_read_as_far_as_it_is_needed(monkeypatch: pytest.MonkeyPatch)
     assert len(there.asked) == asked  # the cache has it
 
 
-def test_a_lost_connection_costs_what_was_read_since_the_last_shard(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_lost_connection_costs_what_was_read_since_the_last_shard(monkeypatch, tmp_path):
     there = FakeHub(monkeypatch)
     monkeypatch.setattr(building, "_BATCH", 4000)
     monkeypatch.setattr("efftrain_cli.data.corpus.SHARD_TOKENS", 5000)
@@ -209,7 +201,7 @@ def test_a_lost_connection_costs_what_was_read_since_the_last_shard(
     assert there.read < 1.35 * whole
 
 
-def test_what_a_recipe_needs_of_the_hub() -> None:
+def test_what_a_recipe_needs_of_the_hub():
     def limits(*overrides: str) -> Limits:
         return limits_of(load_recipe("small", ["data.train=owner/name", *overrides]))
 
@@ -226,9 +218,7 @@ def test_what_a_recipe_needs_of_the_hub() -> None:
     assert limits("data.max_tokens=5M") == (5_000_000, first.valid)
 
 
-def test_a_cached_dataset_is_read_without_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cached_dataset_is_read_without_network(tmp_path, monkeypatch):
     """A copy in `datasets`' cache, laid out as it lays one out; then the same after `hf download`."""
     import datasets
 
@@ -256,7 +246,7 @@ def test_a_cached_dataset_is_read_without_network(
     assert [document.text for document in documents] == [f"row {i}" for i in range(10)]
 
 
-def test_any_tokenizer_of_the_hub_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_tokenizer_of_the_hub_by_name(tmp_path, monkeypatch):
     asked = []
     own = train_tokenizer(300, LINES)
     own.save(tmp_path / "tokenizer.json")

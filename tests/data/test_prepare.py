@@ -41,7 +41,7 @@ def split_texts(corpus: Corpus) -> tuple[list[str], list[str]]:
     return sides[0], sides[1]
 
 
-def test_one_text_file_gives_its_end_to_validation(cache: Path, book: Path) -> None:
+def test_one_text_file_gives_its_end_to_validation(cache, book):
     corpus = prepare(data(book, valid_fraction=0.1))
     (train,), (valid,) = split_texts(corpus)
     assert train + valid == "".join(LINES)
@@ -50,7 +50,7 @@ def test_one_text_file_gives_its_end_to_validation(cache: Path, book: Path) -> N
     assert corpus.bytes_per_token == len(valid.encode()) / corpus.valid.tokens
 
 
-def test_few_text_files_are_cut_and_many_are_held_out(cache: Path, tmp_path: Path) -> None:
+def test_few_text_files_are_cut_and_many_are_held_out(cache, tmp_path):
     folder = tmp_path / "books"
     folder.mkdir()
     for number in range(19):
@@ -67,9 +67,7 @@ def test_few_text_files_are_cut_and_many_are_held_out(cache: Path, tmp_path: Pat
     assert sorted(train + valid) == sorted("".join(LINES[n * 20 : n * 20 + 20]) for n in range(20))
 
 
-def test_held_out_documents_do_not_depend_on_their_place(
-    cache: Path, stories: Path, tmp_path: Path
-) -> None:
+def test_held_out_documents_do_not_depend_on_their_place(cache, stories, tmp_path):
     train, valid = split_texts(prepare(data(stories)))
     assert len(valid) == 20 and len(train) == 1980
     reversed_stories = tmp_path / "reversed.jsonl"
@@ -78,14 +76,14 @@ def test_held_out_documents_do_not_depend_on_their_place(
     assert valid_reversed == valid[::-1] and train_reversed == train[::-1]
 
 
-def test_copies_of_a_document_stay_on_one_side(cache: Path, stories: Path) -> None:
+def test_copies_of_a_document_stay_on_one_side(cache, stories):
     stories.write_text(stories.read_text() * 3)
     train, valid = split_texts(prepare(data(stories)))
     assert not set(train) & set(valid)
     assert len(train) + len(valid) == 6000 and len(valid) == 60
 
 
-def test_text_that_spells_the_end_of_text_does_not_end_it(cache: Path, tmp_path: Path) -> None:
+def test_text_that_spells_the_end_of_text_does_not_end_it(cache, tmp_path):
     path = tmp_path / "a.jsonl"
     rows = [f"row {i} <|endoftext|> more {i}" for i in range(100)]
     write_texts(path, rows)
@@ -93,9 +91,7 @@ def test_text_that_spells_the_end_of_text_does_not_end_it(cache: Path, tmp_path:
     assert sorted(train + valid) == sorted(rows)
 
 
-def test_two_recipes_share_a_corpus_wherever_its_text_lies(
-    cache: Path, book: Path, tmp_path: Path
-) -> None:
+def test_two_recipes_share_a_corpus_wherever_its_text_lies(cache, book, tmp_path):
     first = prepare(data(book))
     copy = tmp_path / "elsewhere" / "other name.txt"
     copy.parent.mkdir()
@@ -116,7 +112,7 @@ def test_two_recipes_share_a_corpus_wherever_its_text_lies(
     )  # the same tokens by another way
 
 
-def test_a_changed_file_is_seen_although_its_size_is_the_same(cache: Path, book: Path) -> None:
+def test_a_changed_file_is_seen_although_its_size_is_the_same(cache, book):
     os.utime(book, (1e9, 1e9))
     first = prepare(data(book))
     assert list((cache / "hashes").iterdir())  # settled, so its hash is remembered
@@ -126,7 +122,7 @@ def test_a_changed_file_is_seen_although_its_size_is_the_same(cache: Path, book:
     assert prepare(data(book)).folder != first.folder
 
 
-def test_overlap_is_refused_unless_allowed(cache: Path, stories: Path, tmp_path: Path) -> None:
+def test_overlap_is_refused_unless_allowed(cache, stories, tmp_path):
     """F38"""
     valid = tmp_path / "valid.jsonl"
     write_texts(valid, ["new\n", *LINES[3:10]])
@@ -142,7 +138,7 @@ def test_overlap_is_refused_unless_allowed(cache: Path, stories: Path, tmp_path:
         prepare(data(stories, valid=str(valid)))  # the cache has it, this recipe still refuses it
 
 
-def test_skipped_documents_are_counted_and_refused_by_others(cache: Path, stories: Path) -> None:
+def test_skipped_documents_are_counted_and_refused_by_others(cache, stories):
     stories.write_text(stories.read_text() + "{\n")
     corpus = prepare(data(stories, on_bad_document="skip"))
     assert (
@@ -163,7 +159,7 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache: Path, storie
         ('{"text": ""}\n', "no text is left for training"),
     ],
 )
-def test_too_little_text(cache: Path, tmp_path: Path, content: str, said: str) -> None:
+def test_too_little_text(cache, tmp_path, content, said):
     path = tmp_path / "a.jsonl"
     path.write_text(content)
     with pytest.raises(DataError, match=said):
@@ -174,7 +170,7 @@ def test_too_little_text(cache: Path, tmp_path: Path, content: str, said: str) -
         prepare(data(line))
 
 
-def test_bad_settings_cost_nothing(cache: Path, book: Path) -> None:
+def test_bad_settings_cost_nothing(cache, book):
     for bad in (data(book, tokenizer="bpe:3"), data(book, tokenizer="no/such"), data(("no.txt",))):
         with pytest.raises(DataError):
             prepare(bad)
@@ -184,7 +180,7 @@ def test_bad_settings_cost_nothing(cache: Path, book: Path) -> None:
 # --- damage and other people's files ---------------------------------------------------------------------------------
 
 
-def test_damage_is_refused_with_exit_3(cache: Path, book: Path) -> None:
+def test_damage_is_refused_with_exit_3(cache, book):
     """F34: each file of a corpus flipped, cut short and removed; with full verification nothing passes."""
     folder = prepare(data(book)).folder
     files = sorted(folder.iterdir())
@@ -211,7 +207,7 @@ def test_damage_is_refused_with_exit_3(cache: Path, book: Path) -> None:
     prepare(data(book), verify="full")
 
 
-def test_a_flipped_token_is_seen_at_first_use(cache: Path, book: Path) -> None:
+def test_a_flipped_token_is_seen_at_first_use(cache, book):
     corpus = prepare(data(book))
     path = corpus.folder / "train-00000.bin"
     content = bytearray(path.read_bytes())
@@ -225,9 +221,7 @@ def test_a_flipped_token_is_seen_at_first_use(cache: Path, book: Path) -> None:
     corpus.valid.read([0], 4)
 
 
-def test_shards_of_another_corpus_or_tokenizer_are_refused(
-    cache: Path, book: Path, tmp_path: Path
-) -> None:
+def test_shards_of_another_corpus_or_tokenizer_are_refused(cache, book, tmp_path):
     """F34, F35: sound files in the wrong place."""
     corpus = prepare(data(book))
     other_tokenizer = prepare(data(book, tokenizer="bpe:301"))
@@ -251,7 +245,7 @@ def test_shards_of_another_corpus_or_tokenizer_are_refused(
 
 
 @pytest.mark.slow
-def test_the_novels_with_gpt2s_own_tokens(cache: Path, shared_data: Path) -> None:
+def test_the_novels_with_gpt2s_own_tokens(cache, shared_data):
     """23 and 3 books; 3.59 and 0.30 million tokens, as counted when the folder was put together."""
     books = shared_data / "classic_books"
     corpus = prepare(

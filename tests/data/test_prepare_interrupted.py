@@ -88,9 +88,7 @@ print(number, len(hashes))
 """
 
 
-def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(
-    cache: Path, book: Path
-) -> None:
+def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache, book):
     os.utime(book, (1e9, 1e9))
     result = subprocess.run(
         [sys.executable, "-c", DYING, str(book)],
@@ -107,7 +105,7 @@ def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(
 
 
 @pytest.mark.slow
-def test_a_killed_prepare_leaves_nothing_torn(cache: Path, book: Path) -> None:
+def test_a_killed_prepare_leaves_nothing_torn(cache, book):
     """SIGKILL at five moments of the work, then a start that must end with the right corpus and no leftovers."""
     book.write_text("".join(LINES) * 20)
     begin = time.monotonic()
@@ -134,7 +132,7 @@ def test_a_killed_prepare_leaves_nothing_torn(cache: Path, book: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_make_one_corpus(cache: Path, book: Path) -> None:
+def test_two_processes_make_one_corpus(cache, book):
     book.write_text("".join(LINES) * 20)
     processes = [start(book, cache) for _ in range(2)]
     lines = []
@@ -147,13 +145,13 @@ def test_two_processes_make_one_corpus(cache: Path, book: Path) -> None:
     assert len(list((cache / "corpora").glob("*/"))) == 1
 
 
-def test_a_ready_corpus_opens_without_heavy_imports(cache: Path, book: Path) -> None:
+def test_a_ready_corpus_opens_without_heavy_imports(cache, book):
     prepare(data(book, tokenizer="bpe:600"))
     output, errors = start(book, cache).communicate()
     assert output.splitlines()[1] == "[]", errors
 
 
-def test_a_ready_corpus_opens_quickly(cache: Path, book: Path) -> None:
+def test_a_ready_corpus_opens_quickly(cache, book):
     prepare(data(book))
     seconds = []
     for _ in range(5):
@@ -163,7 +161,7 @@ def test_a_ready_corpus_opens_quickly(cache: Path, book: Path) -> None:
     assert min(seconds) < 0.15
 
 
-def test_a_full_disk_says_how_much_is_missing(tmp_path: Path, book: Path) -> None:
+def test_a_full_disk_says_how_much_is_missing(tmp_path, book):
     """F15's sibling, on a tmpfs of 300 kB in a namespace of its own."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -177,9 +175,7 @@ def test_a_full_disk_says_how_much_is_missing(tmp_path: Path, book: Path) -> Non
     assert "DiskError" in errors and "bytes needed" in errors and "EFFTRAIN_CACHE" in errors, errors
 
 
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, book: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, book, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "file" / "cache"))
     os.utime(book, (1e9, 1e9))

@@ -40,7 +40,7 @@ def documents_of(shards: TokenShards, corpus: Corpus) -> list[list[int]]:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
+def test_json_csv_markdown_and_zstd(tmp_path):
     (tmp_path / "list.json").write_text(
         json.dumps([{"text": "one"}, {"text": ""}, {"text": "two\nlines"}], indent=2)
     )
@@ -89,15 +89,13 @@ def test_json_csv_markdown_and_zstd(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_damaged_files_are_named(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=said):
         texts(tmp_path / name)
 
 
-def test_a_line_without_end_costs_bounded_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_without_end_costs_bounded_memory(tmp_path, monkeypatch):
     """F71, with the limit lowered: the line is named or skipped, and what follows it is read."""
     monkeypatch.setattr(reader, "LINE_BYTES", 1000)
     path = tmp_path / "bomb.jsonl.gz"
@@ -115,7 +113,7 @@ def test_a_line_without_end_costs_bounded_memory(
     assert (bad.seen, bad.skipped) == (3, 1)
 
 
-def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
+def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path):
     folder = tmp_path / "books"
     folder.mkdir()
     (folder / "a.txt").write_text("".join(LINES[:50]))
@@ -168,9 +166,7 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path: Path) -> None:
         ("txt", None),
     ],
 )
-def test_a_file_name_ends_no_line_of_a_message(
-    tmp_path: Path, suffix: str, content: bytes | None
-) -> None:
+def test_a_file_name_ends_no_line_of_a_message(tmp_path, suffix, content):
     path = tmp_path / f"a\nb.{suffix}"
     if content is not None:
         path.write_bytes(content)
@@ -180,7 +176,7 @@ def test_a_file_name_ends_no_line_of_a_message(
     assert "a\\nb." in str(refused.value) and str(path) not in str(refused.value)
 
 
-def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
+def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path):
     tokenizer = train_tokenizer(400, LINES)
     tokenizer.save(tmp_path / "tokenizer.json")
     ids = [tokenizer.encode([line])[0].astype(np.uint16) for line in LINES]
@@ -239,9 +235,7 @@ def test_token_files_of_nanogpt_and_llmc_give_their_ids(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_token_files_that_cannot_be_meant(
-    tmp_path: Path, content: bytes, beside: str | None, said: str
-) -> None:
+def test_token_files_that_cannot_be_meant(tmp_path, content, beside, said):
     train_tokenizer(300, LINES[:50]).save(tmp_path / "tokenizer.json")
     (tmp_path / "a.bin").write_bytes(content)
     (tmp_path / "b.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
@@ -256,7 +250,7 @@ def test_token_files_that_cannot_be_meant(
         prepare(data)
 
 
-def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path: Path) -> None:
+def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path):
     (tmp_path / "a.bin").write_bytes(np.arange(100, dtype="<u2").tobytes())
     with pytest.raises(DataError, match=r'holds token ids.*data\.tokenizer.*"gpt2"'):
         prepare(data(tmp_path / "a.bin"))
@@ -265,13 +259,13 @@ def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path: Path) -> None:
 # --- several sources -------------------------------------------------------------------------------------------------
 
 
-def test_shares_add_up() -> None:
+def test_shares_add_up():
     assert apportion([1, 1, 1], 10) == [4, 3, 3]
     assert apportion([0.7, 0.2, 0.1], 10_000) == [7000, 2000, 1000]
     assert sum(apportion([3.3, 0.01, 7.7, 1e-3], 997)) == 997
 
 
-def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
+def test_a_mix_is_a_function_of_position(tmp_path):
     """Tokens that name their source: every beginning of the stream has each source's share, every window of a source
     comes once per epoch of it, and any position gives the same alone as in a long read."""
     from tests.data.test_windows import counting_shards
@@ -309,7 +303,7 @@ def test_a_mix_is_a_function_of_position(tmp_path: Path) -> None:
     ] == [14, 4, 2]
 
 
-def test_sources_have_fields_and_weights_of_their_own(tmp_path: Path, cache: Path) -> None:
+def test_sources_have_fields_and_weights_of_their_own(tmp_path, cache):
     write_texts(tmp_path / "a.jsonl", LINES[:1000])
     (tmp_path / "b.csv").write_text(
         "body\n" + "".join(f"{line.strip()}\n" for line in LINES[1000:])
@@ -338,7 +332,7 @@ def test_sources_have_fields_and_weights_of_their_own(tmp_path: Path, cache: Pat
     assert [part.tokens // 100 for part in limited.train.parts] == [60, 20]
 
 
-def test_sources_in_a_recipe(tmp_path: Path) -> None:
+def test_sources_in_a_recipe(tmp_path):
     recipe = tmp_path / "mix.toml"
     recipe.write_text(
         'base = "small"\n[[data.sources]]\npath = "stdlib"\nweight = 3\n[[data.sources]]\npath = "b.csv"\ntext_field = "body"\n'
@@ -364,7 +358,7 @@ def test_sources_in_a_recipe(tmp_path: Path) -> None:
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
-def test_warnings_of_little_text(tmp_path: Path) -> None:
+def test_warnings_of_little_text(tmp_path):
     from tests.data.test_windows import counting_shards
 
     windows = Windows(counting_shards(tmp_path, 1010), 10, seed=0)  # 100 windows
@@ -375,14 +369,14 @@ def test_warnings_of_little_text(tmp_path: Path) -> None:
     assert few.startswith("validation is on 1 window only")
 
 
-def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(tmp_path: Path) -> None:
+def test_a_tokenizer_that_cannot_reach_its_vocabulary_says_so(tmp_path):
     (tmp_path / "a.txt").write_text("".join(LINES[:30]))
     corpus = prepare(Data(train=str(tmp_path / "a.txt"), tokenizer="bpe:5000", valid_fraction=0.2))
     (note,) = corpus.notes
     assert "too few pairs for 5,000 tokens; the vocabulary has " in note
 
 
-def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path) -> None:
+def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path):
     """F79: equal size and time stamp, other content."""
     import os
 
@@ -399,7 +393,7 @@ def test_other_bytes_under_the_old_time_are_found_by_a_full_check(tmp_path: Path
     assert prepare(text, verify="full").folder != first.folder
 
 
-def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path):
     """F72: without the check this read would end the process by SIGBUS."""
     path = tmp_path / "a.jsonl"
     write_texts(path)
@@ -412,7 +406,7 @@ def test_a_shard_cut_short_while_in_use_is_an_error_and_no_crash(tmp_path: Path)
         corpus.train.read([corpus.train.tokens - 20], 10)
 
 
-def test_text_below_a_hidden_folder_is_said_to_be_hidden(tmp_path: Path) -> None:
+def test_text_below_a_hidden_folder_is_said_to_be_hidden(tmp_path):
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "a.txt").write_text("text")
     with pytest.raises(DataError, match=r"such as \.cache, are not read: name one to read it"):
@@ -420,7 +414,7 @@ def test_text_below_a_hidden_folder_is_said_to_be_hidden(tmp_path: Path) -> None
     assert len(find_text(Data(train=str(tmp_path / ".cache"))).train) == 1
 
 
-def test_texts_with_a_comma_between_them_are_shown_as_a_list(tmp_path: Path) -> None:
+def test_texts_with_a_comma_between_them_are_shown_as_a_list(tmp_path):
     with pytest.raises(DataError, match=r'written as a list: \["a\.txt", "b\.txt"\]'):
         find_text(Data(train="a.txt, b.txt"))
     (tmp_path / "a,b.txt").write_text("text")

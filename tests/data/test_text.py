@@ -26,7 +26,7 @@ def complaint(path: Path, content: bytes | None = None, *, field: str = "text") 
     return str(refused.value)
 
 
-def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_folders_and_globs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("b/2.txt", "b/1.txt", "b/deep/3.jsonl", "b/note.md", "b/.hidden/4.txt", "a.txt"):
         path = tmp_path / name
@@ -46,7 +46,7 @@ def test_files_folders_and_globs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found("openai/corpus") == ["openai/corpus/z.txt"]  # local things win over the Hub
 
 
-def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path: Path) -> None:
+def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path):
     for name in ("train", "test", "valid"):
         (tmp_path / "corpus" / name).mkdir(parents=True)
         (tmp_path / "corpus" / name / "text.txt").write_text(name)
@@ -63,9 +63,7 @@ def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path: Path) -> None:
     assert len(find_text(Data(train=f"{corpus}/**/*")).train) == 3
 
 
-def test_a_folder_that_changes_while_it_is_listed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_changes_while_it_is_listed_is_named(tmp_path, monkeypatch):
     def gone(self: Path, pattern: str) -> list[Path]:
         raise FileNotFoundError(2, "No such file or directory", str(self / "part-7"))
 
@@ -76,7 +74,7 @@ def test_a_folder_that_changes_while_it_is_listed_is_named(
         find_text(Data(train=str(tmp_path)))
 
 
-def test_hub_names() -> None:
+def test_hub_names():
     assert find_text(Data(train="owner/name")).train == (
         HubDataset("owner/name", None, None, "train"),
     )
@@ -85,9 +83,7 @@ def test_hub_names() -> None:
     )
 
 
-def test_everything_that_is_not_there_is_said_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_text("x")
@@ -115,7 +111,7 @@ def test_everything_that_is_not_there_is_said_at_once(
     )
 
 
-def test_the_library_is_source_without_tests() -> None:
+def test_the_library_is_source_without_tests():
     names = [source.path.as_posix() for source in stdlib_files()]
     assert len(names) > 300
     assert any(name.endswith("/json/decoder.py") for name in names)
@@ -127,13 +123,13 @@ def test_the_library_is_source_without_tests() -> None:
     assert stdlib_files() == stdlib_files()
 
 
-def test_a_text_file_is_a_document_with_plain_line_ends(tmp_path: Path) -> None:
+def test_a_text_file_is_a_document_with_plain_line_ends(tmp_path):
     path = tmp_path / "dos.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\rthree\n")
     assert texts(path) == ["one\ntwo\nthree\n"]
 
 
-def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
+def test_json_lines_plain_and_compressed(tmp_path):
     content = b'{"text": "one"}\n\n{"text": ""}\n{"text": "tw\\u00f6\\r\\n"}'
     for name, written in (
         ("a.jsonl", content),
@@ -144,7 +140,7 @@ def test_json_lines_plain_and_compressed(tmp_path: Path) -> None:
         assert texts(tmp_path / name) == ["one", "twö\r\n"]  # JSON says which line ends it means
 
 
-def test_parquet(tmp_path: Path) -> None:
+def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"body": ["one", "", "two"], "id": [1, 2, 3]}), path)
     assert texts(path, field="body") == ["one", "two"]
@@ -176,23 +172,21 @@ GOOD = b'{"text": "ok"}\n'
         ("a.txt", "zwei\ndrei ä".encode("latin1"), "2, byte 10", "not UTF-8: byte 0xe4"),
     ],
 )
-def test_bad_documents_are_named_by_file_line_and_byte(
-    tmp_path: Path, name: str, content: bytes, place: str, what: str
-) -> None:
+def test_bad_documents_are_named_by_file_line_and_byte(tmp_path, name, content, place, what):
     path = tmp_path / name
     said = complaint(path, content)
     assert said.startswith(f"{path}:{place}: {what}")
     assert 'data.on_bad_document = "skip"' in said
 
 
-def test_the_byte_of_bad_json_is_where_reading_failed(tmp_path: Path) -> None:
+def test_the_byte_of_bad_json_is_where_reading_failed(tmp_path):
     """Counted in bytes although the line has characters of two."""
     said = complaint(tmp_path / "a.jsonl", GOOD + '{"text": "éé" 3}\n'.encode())
     assert ":2, byte 31:" in said  # 15 bytes of the first line, 16 up to the 3
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.json.gz"])
-def test_empty_files_are_named(tmp_path: Path, name: str) -> None:
+def test_empty_files_are_named(tmp_path, name):
     path = tmp_path / name
     said = complaint(path, b"")
     assert said.startswith(str(path)) and "empty" in said
@@ -200,7 +194,7 @@ def test_empty_files_are_named(tmp_path: Path, name: str) -> None:
         assert "only blank lines" in complaint(path, b"\n \n")
 
 
-def test_compressed_files_cut_short_are_named_whatever_the_policy(tmp_path: Path) -> None:
+def test_compressed_files_cut_short_are_named_whatever_the_policy(tmp_path):
     content = gzip.compress(
         b"".join(json.dumps({"text": str(i)}).encode() + b"\n" for i in range(10_000))
     )
@@ -215,7 +209,7 @@ def test_compressed_files_cut_short_are_named_whatever_the_policy(tmp_path: Path
             texts(path, policy="skip")
 
 
-def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path: Path) -> None:
+def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(GOOD * 999 + b"{\n")
     bad = BadDocuments("skip")
@@ -245,5 +239,5 @@ def test_a_thousandth_may_be_skipped_and_is_counted(tmp_path: Path) -> None:
         ("one line\n", 0.4, ("one line\n", "")),
     ],
 )
-def test_cut_at_line(text: str, fraction: float, expected: tuple[str, str]) -> None:
+def test_cut_at_line(text, fraction, expected):
     assert cut_at_line(text, fraction) == expected

@@ -40,7 +40,7 @@ def gpt2(shared_data: Path) -> Tokenizer:
     return load_tokenizer(shared_data / "gpt2_tokenizer")
 
 
-def test_gpt2_counts_shakespeare_as_everybody_does(gpt2: Tokenizer, shared_data: Path) -> None:
+def test_gpt2_counts_shakespeare_as_everybody_does(gpt2, shared_data):
     """338,025 tokens; cut after 90 % of the characters, 301,966 and 36,059: the counts that nanoGPT prints."""
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     cut = int(len(text) * 0.9)
@@ -52,13 +52,13 @@ def test_gpt2_counts_shakespeare_as_everybody_does(gpt2: Tokenizer, shared_data:
     assert (gpt2.vocab_size, gpt2.eot_id) == (50257, 50256)
 
 
-def test_gpt2_known_ids(gpt2: Tokenizer) -> None:
+def test_gpt2_known_ids(gpt2):
     """ "Hello world" is 15496 995 in every published use of GPT-2's vocabulary."""
     assert gpt2.encode(["Hello world"])[0].tolist() == [15496, 995]
     assert gpt2.decode([15496, 995, 50256]) == f"Hello world{END_OF_TEXT}"
 
 
-def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tokenizer) -> None:
+def test_long_documents_are_cut_where_no_token_changes(gpt2, bpe):
     """Random text full of the hard cases, cut once per 64 K characters, against the library on the whole."""
     rng = random.Random(5)
     parts = [
@@ -90,7 +90,7 @@ def test_long_documents_are_cut_where_no_token_changes(gpt2: Tokenizer, bpe: Tok
 
 
 @pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.slow)])
-def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2: Tokenizer, step: int) -> None:
+def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2, step):
     """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries' word patterns are
     one."""
     assert gpt2.fast is not None
@@ -107,9 +107,7 @@ def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2: Tokenizer, step: int) 
         assert gpt2.fast.encode_ordinary_batch(part) == slow
 
 
-def test_tiktoken_is_used_only_where_ids_are_certain(
-    gpt2: Tokenizer, bpe: Tokenizer, tmp_path: Path
-) -> None:
+def test_tiktoken_is_used_only_where_ids_are_certain(gpt2, bpe, tmp_path):
     text = SAMPLE[0] * 6
     for tokenizer in (gpt2, bpe):
         assert tokenizer.fast is not None
@@ -157,7 +155,7 @@ def test_tiktoken_is_used_only_where_ids_are_certain(
     assert changed(lambda parts: parts["added_tokens"].append(word)).fast is None
 
 
-def test_round_trip_and_spelled_end_of_text(bpe: Tokenizer) -> None:
+def test_round_trip_and_spelled_end_of_text(bpe):
     text = f"def f():\n\treturn '{END_OF_TEXT}'  # ünï\x00 🙂"
     (ids,) = bpe.encode([text])
     assert bpe.decode(ids) == text
@@ -165,7 +163,7 @@ def test_round_trip_and_spelled_end_of_text(bpe: Tokenizer) -> None:
     assert bpe.decode([bpe.eot_id]) == END_OF_TEXT
 
 
-def test_our_bpe_is_the_same_every_time(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_our_bpe_is_the_same_every_time(bpe, tmp_path):
     again = train_tokenizer(400, iter(SAMPLE))
     assert again.backend.to_str() == bpe.backend.to_str()
     assert (bpe.vocab_size, bpe.eot_id) == (400, 0)
@@ -175,24 +173,20 @@ def test_our_bpe_is_the_same_every_time(bpe: Tokenizer, tmp_path: Path) -> None:
     assert train_tokenizer(401, SAMPLE).sha256 != bpe.sha256
 
 
-def test_a_folder_called_gpt2_is_a_folder(
-    bpe: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_called_gpt2_is_a_folder(bpe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("gpt2").mkdir()
     bpe.save(Path("gpt2/tokenizer.json"))
     assert load_tokenizer(Path("gpt2")).sha256 == bpe.sha256
 
 
-def test_little_text_makes_a_smaller_vocabulary() -> None:
+def test_little_text_makes_a_smaller_vocabulary():
     assert (
         train_tokenizer(300, ["ab"]).vocab_size == 258
     )  # 256 bytes, the end of text, and one pair
 
 
-def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(
-    gpt2: Tokenizer, shared_data: Path, tmp_path: Path
-) -> None:
+def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(gpt2, shared_data, tmp_path):
     folder = shared_data / "gpt2_tokenizer"
     shutil.copy(folder / "encoder.json", tmp_path / "vocab.json")
     shutil.copy(folder / "vocab.bpe", tmp_path / "merges.txt")
@@ -209,9 +203,7 @@ def test_the_same_tokenizer_from_other_files_has_the_same_fingerprint(
     assert load_tokenizer(tmp_path).sha256 != gpt2.sha256
 
 
-def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(
-    bpe: Tokenizer, tmp_path: Path
-) -> None:
+def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(bpe, tmp_path):
     import tokenizers
 
     other = tokenizers.Tokenizer.from_str(bpe.backend.to_str())
@@ -227,12 +219,12 @@ def test_padding_truncation_and_added_ends_of_a_tokenizer_file_are_off(
 
 
 @pytest.mark.parametrize("spec", ["bpe:256", "bpe:x", "bpe:", "bpe:-3", "bpe:1.5"])
-def test_sizes_that_cannot_be(spec: str) -> None:
+def test_sizes_that_cannot_be(spec):
     with pytest.raises(DataError, match="whole number from 257"):
         bpe_size(spec)
 
 
-def test_tokenizers_that_are_not_there(tmp_path: Path) -> None:
+def test_tokenizers_that_are_not_there(tmp_path):
     with pytest.raises(DataError, match=r'no such file or folder.*"bpe:N"'):
         load_tokenizer("no/such")
     with pytest.raises(
@@ -244,16 +236,14 @@ def test_tokenizers_that_are_not_there(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "broken.json")
 
 
-def test_a_tokenizer_without_end_of_text_is_refused(bpe: Tokenizer, tmp_path: Path) -> None:
+def test_a_tokenizer_without_end_of_text_is_refused(bpe, tmp_path):
     content = bpe.backend.to_str().replace(END_OF_TEXT, "<stop>")
     (tmp_path / "t.json").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match="no end-of-text token"):
         load_tokenizer(tmp_path / "t.json")
 
 
-def test_without_network_the_hub_is_given_up_quickly(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
     """A host that never answers: 1 s of probing, then the way out."""
     monkeypatch.setenv("HF_ENDPOINT", "http://192.0.2.1")  # TEST-NET-1: reserved, answers nowhere
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
@@ -279,7 +269,7 @@ def test_without_network_the_hub_is_given_up_quickly(
     assert asked == [1.0, 1.0]
 
 
-def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path: Path) -> None:
+def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
     """Two splits as files of a local folder: what a download from the Hub looks like to `datasets`."""
     from efftrain_cli.data.text import HubDataset
 

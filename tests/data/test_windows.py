@@ -41,7 +41,7 @@ def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 
     return StepPlan(1, 0.0, batch_size, seq_len, 1, start, sequences_per_window, (), False)
 
 
-def test_permutations_of_few_numbers_are_even() -> None:
+def test_permutations_of_few_numbers_are_even():
     """Over many keys every number comes first about equally often: 5 numbers, 5,000 keys, expected 1,000 +- 28 each."""
     rng = np.random.default_rng(0)
     firsts = [
@@ -51,7 +51,7 @@ def test_permutations_of_few_numbers_are_even() -> None:
     assert np.all(np.abs(np.bincount(firsts, minlength=5) - 1000) < 5 * 28)
 
 
-def test_order_is_not_the_order_of_the_text() -> None:
+def test_order_is_not_the_order_of_the_text():
     """Neighbours in the stream are far apart in the text: about a third of the corpus on average, as for any random
     order."""
     n = 10_000
@@ -62,7 +62,7 @@ def test_order_is_not_the_order_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("shard_tokens", [1 << 26, 1500])
-def test_each_window_once_per_epoch_across_the_boundary(tmp_path: Path, shard_tokens: int) -> None:
+def test_each_window_once_per_epoch_across_the_boundary(tmp_path, shard_tokens):
     """F8: read in batches that straddle the epochs, from a second object, as after a resume in epoch 2."""
     shards = counting_shards(tmp_path, 10_007, shard_tokens=shard_tokens)
     assert len(shards.shards) == (1 if shard_tokens > 10_007 else 7)
@@ -86,7 +86,7 @@ def test_each_window_once_per_epoch_across_the_boundary(tmp_path: Path, shard_to
     assert [s // 16 for s in epochs[0]] != [s // 16 for s in epochs[1]]
 
 
-def test_seed_decides_the_order_and_nothing_else_does(tmp_path: Path) -> None:
+def test_seed_decides_the_order_and_nothing_else_does(tmp_path):
     shards = counting_shards(tmp_path, 5000)
     one, again, other = (Windows(shards, 8, seed=s) for s in (1, 1, 2))
     again.read(3000, 5)  # reading elsewhere first changes nothing: there is no state
@@ -95,7 +95,7 @@ def test_seed_decides_the_order_and_nothing_else_does(tmp_path: Path) -> None:
     assert one.read(100, 20).tolist() != other.read(100, 20).tolist()
 
 
-def test_truncation_takes_the_beginning_of_each_window(tmp_path: Path) -> None:
+def test_truncation_takes_the_beginning_of_each_window(tmp_path):
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     full = windows.read(20, 6)
     batch = windows.batch(plan(6, 24, 20))
@@ -104,7 +104,7 @@ def test_truncation_takes_the_beginning_of_each_window(tmp_path: Path) -> None:
     assert batch.tokens.is_contiguous() and batch.targets.is_contiguous()
 
 
-def test_reshape_cuts_each_window_into_sequences(tmp_path: Path) -> None:
+def test_reshape_cuts_each_window_into_sequences(tmp_path):
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     full = windows.read(20, 3)
     batch = windows.batch(
@@ -123,7 +123,7 @@ def test_reshape_cuts_each_window_into_sequences(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sequences_per_window", [1, 3])
 @pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_share_the_batch(tmp_path: Path, sequences_per_window: int, world_size: int) -> None:
+def test_ranks_share_the_batch(tmp_path, sequences_per_window, world_size):
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     step = plan(11, 20, 5, sequences_per_window)._replace(accumulation_steps=world_size)
     shares = [windows.batch(step, rank, world_size).tokens.tolist() for rank in range(world_size)]
@@ -131,19 +131,19 @@ def test_ranks_share_the_batch(tmp_path: Path, sequences_per_window: int, world_
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_a_rank_without_a_sequence_gets_none_wherever_the_step_begins(tmp_path: Path) -> None:
+def test_a_rank_without_a_sequence_gets_none_wherever_the_step_begins(tmp_path):
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     step = plan(5, 20, 4096 - 5)._replace(accumulation_steps=8)
     assert [len(windows.batch(step, rank, 4).tokens) for rank in range(4)] == [2, 2, 1, 0]
 
 
-def test_too_long_sequences_are_a_bug(tmp_path: Path) -> None:
+def test_too_long_sequences_are_a_bug(tmp_path):
     windows = Windows(counting_shards(tmp_path, 5000), 64, seed=3)
     with pytest.raises(ValueError, match="3 sequences of 24"):
         windows.batch(plan(6, 24, 0, sequences_per_window=3))
 
 
-def test_validation_is_fixed_spread_and_without_overlap(tmp_path: Path) -> None:
+def test_validation_is_fixed_spread_and_without_overlap(tmp_path):
     shards = counting_shards(tmp_path, 5001)
     rows = Windows(shards, 64, seed=1).validation(10)
     assert rows.tolist() == Windows(shards, 64, seed=2).validation(10).tolist()
@@ -159,14 +159,14 @@ def test_validation_is_fixed_spread_and_without_overlap(tmp_path: Path) -> None:
         Windows(shards, 5001, seed=1).validation(1)
 
 
-def test_a_corpus_too_short_for_a_window_is_refused(tmp_path: Path) -> None:
+def test_a_corpus_too_short_for_a_window_is_refused(tmp_path):
     windows = Windows(counting_shards(tmp_path, 127), 64, seed=1)
     with pytest.raises(DataError, match=r"127 tokens.*at least 128"):
         windows.read(0, 1)
     assert Windows(counting_shards(tmp_path / "b", 128), 64, seed=1).per_epoch == 1
 
 
-def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path: Path) -> None:
+def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path):
     """F37"""
     windows = Windows(counting_shards(tmp_path, 64 * 101), 64, seed=1)
     assert windows.check_budget(100, Data()) == 1.0
@@ -176,7 +176,7 @@ def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path: Path) -> Non
     assert windows.check_budget(250, Data(repeat=True)) == 2.5
 
 
-def test_a_batch_costs_little(tmp_path: Path) -> None:
+def test_a_batch_costs_little(tmp_path):
     """Best of many, so that a busy machine does not fail it; the bound is ten times what it takes alone."""
     windows = Windows(counting_shards(tmp_path, 200_000, document=10_000), 256, seed=1)
     windows.batch(plan(8, 256, 0))

@@ -25,7 +25,7 @@ COMMANDS = [line for line in BLOCKS.splitlines() if re.match("efftrain (?!calibr
 WARMUP = "\n[seq_len_warmup]\nstart = 32\nsteps = 10\n"
 
 
-def test_the_page_has_commands() -> None:
+def test_the_page_has_commands():
     assert len(COMMANDS) >= 6
 
 
@@ -47,7 +47,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(command: str, runs: Path) -> None:
+def test_command(command, runs):
     words = shlex.split(command, comments=True)[1:]
     if words[0] == "sweep":  # its plan: training is tested elsewhere
         for recipe in runs.glob("*/recipe.toml"):
@@ -56,7 +56,7 @@ def test_command(command: str, runs: Path) -> None:
     run(*words)
 
 
-def test_the_output_has_the_form_that_compare_prints(runs: Path) -> None:
+def test_the_output_has_the_form_that_compare_prints(runs):
     """The opening of made-up runs and the heads of their tables are those on the page."""
     for text in (run("compare", "quickstart", "quickstart-slw"), OUTPUT):
         flat = re.sub(r"\s+", " ", text)
@@ -68,7 +68,7 @@ def test_the_output_has_the_form_that_compare_prints(runs: Path) -> None:
         assert " Losses in nats/token, B - A; costs as ratios A / B, above 1 is better. " in flat
 
 
-def test_the_numbers_of_the_output_agree() -> None:
+def test_the_numbers_of_the_output_agree():
     """The sentence is of the table's first line, whose difference is B - A to the last digit and in its interval."""
     (line,) = [line for line in OUTPUT.splitlines() if line.startswith("final loss ")]
     a, b, gap, low, high = map(float, re.findall(r"[-+]?\d+\.\d{4}", line))
@@ -98,7 +98,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_rules_error_is_that_of_its_rows(rule: str) -> None:
+def test_a_rules_error_is_that_of_its_rows(rule):
     rules = TEXT[TEXT.index("## The rules") :].splitlines()
     line = next(line for line in rules if line.startswith(f"| {rule} |"))
     appendix = TEXT[TEXT.index("## Appendix") :].splitlines()
@@ -111,7 +111,7 @@ def test_a_rules_error_is_that_of_its_rows(rule: str) -> None:
         assert text in line, (text, pattern)
 
 
-def test_every_part_that_is_named_is_one_of_the_simulations() -> None:
+def test_every_part_that_is_named_is_one_of_the_simulations():
     source = (REPOSITORY / "benchmarks" / "simulations" / "simulate_compare.py").read_text()
     (parts,) = re.findall(r"\nPARTS = (\{.*?\n\})", source, re.DOTALL)
     names = {key.value for key in ast.parse(parts, mode="eval").body.keys}

@@ -4,7 +4,6 @@ printed it."""
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,12 @@ def shown(value: str, digits: int) -> str:
     return f"{float(value):+.{digits}f}".replace("-", "−")
 
 
-def test_there_are_pages() -> None:
+def test_there_are_pages():
     assert len(LOOKS) >= 3
 
 
 @pytest.mark.parametrize("path", LOOKS, ids=lambda path: path.parent.name)
-def test_the_page_has_the_verdicts_of_its_study(path: Path) -> None:
+def test_the_page_has_the_verdicts_of_its_study(path):
     page = path.parent.with_suffix(".md").read_text().replace("-0.", "−0.")
     rows = list(csv.DictReader(path.open()))
     assert rows
@@ -38,7 +37,7 @@ def test_the_page_has_the_verdicts_of_its_study(path: Path) -> None:
         assert f"[{shown(row['low'], digits)}, {shown(row['high'], digits)}]" in page, row
 
 
-def test_the_table_of_all_evidence_names_every_page_and_study() -> None:
+def test_the_table_of_all_evidence_names_every_page_and_study():
     table = (EVIDENCE / "README.md").read_text()
     for path in [*EVIDENCE.glob("*.toml"), *EVIDENCE.glob("*.md")]:
         assert path.name == "README.md" or f"({path.name})" in table, path.name
@@ -49,7 +48,7 @@ def test_the_table_of_all_evidence_names_every_page_and_study() -> None:
     sorted(EVIDENCE.glob("*/*looks.csv")),
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
-def test_the_picture_shows_every_arm(path: Path) -> None:
+def test_the_picture_shows_every_arm(path):
     picture = (EVIDENCE / "effects.svg").read_text()
     judged = [row for row in csv.DictReader(path.open()) if row["low"]]
     for arm in {row["arm"] for row in judged}:
@@ -63,7 +62,7 @@ def test_the_picture_shows_every_arm(path: Path) -> None:
     sorted(EVIDENCE.glob("*/*curves.csv")),
     ids=lambda path: f"{path.parent.name}/{path.stem}",
 )
-def test_the_curves_end_where_the_runs_do(path: Path) -> None:
+def test_the_curves_end_where_the_runs_do(path):
     ends = {row["run"]: row for row in csv.DictReader(path.open())}
     runs = path.with_name(path.name.replace("curves", "runs"))
     for row in csv.DictReader(runs.open()):

@@ -11,7 +11,6 @@ import pytest
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.study.rehearse import toy_recipe
-from tests.conftest import Efftrain
 from tests.docs.pages import blocks_of, commands_of
 from tests.launch import made_text
 
@@ -19,9 +18,7 @@ PAGE = "first-hour"
 
 
 @pytest.mark.slow
-def test_every_command_works_in_order_at_toy_length(
-    efftrain: Efftrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("my", "text", "valid"):
         (tmp_path / f"{name}.txt").write_text(made_text())

@@ -11,7 +11,7 @@ PAGE = text_of("models")
 
 
 @pytest.mark.parametrize("column", [1, 2], ids=["gpt2", "llama"])
-def test_defaults_are_the_programs(column: int) -> None:
+def test_defaults_are_the_programs(column):
     arch = ("gpt2", "llama")[column - 1]
     model = load_recipe("small", [f"model.arch={arch}"]).model
     rows = [line.split("|")[1:] for line in PAGE.splitlines() if line.startswith("| `")]

@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-def test_one_version_everywhere() -> None:
+def test_one_version_everywhere():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert PROJECT["version"] == efftrain_cli.__version__ == citation["version"]
     assert f"## {efftrain_cli.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_changelog_names_the_formats_that_are_written() -> None:
+def test_the_changelog_names_the_formats_that_are_written():
     table = dict(
         re.findall(r"^\| ([a-z -]+) \| .* \| (\d+) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     )
@@ -34,7 +34,7 @@ def test_the_changelog_names_the_formats_that_are_written() -> None:
     assert {name: int(version) for name, version in table.items()} == written
 
 
-def test_ci_runs_what_is_run_here_on_every_promised_python() -> None:
+def test_ci_runs_what_is_run_here_on_every_promised_python():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
     jobs = workflow["jobs"]
     versions = jobs["test"]["strategy"]["matrix"]["python"]
@@ -53,17 +53,17 @@ def test_ci_runs_what_is_run_here_on_every_promised_python() -> None:
     )
 
 
-def test_an_issue_asks_for_the_runs_origin() -> None:
+def test_an_issue_asks_for_the_runs_origin():
     form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text())
     (origin,) = [part for part in form["body"] if part["id"] == "origin"]
     assert "origin.json" in origin["attributes"]["label"] and origin["validations"]["required"]
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_the_package_says_that_it_is_typed():
     assert (ROOT / "efftrain_cli" / "py.typed").is_file()
 
 
-def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel() -> None:
+def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel():
     """Messages, help and recipes; docstrings and comments are for readers of the repository, which has these files."""
     import ast
 
@@ -89,7 +89,7 @@ def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel() -> None:
     assert not found, found
 
 
-def test_the_files_that_other_programs_read_are_whole() -> None:
+def test_the_files_that_other_programs_read_are_whole():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors", "version", "type"} <= citation.keys()
     assert citation["authors"] and all(
@@ -116,7 +116,7 @@ def test_the_files_that_other_programs_read_are_whole() -> None:
         assert (ROOT / name).exists(), name
 
 
-def test_what_is_imported_is_declared() -> None:
+def test_what_is_imported_is_declared():
     """Every distribution that the package imports anywhere is named in pyproject.toml."""
     import ast
     import sys

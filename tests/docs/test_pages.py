@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
 from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY
 from tests.docs.pages import blocks_of, commands_of, text_of
 
 METHODS = [
@@ -34,16 +33,14 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("page, command", COMMANDS)
-def test_commands_run(efftrain: Efftrain, page: str, command: str) -> None:
+def test_commands_run(efftrain, page, command):
     program, *arguments = shlex.split(command)
     assert program == "efftrain"
     assert efftrain(*arguments).stdout.strip()
 
 
 @pytest.mark.parametrize("page", METHODS)
-def test_recipes_in_a_page_load_and_those_it_names_exist(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recipes_in_a_page_load_and_those_it_names_exist(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for block in blocks_of(page, "toml"):
         (tmp_path / "page.toml").write_text(block)
@@ -53,7 +50,7 @@ def test_recipes_in_a_page_load_and_those_it_names_exist(
 
 
 @pytest.mark.parametrize("page, least", [("devices", 16), ("reliability", 51)])
-def test_every_named_test_exists(page: str, least: int) -> None:
+def test_every_named_test_exists(page, least):
     named = re.findall(r"\[([\w ]+)\]\(\.\./(tests/[\w/]+\.py)\)", text_of(page))
     assert len(named) >= least
     for words, path in named:

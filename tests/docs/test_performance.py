@@ -12,13 +12,13 @@ from tests.docs.pages import text_of
 PAGE = text_of("performance")
 
 
-def test_scripts_and_tests_exist() -> None:
+def test_scripts_and_tests_exist():
     named = set(re.findall(r"(?:benchmarks|tests)/\w+(?:/\w+)*\.py|benchmarks/gpu\b", PAGE))
     assert "benchmarks/gpu" in named
     assert all((REPOSITORY / name).exists() for name in named), named
 
 
-def test_pieces_exist() -> None:
+def test_pieces_exist():
     source = (REPOSITORY / "benchmarks" / "gpu" / "command.py").read_text(encoding="utf-8")
     pieces = {*re.findall(r'^    "(\w+)": \w+\.PARTS,$', source, re.MULTILINE), "table"}
     named = {
@@ -31,7 +31,7 @@ MODULES = "compiling|kernels|adamw|trainer|cross_entropy|memory"
 
 
 @pytest.mark.parametrize("name", re.findall(rf"`({MODULES})\.(\w+)`", PAGE), ids=".".join)
-def test_functions_exist(name: tuple[str, str]) -> None:
+def test_functions_exist(name):
     module, attribute = name
     text = next((REPOSITORY / "efftrain_cli").rglob(f"{module}.py")).read_text(encoding="utf-8")
     assert re.search(rf"\b(def|class) {attribute}\b", text)

@@ -27,20 +27,20 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_session_on_the_page_runs(root: Path) -> None:
+def test_the_session_on_the_page_runs(root):
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     with pd.option_context("display.width", 120, "display.max_columns", 20):
         found = doctest.testfile(str(PAGE), module_relative=False, optionflags=options)
     assert (found.failed, found.attempted > 8) == (0, True)
 
 
-def test_the_api_is_what_the_page_lists() -> None:
+def test_the_api_is_what_the_page_lists():
     text = PAGE.read_text(encoding="utf-8")
     assert efftrain.__all__ == ["comparison", "metrics", "runs"]
     assert all(f"\n## `{name}(" in text for name in efftrain.__all__)
 
 
-def test_metrics_are_the_rows_of_the_file(root: Path) -> None:
+def test_metrics_are_the_rows_of_the_file(root):
     frame = efftrain.metrics("quickstart-seed1")
     rows = rows_of(100, 1)
     assert list(frame.step) == list(range(101)) and frame.step.dtype == "int64"
@@ -57,7 +57,7 @@ def test_metrics_are_the_rows_of_the_file(root: Path) -> None:
         efftrain.metrics("quickstart-seed1")
 
 
-def test_metrics_of_a_file_that_arrow_leaves_to_json(root: Path) -> None:
+def test_metrics_of_a_file_that_arrow_leaves_to_json(root):
     """A text column with a bracket: the slow reader gives the same frame, without the text."""
     expected = efftrain.metrics("quickstart-seed0")
     rows = [row | {"note": "[x]"} for row in rows_of(100, 0)]

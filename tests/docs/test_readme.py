@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from efftrain_cli.cli.app import app
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY
 
 PAGES = sorted([*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md")])
 _BLOCK = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -34,12 +34,12 @@ def command_lines(page: Path) -> list[list[str]]:
     return found
 
 
-def test_the_pages_have_commands_to_check() -> None:
+def test_the_pages_have_commands_to_check():
     assert sum(len(command_lines(page)) for page in PAGES) > 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_command_and_option_exists(page: Path) -> None:
+def test_every_command_and_option_exists(page):
     group = typer.main.get_command(app)
     for words in command_lines(page):
         command = group
@@ -64,7 +64,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     text = page.read_text(encoding="utf-8")
     for target, place in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
         if "://" in target:
@@ -81,7 +81,7 @@ def places_of(page: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_tour_works_as_printed(efftrain: Efftrain) -> None:
+def test_the_tour_works_as_printed(efftrain):
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     tour = text.split("## A run, from beginning to end")[1].split("```sh\n")[1].split("```")[0]
     ran = 0

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.docs.pages import blocks_of
 
 
-def test_the_recipe_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipe_loads(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipes").mkdir()
     (block,) = blocks_of("recipes", "toml")

@@ -11,7 +11,7 @@ from tests.docs.pages import text_of
 PAGE = text_of("reliability")
 
 
-def test_every_fault_is_counted() -> None:
+def test_every_fault_is_counted():
     rest = PAGE.index("## Counted")
     table = PAGE[rest:].split("\n## ")[0]
     promised, others = faults(PAGE[:rest]), faults(table)
@@ -28,7 +28,7 @@ def faults(text: str) -> set[int]:
     return {int(number) for number in re.findall(r"\bF(\d+)\b", text)}
 
 
-def test_exit_codes() -> None:
+def test_exit_codes():
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
     raised = {
         kind.exit_code

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule, relative_cost
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.docs.pages import blocks_of, text_of
@@ -12,8 +10,8 @@ PAGE = "methods/staged-training"
 
 
 def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it_spells_out(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     (written,) = blocks_of(PAGE, "toml")
     path = tmp_path / "page.toml"
     path.write_text(written)
@@ -23,7 +21,7 @@ def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it
     assert page.stages[1].operators == shipped.stages[1].operators
 
 
-def test_figures_of_the_scaling_law_on_the_page() -> None:
+def test_figures_of_the_scaling_law_on_the_page():
     text = " ".join(text_of(PAGE).split())
     for batch in ("fixed", "varying"):
         for stages in (2, 3, 4):
@@ -33,7 +31,7 @@ def test_figures_of_the_scaling_law_on_the_page() -> None:
             assert f"{figure + 1e-9:.3f}" in text, (batch, stages, figure)
 
 
-def test_recipes_on_the_page_exist() -> None:
+def test_recipes_on_the_page_exist():
     for name in ("gpt2-117m", "small"):
         for kind in ("depth", "width", "both"):
             assert load_recipe(f"{name}-staged-{kind}").stages

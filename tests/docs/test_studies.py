@@ -13,7 +13,7 @@ import pytest
 
 from efftrain_cli.study.file import Primary, Study
 from efftrain_cli.study.load import read_study
-from tests.conftest import REPOSITORY, Efftrain, cli
+from tests.conftest import REPOSITORY, cli
 from tests.docs.pages import commands_of, text_of
 
 TEXT = text_of("studies")
@@ -48,12 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_page_has_commands() -> None:
+def test_the_page_has_commands():
     assert len(COMMANDS) >= 5
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(command: str, folder: Path) -> None:
+def test_command(command, folder):
     """Without its training: the plan of it, or the status of nothing yet."""
     words = shlex.split(command, comments=True)[1:]
     assert words[0] in ("study", "sweep")
@@ -62,7 +62,7 @@ def test_command(command: str, folder: Path) -> None:
     cli(*words)
 
 
-def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
+def test_the_example_is_a_plan_of_minutes(folder):
     found = json.loads(cli("study", EXAMPLE, "--plan", "--format", "json").output)
     assert (
         found["runs_left"] == 16
@@ -72,7 +72,7 @@ def test_the_example_is_a_plan_of_minutes(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_the_study_on_the_page_is_planned_with_drawn_seeds(folder: Path) -> None:
+def test_the_study_on_the_page_is_planned_with_drawn_seeds(folder):
     """Three rates, grown by two at either end, two arms, five seeds."""
     (block,) = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
     (folder / "mine.toml").write_text(block)
@@ -87,17 +87,17 @@ def test_the_study_on_the_page_is_planned_with_drawn_seeds(folder: Path) -> None
     assert "40 runs to train, 6M tokens" in result.output
 
 
-def test_every_study_of_the_docs_can_be_read(folder: Path) -> None:
+def test_every_study_of_the_docs_can_be_read(folder):
     for path in (REPOSITORY / "docs").rglob("*.toml"):
         if "[[arms]]" in path.read_text():
             read_study(path)
 
 
-def test_studies_of_the_evidence_keep_their_hashes() -> None:
+def test_studies_of_the_evidence_keep_their_hashes():
     assert {path.stem: read_study(path).sha256[:16] for path in EVIDENCE} == HASHES
 
 
-def test_the_page_names_every_key() -> None:
+def test_the_page_names_every_key():
     told = {
         key
         for row in re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)
@@ -112,15 +112,13 @@ def test_the_page_names_every_key() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EVIDENCE, ids=lambda path: path.stem)
-def test_every_study_of_the_evidence_rehearses(
-    path: Path, folder: Path, efftrain: Efftrain
-) -> None:
+def test_every_study_of_the_evidence_rehearses(path, folder, efftrain):
     done = efftrain("study", str(path), "--rehearse", timeout=600)
     assert f"rehearsal: every phase of {path.stem} works" in done.stderr
 
 
 @pytest.mark.slow
-def test_the_example_rehearses(folder: Path, efftrain: Efftrain) -> None:
+def test_the_example_rehearses(folder, efftrain):
     done = efftrain("study", EXAMPLE, "--rehearse", "--jobs", "2", timeout=600)
     assert "rehearsal: every phase of length-warmup works" in done.stderr
     assert "confirmation  none     4" in done.stdout and "undecided" not in done.stdout

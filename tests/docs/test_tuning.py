@@ -18,7 +18,7 @@ PAGE = text_of("methods/sequence-length-warmup")
 
 
 @pytest.mark.slow
-def test_the_plans_in_the_page_are_printed() -> None:
+def test_the_plans_in_the_page_are_printed():
     register()
     commands = [
         line.partition("#")[0].strip()
@@ -29,7 +29,7 @@ def test_the_plans_in_the_page_are_printed() -> None:
         assert "probes, " in " ".join(cli(*shlex.split(command)[1:]).output.split())
 
 
-def test_the_costs_in_the_page_are_those_of_the_plans() -> None:
+def test_the_costs_in_the_page_are_those_of_the_plans():
     rows = re.findall(r"^\| `([\w.-]+)` \| ([\d.]+) % \| (\d+) \| (\d+) % \|$", PAGE, re.MULTILINE)
     assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "unstable-slw"} <= {
         name for name, *_ in rows

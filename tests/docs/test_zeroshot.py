@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ PAGE = text_of("zeroshot")
 
 
 @pytest.mark.slow
-def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_run(tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     from tests.zeroshot.test_harness import MADE
 
@@ -38,12 +37,12 @@ def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert cli(*arguments).stdout.strip()
 
 
-def test_the_files_are_as_the_page_says() -> None:
+def test_the_files_are_as_the_page_says():
     rows = re.findall(r"^\| ([\w, .]+\.jsonl) \| `(\{.*?\})`", PAGE, re.MULTILINE)
     said = {file.strip(): line for files, line in rows for file in files.split(",")}
     assert said == {str(TASKS[name].file): example(form) for name, form in FORMS.items()}
 
 
-def test_every_task_and_suite_is_on_the_page() -> None:
+def test_every_task_and_suite_is_on_the_page():
     for name in [*TASKS, *SUITES]:
         assert name in PAGE, name

@@ -24,10 +24,9 @@ from efftrain_cli.training.checkpoints import (
 )
 from efftrain_cli.training.state import read_checkpoint
 from tests.faults.conftest import seal, step_of, truncate
-from tests.launch import Laboratory
 
 
-def test_two_hundred_flipped_bits(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_hundred_flipped_bits(run, capfd):
     """F11: each is found before any tensor is used, and named; the checkpoint before takes over."""
     path = checkpoints_of(run.path)[-1]
     files = sorted(path.iterdir())
@@ -74,9 +73,7 @@ def older_by_content(path: Path) -> None:
     "file",
     ["model.safetensors", "optimizer.safetensors", "progress.json", "recipe.toml", "manifest.json"],
 )
-def test_a_file_cut_short_or_missing(
-    run: Run, file: str, fault, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_cut_short_or_missing(run, file, fault, capfd):
     """F12."""
     fault(checkpoints_of(run.path)[-1] / file)
     assert step_of(newest_checkpoint(run)) == 5
@@ -86,14 +83,14 @@ def test_a_file_cut_short_or_missing(
 
 
 @pytest.mark.parametrize("fault", [garbage, other_json, older_by_content])
-def test_a_manifest_that_is_none(run: Run, fault, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_that_is_none(run, fault, capfd):
     """F12."""
     fault(checkpoints_of(run.path)[-1] / "manifest.json")
     assert step_of(newest_checkpoint(run)) == 5
     assert len(capfd.readouterr().err.splitlines()) == 1
 
 
-def test_a_manifest_that_lists_too_little(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_that_lists_too_little(run, capfd):
     """Whole in itself, and without the optimizer's state: fit to be sampled from, not to be resumed."""
     newest = checkpoints_of(run.path)[-1]
     names = ("model.safetensors", "progress.json", "recipe.toml")
@@ -103,7 +100,7 @@ def test_a_manifest_that_lists_too_little(run: Run, capfd: pytest.CaptureFixture
     assert verify_checkpoint(newest, WITHOUT_OPTIMIZER) == WITHOUT_OPTIMIZER
 
 
-def test_folders_that_are_no_checkpoints(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+def test_folders_that_are_no_checkpoints(run, capfd):
     """F12: one warning each; the highest valid step is taken."""
     for name in ("step-abc", "step-", "notes", "step-15"):
         (run.path / "checkpoints" / name).mkdir()
@@ -116,7 +113,7 @@ def test_folders_that_are_no_checkpoints(run: Run, capfd: pytest.CaptureFixture[
     assert {event["event"] for event in run.events()} >= {"ignored", "fallback"}
 
 
-def test_no_valid_checkpoint_left(run: Run) -> None:
+def test_no_valid_checkpoint_left(run):
     """F11: exit code 3, every bad file named."""
     for path in checkpoints_of(run.path):
         truncate(path / "optimizer.safetensors")
@@ -127,7 +124,7 @@ def test_no_valid_checkpoint_left(run: Run) -> None:
     assert "step-00000010/optimizer.safetensors" in str(raised.value)
 
 
-def test_an_accepted_difference_is_accepted_with_its_values(run: Run) -> None:
+def test_an_accepted_difference_is_accepted_with_its_values(run):
     """The same key with another value has to be accepted again."""
     first, second = [["optim.lr", 0.003, 0.001]], [["optim.lr", 0.003, 0.002]]
     what = "the recipe has changed"
@@ -140,7 +137,7 @@ def test_an_accepted_difference_is_accepted_with_its_values(run: Run) -> None:
     assert new_differences(run, second, accepted_differences(run), True, what) == second
 
 
-def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run: Run) -> None:
+def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run):
     """After a rewind, and a stop during the evaluation of the step that was trained anew."""
     run.log(
         [
@@ -154,7 +151,7 @@ def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run: Run) -> None:
     assert run.row_of(6) == {}
 
 
-def test_segments_follow_the_rows_where_the_events_are_lost(run: Run) -> None:
+def test_segments_follow_the_rows_where_the_events_are_lost(run):
     """F58."""
     run.log([{"step": 1, "segment": 0}, {"step": 2, "segment": 3}])
     (run.path / "events.jsonl").unlink()
@@ -162,7 +159,7 @@ def test_segments_follow_the_rows_where_the_events_are_lost(run: Run) -> None:
     assert run.next_segment(after=7) == 8
 
 
-def test_the_first_segment_is_0(tmp_path: Path) -> None:
+def test_the_first_segment_is_0(tmp_path):
     with Run.create("new", "", {}) as new:
         assert new.next_segment() == 0
 
@@ -177,7 +174,7 @@ class Bomb:
         return Path.touch, (self.canary,)
 
 
-def test_a_malicious_pickle_is_never_run(lab: Laboratory) -> None:
+def test_a_malicious_pickle_is_never_run(lab):
     """F14: pickles where checkpoints, tokenizers and shards are read, with manifests that vouch for them."""
     canary = lab.folder / "canary"
     bombs = [pickle.dumps(Bomb(canary))]
@@ -226,7 +223,7 @@ def _read_recipe(checkpoint: Path) -> None:
     read_recipe(checkpoint)
 
 
-def test_no_module_can_unpickle() -> None:
+def test_no_module_can_unpickle():
     """F14: no name through which Python runs a file's code stands anywhere in the package."""
     package = Path(__file__).resolve().parent.parent.parent / "efftrain_cli"
     forbidden = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
@@ -258,7 +255,7 @@ def test_no_module_can_unpickle() -> None:
     assert found == []
 
 
-def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
+def test_a_changed_recipe_is_refused_at_resume(lab):
     """F10."""
     recipe = lab.recipe()
     lab.train("r", "--steps", "5", recipe=recipe)
@@ -300,7 +297,7 @@ def test_a_changed_recipe_is_refused_at_resume(lab: Laboratory) -> None:
     assert "tokenizer" in process.errors
 
 
-def test_changed_text_is_refused_at_resume(lab: Laboratory) -> None:
+def test_changed_text_is_refused_at_resume(lab):
     """F10: the same recipe, other tokens."""
     lab.train("first", "--steps", "0")
     recipe = lab.recipe("fixed", tokenizer=json.dumps(str(lab.run("first") / "tokenizer.json")))
@@ -314,7 +311,7 @@ def test_changed_text_is_refused_at_resume(lab: Laboratory) -> None:
     assert lab.events("r", "override")[0]["differences"][0][0] == "data: train_hash"
 
 
-def test_checkpoint_commands(lab: Laboratory) -> None:
+def test_checkpoint_commands(lab):
     lab.train("r", "--steps", "10")
     process = lab.call("checkpoint", "list", "r")
     lines = process.output.splitlines()

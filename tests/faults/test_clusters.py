@@ -52,9 +52,7 @@ def executable(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("number, tasks, code", [(0, 2, 75), (1, 1, 1)], ids=["srun", "torchrun"])
-def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(
-    tmp_path: Path, number: int, tasks: int, code: int
-) -> None:
+def test_a_job_is_stopped_before_its_limit_requeued_and_goes_on(tmp_path, number, tasks, code):
     long = ("train.tokens=25_600", "data.repeat=true", "checkpoint.every=1000")
     write_recipe(tmp_path, *long, name="gpt2-117m")
     script = (

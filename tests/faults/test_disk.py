@@ -99,7 +99,7 @@ def events(lab: Laboratory, kind: str) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
+def test_the_disk_fills_up_and_is_freed(lab):
     """F15, F17: training goes on, the checkpoint of step 5 stays, rows wait in memory and none is lost."""
     recipe = lab.recipe(keep="1")
     warn_often = "\nimport efftrain_cli.run.lines as lines\nlines.JsonLines.WARN_EVERY = 3600.0\n"
@@ -125,7 +125,7 @@ def test_the_disk_fills_up_and_is_freed(lab: Laboratory) -> None:
 
 
 @pytest.mark.slow
-def test_the_disk_is_full_at_the_end(lab: Laboratory) -> None:
+def test_the_disk_is_full_at_the_end(lab):
     """F15: exit code 6 with bytes needed and free; the previous checkpoint is intact and can be continued elsewhere."""
     recipe = lab.recipe()
     process = on_small_disk(lab, recipe, full_from=7)
@@ -145,7 +145,7 @@ def test_the_disk_is_full_at_the_end(lab: Laboratory) -> None:
     lab.assert_equal_runs("r", "whole", 20)
 
 
-def test_too_little_disk_at_the_start(lab: Laboratory) -> None:
+def test_too_little_disk_at_the_start(lab):
     """F16: nothing is begun, nothing is left."""
     process = on_small_disk(lab, lab.recipe(), size=3 << 20)
     assert process.code == 6
@@ -153,7 +153,7 @@ def test_too_little_disk_at_the_start(lab: Laboratory) -> None:
     assert list((lab.folder / "after").iterdir()) == []
 
 
-def test_a_gap_in_the_rows_is_flagged(lab: Laboratory) -> None:
+def test_a_gap_in_the_rows_is_flagged(lab):
     """F17: rows that a killed process could not write any more are missed at the resume."""
     lab.train("r", "--steps", "10")
     path: Path = lab.run("r") / "metrics.jsonl"

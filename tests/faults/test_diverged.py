@@ -7,8 +7,6 @@ import json
 import pytest
 import torch
 
-from tests.launch import Laboratory
-
 # What makes step 8 go wrong, every time that step is computed.
 NAN_IN_LOSS = """
 import torch
@@ -46,7 +44,7 @@ Windows.batch, build.build_objective = noting, making
 
 @pytest.mark.parametrize("inject", [NAN_IN_LOSS, NAN_IN_ONE_GRADIENT], ids=["loss", "gradient"])
 @pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.slow)])
-def test_a_step_that_is_not_finite(lab: Laboratory, inject: str, value: str) -> None:
+def test_a_step_that_is_not_finite(lab, inject, value):
     """F22, F23: the update is not applied; exit code 4; the step is described, the state before it saved."""
     recipe = lab.recipe()
     inject = inject.replace("VALUE", f'float("{value}")')
@@ -84,7 +82,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
 
 
-def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> None:
+def test_too_little_memory_is_found_before_the_first_step(lab):
     """F26: the probe runs the largest planned shape first; exit code 5 with the setting to change."""
     recipe = lab.recipe(
         tokens="400_000",
@@ -103,7 +101,7 @@ def test_too_little_memory_is_found_before_the_first_step(lab: Laboratory) -> No
     )
 
 
-def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
+def test_a_model_that_no_memory_holds(lab):
     """F26: refused before it is built, with its size, the machine's, and what to lower; no run is left."""
     process = lab.call(
         "pretrain",
@@ -126,7 +124,7 @@ def test_a_model_that_no_memory_holds(lab: Laboratory) -> None:
     assert not lab.run("r").exists()
 
 
-def test_memory_that_runs_out_while_the_model_is_built(lab: Laboratory) -> None:
+def test_memory_that_runs_out_while_the_model_is_built(lab):
     """F26: the machine has it, but others hold it, or a limit is set."""
     process = lab.train("r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5)  # fmt: skip
     errors = process.errors
@@ -145,7 +143,7 @@ rewarmup_steps = 3
 
 
 @pytest.mark.slow
-def test_a_step_that_is_not_finite_right_after_growth(lab: Laboratory) -> None:
+def test_a_step_that_is_not_finite_right_after_growth(lab):
     """The state that is saved is the grown one."""
     lab.train(recipe=lab.recipe(extra=STAGES), inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'), code=4)  # fmt: skip
     assert lab.checkpoints("r")[-1] == "step-00000007"

@@ -18,7 +18,6 @@ from efftrain_cli.run.lines import sealed
 from efftrain_cli.run_list import read_runs
 from tests.fake_runs import rows_of, write_run
 from tests.faults.conftest import call, contents, seal
-from tests.launch import Laboratory
 
 VERBS = [
     ("pretrain", "--resume", "r"),
@@ -41,9 +40,7 @@ def newer(path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: "-".join(verb[:2]))
-def test_a_run_of_a_newer_format_is_refused_by_every_verb(
-    random_run: Path, verb: tuple[str, ...]
-) -> None:
+def test_a_run_of_a_newer_format_is_refused_by_every_verb(random_run, verb):
     """F52, F56: both versions are named, and nothing is written."""
     newer(random_run / "origin.json")
     before = contents(random_run.parent)
@@ -56,8 +53,8 @@ def test_a_run_of_a_newer_format_is_refused_by_every_verb(
 @pytest.mark.parametrize("file", ["progress.json", "manifest.json"])
 @pytest.mark.parametrize("verb", VERBS[:4], ids=lambda verb: verb[0])
 def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(
-    random_run: Path, verb: tuple[str, ...], file: str
-) -> None:
+    random_run, verb, file
+):
     """F56: older checkpoints beside it are not fallen back to, and it is neither moved nor purged."""
     checkpoint = random_run / "checkpoints" / "step-00000010"
     shutil.copytree(checkpoint, random_run / "checkpoints" / "step-00000005")
@@ -106,7 +103,7 @@ def break_origin(random_run: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ORIGINS)
-def test_a_damaged_origin_is_named_with_the_way_out(random_run: Path, kind: str) -> None:
+def test_a_damaged_origin_is_named_with_the_way_out(random_run, kind):
     """F61: in every verb, and nothing is written."""
     break_origin(random_run, kind)
     before = contents(random_run.parent)
@@ -121,7 +118,7 @@ def test_a_damaged_origin_is_named_with_the_way_out(random_run: Path, kind: str)
 
 
 @pytest.mark.parametrize("data", ["absent", "a list", "without hashes"])
-def test_an_origin_that_says_nothing_of_the_data(random_run: Path, data: str) -> None:
+def test_an_origin_that_says_nothing_of_the_data(random_run, data):
     """F61: what a resume and a growth compare their text with."""
     origin = json.loads((random_run / "origin.json").read_text())
     del origin["data"], origin["sha256"]
@@ -137,7 +134,7 @@ def test_an_origin_that_says_nothing_of_the_data(random_run: Path, data: str) ->
         assert f"origin.json is damaged: {wrong}" in message
 
 
-def test_a_damaged_run_can_be_removed(random_run: Path) -> None:
+def test_a_damaged_run_can_be_removed(random_run):
     break_origin(random_run, "cut")
     assert call("runs", "rm", "r", "--yes")[0] == 0
     assert not random_run.exists()
@@ -146,7 +143,7 @@ def test_a_damaged_run_can_be_removed(random_run: Path) -> None:
 # --- one bad run among others ----------------------------------------------------------------------------------------
 
 
-def test_one_bad_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bad_run_hides_no_other(tmp_path, monkeypatch):
     """F61, F65: whatever is wrong with it, it is listed and named; the others are shown."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     for seed in range(2):
@@ -177,9 +174,7 @@ def test_one_bad_run_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert f"warning: {tmp_path / name}" in output
 
 
-def test_compare_goes_on_with_the_runs_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path, monkeypatch):
     """F61, F65: the others are compared, and every form of the comparison says which run is left out, and why."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     for seed in range(3):
@@ -198,7 +193,7 @@ def test_compare_goes_on_with_the_runs_that_can_be_read(
     assert code == 3 and "origin.json" in message
 
 
-def test_a_run_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_may_not_be_read(tmp_path, monkeypatch):
     """F64, F65: listed as unreadable; the folder of all runs, unreadable as a whole, is named."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     for seed in range(2):
@@ -250,7 +245,7 @@ ODD_EVENTS = [
 ]
 
 
-def test_odd_events_break_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_events_break_no_reader(tmp_path, monkeypatch):
     """F62."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     path = write_run(tmp_path, "small", 0)
@@ -262,7 +257,7 @@ def test_odd_events_break_no_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert call("runs", "show", "small-seed0")[0] == 0
 
 
-def test_a_resume_passes_over_odd_events(lab: Laboratory) -> None:
+def test_a_resume_passes_over_odd_events(lab):
     """F62."""
     lab.train("r", "--steps", "5")
     with (lab.run("r") / "events.jsonl").open("a") as file:
@@ -270,9 +265,7 @@ def test_a_resume_passes_over_odd_events(lab: Laboratory) -> None:
     lab.resume("r", "--on-divergence", "rewind")
 
 
-def test_runs_verify_names_file_line_and_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):
     """F59: and compare and runs show say that something was left out."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     path = write_run(tmp_path, "small", 0)

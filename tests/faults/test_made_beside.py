@@ -22,7 +22,6 @@ from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
 from tests.faults.conftest import call, contents, save_step
-from tests.launch import Laboratory
 from tests.trained_run import make_run
 
 
@@ -86,7 +85,7 @@ def die_at(number: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_import_leaves_no_run_without_its_checkpoint(home: Path) -> None:
+def test_a_killed_import_leaves_no_run_without_its_checkpoint(home):
     """F86: before every operation on the disk."""
     number, appeared = 0, 0
     while True:
@@ -118,7 +117,7 @@ def test_a_killed_import_leaves_no_run_without_its_checkpoint(home: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_killed_growth_leaves_no_run_without_its_checkpoint(lab: Laboratory) -> None:
+def test_a_killed_growth_leaves_no_run_without_its_checkpoint(lab):
     """F86: before every operation on the disk; the source is untouched."""
     lab.train("r", "--steps", "2")
     source = lab.checkpoints("r")
@@ -142,7 +141,7 @@ def test_a_killed_growth_leaves_no_run_without_its_checkpoint(lab: Laboratory) -
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_run_whose_weights_are_lost_continues_with_no_others(home: Path, kind: str) -> None:
+def test_a_run_whose_weights_are_lost_continues_with_no_others(home, kind):
     """F86: nothing starts from random weights; its rows are still listed."""
     MAKERS[kind](home)
     shutil.rmtree(home / "runs" / "made" / "checkpoints")
@@ -179,9 +178,7 @@ PLACES = {
 
 @pytest.mark.parametrize("kind", PLACES)
 @pytest.mark.parametrize("operation", ["fsync", "rename"])
-def test_a_failed_flush_or_rename_leaves_nothing_half_made(
-    home: Path, monkeypatch: pytest.MonkeyPatch, kind: str, operation: str
-) -> None:
+def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, kind, operation):
     """F104: each one in turn, once; the message names the file, exit code 6."""
     make, place = PLACES[kind]
     make(home)  # prepares the data of a growth
@@ -227,7 +224,7 @@ def test_a_failed_flush_or_rename_leaves_nothing_half_made(
 # --- F85: what others made -------------------------------------------------------------------------------------------
 
 
-def test_only_temporaries_of_ours_that_are_dead_are_removed(home: Path) -> None:
+def test_only_temporaries_of_ours_that_are_dead_are_removed(home):
     """F85: by name, process and machine, however old."""
     runs, elsewhere = home / "runs", home / "elsewhere"
     elsewhere.mkdir()
@@ -256,7 +253,7 @@ def test_only_temporaries_of_ours_that_are_dead_are_removed(home: Path) -> None:
     assert (elsewhere / "mine").read_text() == "mine"
 
 
-def test_leftovers_are_removed_before_something_new_is_made(tmp_path: Path) -> None:
+def test_leftovers_are_removed_before_something_new_is_made(tmp_path):
     """F85: of a dead process beside it, and of an earlier try of this process in its own place."""
     place = tmp_path / "made"
     own = temporary_beside(place)
@@ -283,7 +280,7 @@ def test_leftovers_are_removed_before_something_new_is_made(tmp_path: Path) -> N
         "events.jsonl",
     ],
 )
-def test_no_write_follows_a_link(home: Path, place: str) -> None:
+def test_no_write_follows_a_link(home, place):
     """F69, F85: nothing is written through it, nor anywhere else."""
     elsewhere = home / "elsewhere"
     run = home / "runs" / "r"
@@ -308,7 +305,7 @@ def test_no_write_follows_a_link(home: Path, place: str) -> None:
     assert not elsewhere.is_dir() or not any(elsewhere.iterdir())
 
 
-def test_a_lock_of_the_cache_is_no_link(home: Path) -> None:
+def test_a_lock_of_the_cache_is_no_link(home):
     from efftrain_cli.data.cache import locked
 
     (home / "x.lock").symlink_to(home / "mine")
@@ -317,7 +314,7 @@ def test_a_lock_of_the_cache_is_no_link(home: Path) -> None:
     assert not (home / "mine").exists()
 
 
-def test_the_first_of_several_writers_wins(tmp_path: Path) -> None:
+def test_the_first_of_several_writers_wins(tmp_path):
     write_whole(tmp_path / "plan.json", "mine", first=True)
     with pytest.raises(FileExistsError) as raised:
         write_whole(tmp_path / "plan.json", "theirs", first=True)
@@ -326,7 +323,7 @@ def test_the_first_of_several_writers_wins(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
 
 
-def test_an_imported_run_says_its_parent(home: Path) -> None:
+def test_an_imported_run_says_its_parent(home):
     make_import(home)
     origin = json.loads((home / "runs" / "made" / "origin.json").read_text())
     assert origin["imported"]["directory"] == "hf"

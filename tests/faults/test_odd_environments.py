@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.conftest import python
-from tests.launch import Laboratory
 
 NO_HOME = """
 import os, pwd
@@ -21,7 +18,7 @@ pwd.getpwuid = unknown
 """
 
 
-def test_a_user_without_a_home(lab: Laboratory) -> None:
+def test_a_user_without_a_home(lab):
     """F66: HOME unset and no such user, as in many containers: exit 2 with the variable to set; with it, it works."""
     no_cache = 'os.environ.pop("EFFTRAIN_CACHE", None)'
     process = lab.train("r", "--steps", "1", inject=NO_HOME + no_cache, code=2)
@@ -30,14 +27,14 @@ def test_a_user_without_a_home(lab: Laboratory) -> None:
     lab.train("r", "--steps", "1", inject=NO_HOME)
 
 
-def test_a_working_directory_that_was_deleted(lab: Laboratory) -> None:
+def test_a_working_directory_that_was_deleted(lab):
     """F66."""
     inject = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
     process = lab.train(recipe="small", inject=inject, code=2)
     assert "the working directory was deleted" in process.errors
 
 
-def test_no_folder_for_temporary_files(lab: Laboratory) -> None:
+def test_no_folder_for_temporary_files(lab):
     """F66: where one is needed."""
     inject = """
 import tempfile
@@ -56,13 +53,13 @@ tempfile._get_default_tempdir = refuse
 # --- extremes ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_learning_rate_beyond_all_numbers(lab: Laboratory) -> None:
+def test_a_learning_rate_beyond_all_numbers(lab):
     """F76: overflow in the first updates is a divergence, not a traceback of the log's writer."""
     recipe = lab.recipe(lr="1e308", min_lr="1e307")
     lab.train(recipe=recipe, code=4)
 
 
-def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
+def test_a_prompt_that_is_no_text(lab):
     """F76: bytes that are not UTF-8 reach Python as lone surrogates."""
     lab.train("r", "--steps", "1")
     process = lab.call("sample", "r", "--prompt", "a\udcffb", code=2)
@@ -72,7 +69,7 @@ def test_a_prompt_that_is_no_text(lab: Laboratory) -> None:
 
 
 @pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
-def test_closed_standard_streams(tmp_path: Path, closed: str) -> None:
+def test_closed_standard_streams(tmp_path, closed):
     """F76: `efftrain runs list >&-` says nothing, and no file of a run takes the stream's number."""
     code = f"""
 import os, sys

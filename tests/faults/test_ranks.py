@@ -96,7 +96,7 @@ class Launched:
 
 
 @pytest.mark.parametrize("to", ["launcher", "one rank", "one rank, sharded"])
-def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -> None:
+def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path, to):
     """To the launcher, or to rank 1 alone; then one process goes on where two have stopped."""
     run = Launched(
         tmp_path, "--set", f"parallel.strategy={'shard' if 'sharded' in to else 'replicate'}"
@@ -120,7 +120,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step(tmp_path: Path, to: str) -
     assert run.last_step() == step + 2
 
 
-def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
+def test_lanes_train_after_the_probe_too(tmp_path):
     """And one device goes on where two have stopped: with the same bits, so nothing else may be said."""
     run = Launched(tmp_path, "--set", "parallel.lanes=4", "--steps", "3", probe=True)
     run.end()
@@ -135,7 +135,7 @@ def test_lanes_train_after_the_probe_too(tmp_path: Path) -> None:
     assert "ran on 2 and 1 devices" in [mark.text for mark in marks]
 
 
-def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_run_with_its_last_step_saved(tmp_path):
     run = Launched(tmp_path)
     run.wait_for_step(3)
     os.kill(run.rank(1), signal.SIGKILL)
@@ -161,9 +161,7 @@ OTHER_VERSION = "import efftrain_cli\nefftrain_cli.__version__ = '0.0.0'"
         ((), OTHER_VERSION, "efftrain: '0.0.0' on rank 1"),
     ],
 )
-def test_what_ranks_do_not_share_is_refused_once(
-    tmp_path: Path, args: tuple[str, ...], inject: str, message: str
-) -> None:
+def test_what_ranks_do_not_share_is_refused_once(tmp_path, args, inject, message):
     """F82, F90."""
     run = Launched(tmp_path, *args, inject=inject)
     run.end(2, message, timeout=90)
@@ -209,9 +207,7 @@ GPT.embed = faulty
         ),
     ],
 )
-def test_a_fault_of_one_rank_ends_all_with_one_message(
-    tmp_path: Path, fault: str, code: int, message: str, strategy: str
-) -> None:
+def test_a_fault_of_one_rank_ends_all_with_one_message(tmp_path, fault, code, message, strategy):
     """F80."""
     args = ("--set", f"parallel.strategy={strategy}")
     run = Launched(tmp_path, *args, inject=CALLS.replace("FAULT", fault), EFFTRAIN_HANG_SECONDS="3")
@@ -219,14 +215,14 @@ def test_a_fault_of_one_rank_ends_all_with_one_message(
     assert run.last_step() == (5 if code == 4 else 4) and run.saved() == 4 and run.is_sound()
 
 
-def test_every_rank_probes_its_memory(tmp_path: Path) -> None:
+def test_every_rank_probes_its_memory(tmp_path):
     fault = "raise RuntimeError('DefaultCPUAllocator: not enough memory')"
     run = Launched(tmp_path, probe=True, inject=CALLS.replace("FAULT", fault).replace("5", "1"))
     run.end(5, "rank 1: out of memory in the largest micro-batch planned")
     assert run.last_step() == -1
 
 
-def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path: Path) -> None:
+def test_a_first_rank_that_was_halted_is_found_by_the_second(tmp_path):
     """F80: nothing in it can run, nor can the store that it keeps."""
     run = Launched(tmp_path, EFFTRAIN_HANG_SECONDS="3")
     run.wait_for_step(7)
@@ -245,9 +241,7 @@ BORDERS = {
 
 @pytest.mark.parametrize("sleeper", [0, 1])
 @pytest.mark.parametrize("border", BORDERS)
-def test_a_rank_that_stops_at_a_border_of_phases_is_found(
-    tmp_path: Path, border: str, sleeper: int
-) -> None:
+def test_a_rank_that_stops_at_a_border_of_phases_is_found(tmp_path, border, sleeper):
     """F92: with a limit of 2 s, 40 s in declared phases."""
     name, call = BORDERS[border]
     module, _, attribute = name.partition(".")
@@ -277,7 +271,7 @@ stopping()
     run.end(1, f"rank {sleeper} did not answer in time; all 2 processes end")
 
 
-def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
+def test_clocks_an_hour_apart_decide_nothing(tmp_path):
     """F84: neither the time of day nor the monotonic clock, which counts from each machine's own start."""
     clocks = ("time", "monotonic", "perf_counter")
     inject = "import time\n" + "".join(
@@ -294,7 +288,7 @@ def test_clocks_an_hour_apart_decide_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_all_ranks_rewind(tmp_path: Path) -> None:
+def test_all_ranks_rewind(tmp_path):
     run = Launched(
         tmp_path,
         "--on-divergence",
@@ -328,9 +322,7 @@ trainer.apply_step = flipping
 @pytest.mark.parametrize(
     "check_every, found, saved", [("4", 4, None), ("1000", 5, None), ("2", 4, 2)]
 )
-def test_weights_that_differ_are_found_before_they_are_saved(
-    tmp_path: Path, check_every: str, found: int, saved: int | None
-) -> None:
+def test_weights_that_differ_are_found_before_they_are_saved(tmp_path, check_every, found, saved):
     """F91: at the save after step 5, or before."""
     every = ("--set", "checkpoint.every=2") if saved else ()
     run = Launched(tmp_path, "--set", f"parallel.check_every={check_every}", *every, inject=FLIP)

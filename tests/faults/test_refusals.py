@@ -36,7 +36,7 @@ state.write_tensors = refusing
     "kind",
     ["EIO", *(pytest.param(k, marks=pytest.mark.slow) for k in ("ESTALE", "EROFS", "EFBIG"))],
 )
-def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
+def test_a_save_that_is_refused_once(lab, kind):
     """F64: a warning that names the fault; training goes on and saves later."""
     inject = REFUSE_SAVES.replace("KIND", kind).replace("TIMES", "1")
     errors = lab.train(inject=inject).errors
@@ -46,7 +46,7 @@ def test_a_save_that_is_refused_once(lab: Laboratory, kind: str) -> None:
     assert lab.checkpoints("r") == ["step-00000015", "step-00000020"]
 
 
-def test_a_last_save_that_is_refused(lab: Laboratory) -> None:
+def test_a_last_save_that_is_refused(lab):
     """F64: exit 6 at the end, with its event; the checkpoint before is the one to go on from."""
     inject = REFUSE_SAVES.replace("KIND", "EROFS").replace("TIMES", "99")
     errors = lab.train("r", "--steps", "10", inject=inject, code=6).errors
@@ -62,7 +62,7 @@ def started(lab: Laboratory, out: str, err: str, inject: str = "") -> Process:
 
 
 @pytest.mark.parametrize("stream", ["out", "err", "both"])
-def test_a_full_standard_output_does_not_end_training(lab: Laboratory, stream: str) -> None:
+def test_a_full_standard_output_does_not_end_training(lab, stream):
     """F57: what cannot be said is left unsaid; the run ends as it would, exit 0 included."""
     out, err = (str(lab.folder / name) for name in ("out", "err"))
     process = started(
@@ -75,7 +75,7 @@ def test_a_full_standard_output_does_not_end_training(lab: Laboratory, stream: s
 
 
 @pytest.mark.parametrize("command", ["pretrain", "sweep"])
-def test_a_warning_that_cannot_be_written_ends_nothing(lab: Laboratory, command: str) -> None:
+def test_a_warning_that_cannot_be_written_ends_nothing(lab, command):
     """F101: both outputs are full before step 1. A sweep trains too; only its comparison is then lost, with exit 6."""
     recipe = lab.recipe(warmup_steps="50")
     name = ("--name", "r") if command == "pretrain" else ("--seeds", "0")
@@ -89,7 +89,7 @@ def test_a_warning_that_cannot_be_written_ends_nothing(lab: Laboratory, command:
     assert lab.checkpoints(run)[-1] == "step-00000020"
 
 
-def test_a_log_that_fills_up_while_training(lab: Laboratory) -> None:
+def test_a_log_that_fills_up_while_training(lab):
     """F17, F57: standard output is a file whose writes fail from step 8 on, with EIO."""
     inject = """
 import errno, os
@@ -143,9 +143,7 @@ def row(step: int) -> dict[str, object]:
     return {"step": step, "segment": 0, "loss": step / 7}
 
 
-def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(
-    rows: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(rows, monkeypatch, capfd):
     """F67: the disk fails in the middle of a line and stays broken; the next start loses nothing."""
     file = JsonLines(rows)
     file.write([row(0), row(1)])
@@ -166,7 +164,7 @@ def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(
     assert not rows.with_name("metrics.jsonl.unwritten").exists()
 
 
-def test_rows_that_are_lost_are_counted(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_are_lost_are_counted(rows, monkeypatch):
     """F67: nothing can be written beside it either."""
 
     def refuse(path: Path, content: bytes) -> None:
@@ -183,7 +181,7 @@ def test_rows_that_are_lost_are_counted(rows: Path, monkeypatch: pytest.MonkeyPa
         file.close()
 
 
-def test_a_disk_that_comes_back_gets_all_rows(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_comes_back_gets_all_rows(rows, monkeypatch):
     """F17: in order, whole lines, none twice, whatever part of a line was written."""
     disk = Disk(0)
     file = JsonLines(rows)
@@ -199,7 +197,7 @@ def test_a_disk_that_comes_back_gets_all_rows(rows: Path, monkeypatch: pytest.Mo
     assert read_lines(rows) == [row(step) for step in range(30)]
 
 
-def test_a_run_whose_rows_are_refused_until_the_end(lab: Laboratory) -> None:
+def test_a_run_whose_rows_are_refused_until_the_end(lab):
     """F67: training ends, exit 6 says how many rows are where; the resume puts them back and goes on."""
     inject = """
 import errno, os
@@ -226,7 +224,7 @@ lines.os = Broken()
 # --- places that cannot be written -----------------------------------------------------------------------------------
 
 
-def test_a_place_where_no_run_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_place_where_no_run_can_be_made(tmp_path, monkeypatch):
     """F64: exit 6, the folder and what to set."""
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(DiskError, match=r"no run can be made in .*runs.*EFFTRAIN_RUNS"):
@@ -244,7 +242,7 @@ def test_a_place_where_no_run_can_be_made(tmp_path: Path, monkeypatch: pytest.Mo
         Run.create("r", "", {})
 
 
-def test_a_run_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_written_to(tmp_path, monkeypatch):
     """F64: a read-only mount."""
     Run.create("r", "", {}).close()
 
@@ -261,7 +259,7 @@ def test_a_run_that_cannot_be_written_to(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "number", [errno.EIO, errno.EROFS, errno.ESTALE, errno.EACCES, errno.EFBIG]
 )
-def test_what_a_disk_refuses_is_told_in_one_line(number: int) -> None:
+def test_what_a_disk_refuses_is_told_in_one_line(number):
     error = files.disk_error(OSError(number, os.strerror(number), "some/file"))
     assert error is not None and error.exit_code == 6
     assert str(error).startswith(f"some/file: {os.strerror(number)}")
@@ -293,9 +291,7 @@ Windows.batch = moving
         ('shutil.rmtree("runs/r")', " (deleted)"),
     ],
 )
-def test_a_run_directory_that_goes_away_while_it_trains(
-    lab: Laboratory, what: str, now: str
-) -> None:
+def test_a_run_directory_that_goes_away_while_it_trains(lab, what, now):
     """F73: exit 6 at the next save, after step 10, and nothing is made anew; what was saved is sound."""
     inject = GO_AWAY.replace("WHAT", what)
     errors = lab.train(inject=inject, code=6).errors
@@ -309,7 +305,7 @@ def test_a_run_directory_that_goes_away_while_it_trains(
         assert len(latest_rows(lab.run("other"))) == 21
 
 
-def test_a_number_that_is_not_finite_is_null_in_a_line(rows: Path) -> None:
+def test_a_number_that_is_not_finite_is_null_in_a_line(rows):
     file = JsonLines(rows)
     file.write(
         [{"step": 1, "lr": float("inf"), "deep": [float("nan"), {"a": -float("inf")}], "loss": 1.5}]

@@ -45,7 +45,7 @@ def start_or_resume(lab: Laboratory, recipe: str, name: str, **env: str):
     return lab.start(*lab.words(name, recipe), **env)
 
 
-def test_a_stop_and_a_resume_move_no_bit(lab: Laboratory) -> None:
+def test_a_stop_and_a_resume_move_no_bit(lab):
     recipe = lab.recipe()
     lab.train("whole", recipe=recipe)
     lab.call("pretrain", "--recipe", recipe, "--name", "cut", "--steps", "3")  # with its probe
@@ -63,7 +63,7 @@ def test_a_stop_and_a_resume_move_no_bit(lab: Laboratory) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_kills(lab: Laboratory) -> None:
+def test_fifty_kills(lab):
     """F1: SIGKILL at random instants; every restart succeeds by itself, and nothing differs in the end."""
     recipe = lab.recipe(tokens="6400")  # 50 steps
     lab.train("whole", recipe=recipe)
@@ -121,7 +121,7 @@ METHODS = {
         *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "baseline"),
     ],
 )
-def test_resume_at_every_step(method: str, lab: Laboratory) -> None:
+def test_resume_at_every_step(method, lab):
     """F3, F6: from each of the checkpoints 0 to 19, the next step makes the state and row that the undisturbed run had
     after it; so by induction every later one."""
     recipe = load_recipe(lab.recipe(extra=METHODS[method]))
@@ -160,7 +160,7 @@ def generators() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), numpy
 
 
-def test_other_activity_between_steps_draws_no_random_number(lab: Laboratory) -> None:
+def test_other_activity_between_steps_draws_no_random_number(lab):
     """F7: evaluation, sampling and reading data change neither the training nor any generator."""
     recipe = load_recipe(lab.recipe(extra=METHODS["progressive_layer_drop"]))
     session = prepare_session(recipe, torch.device("cpu"))
@@ -183,7 +183,7 @@ def test_other_activity_between_steps_draws_no_random_number(lab: Laboratory) ->
     assert before == after
 
 
-def test_every_window_once_per_epoch_across_a_stop(lab: Laboratory) -> None:
+def test_every_window_once_per_epoch_across_a_stop(lab):
     """F8: two epochs and a bit, stopped in the second one; nothing comes twice, nothing is left out."""
     recipe = lab.recipe(tokens="2560", valid_fraction="0.4\nrepeat = true")
     (lab.folder / "text.txt").write_text(made_text(2_500))
@@ -212,7 +212,7 @@ Windows.batch = recorded
         assert len({start // 32 for start in seen}) == per_epoch
 
 
-def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
+def test_verify_resume_names_the_first_difference(lab):
     lab.train("a")
     shutil.copytree(lab.run("a"), lab.run("b"))
     assert compare_runs(lab.run("a"), lab.run("b"), 20) == (21, 4 * 28)
@@ -238,7 +238,7 @@ def test_verify_resume_names_the_first_difference(lab: Laboratory) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_verify_resume_cuts_every_method(method: str, tmp_path: Path) -> None:
+def test_verify_resume_cuts_every_method(method, tmp_path):
     path = tmp_path / "recipe.toml"
     path.write_text(BASELINE.replace("batch_size = 4", "batch_size = 8") + METHODS[method])
     cut = cut_recipe(load_recipe(str(path)), 4)
@@ -257,7 +257,7 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.slow
-def test_verify_resume(lab: Laboratory) -> None:
+def test_verify_resume(lab):
     process = lab.call(
         "verify-resume", "--recipe", lab.recipe(extra=SLW), "--steps", "2", timeout=200
     )
@@ -269,7 +269,7 @@ def test_verify_resume(lab: Laboratory) -> None:
     assert not list((lab.folder / "runs").iterdir())
 
 
-def test_verify_resume_goes_on_after_a_huge_loss(lab: Laboratory) -> None:
+def test_verify_resume_goes_on_after_a_huge_loss(lab):
     """F94: a validation loss of 720, whose perplexity no float holds."""
     huge = """
 import torch, efftrain_cli.training.trainer as trainer
@@ -285,7 +285,7 @@ trainer.evaluate = lambda *args: torch.tensor(720.0)
 
 
 @pytest.mark.parametrize("signal_", [9, 15])
-def test_verify_resume_names_the_signal_that_ended_a_run(lab: Laboratory, signal_: int) -> None:
+def test_verify_resume_names_the_signal_that_ended_a_run(lab, signal_):
     """F95."""
     dying = f"""
 import subprocess, sys
@@ -309,7 +309,7 @@ session.__version__ = "9.9.9"
 """
 
 
-def test_another_place_is_recorded_and_said(lab: Laboratory) -> None:
+def test_another_place_is_recorded_and_said(lab):
     """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say
     so."""
     lab.train("r", "--steps", "5")
@@ -343,7 +343,7 @@ Logbook.__init__ = as_on_cuda
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_rows_that_were_not_read_yet_are_written_before_a_save(lab: Laboratory, end: str) -> None:
+def test_rows_that_were_not_read_yet_are_written_before_a_save(lab, end):
     """On CUDA records are read once a second; a stop and a save that is due read what there is first."""
     inject = (
         BUFFERED

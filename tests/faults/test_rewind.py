@@ -61,9 +61,7 @@ def events(run: Path, kind: str) -> list[dict]:
     return [event for event in read_events(run) if event["event"] == kind]
 
 
-def test_the_bad_batches_are_skipped_and_the_run_ends(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bad_batches_are_skipped_and_the_run_ends(recipe, monkeypatch):
     poison(monkeypatch, lambda window: window == 12 * BATCH)  # step 13
     run = start(recipe, rewinding=True)
     (event,) = events(run, "rewind")
@@ -84,9 +82,7 @@ def test_the_bad_batches_are_skipped_and_the_run_ends(
     assert last["tokens"] + last["tokens_discarded"] == last["windows"] * FULL == 31 * BATCH * FULL
 
 
-def test_a_second_divergence_at_the_same_place_goes_further_back(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_divergence_at_the_same_place_goes_further_back(recipe, monkeypatch):
     poison(monkeypatch, lambda window: 12 * BATCH <= window < 14 * BATCH)
     run = start(recipe, rewinding=True)
     assert [event["to_step"] for event in events(run, "rewind")] == [12, 10]
@@ -104,9 +100,7 @@ def test_a_second_divergence_at_the_same_place_goes_further_back(
     assert step_11["total_flops"] == pytest.approx(13 * step_11["flops"])
 
 
-def test_after_three_rewinds_a_divergence_ends_the_run(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_three_rewinds_a_divergence_ends_the_run(recipe, monkeypatch):
     poison(monkeypatch, lambda window: window >= 12 * BATCH)
     with pytest.raises(DivergedError):
         start(recipe, rewinding=True)
@@ -117,16 +111,14 @@ def test_after_three_rewinds_a_divergence_ends_the_run(
     assert read_numbers(run).status == "diverged"
 
 
-def test_without_asking_nothing_is_rewound(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_asking_nothing_is_rewound(recipe, monkeypatch):
     poison(monkeypatch, lambda window: window == 12 * BATCH)
     with pytest.raises(DivergedError):
         start(recipe)
     assert not events(Path(pretrain.run_path("r")), "rewind")
 
 
-def test_a_lasting_spike_is_a_divergence_only_where_rewinding_was_asked_for(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lasting_spike_is_a_divergence_only_where_rewinding_was_asked_for(recipe, monkeypatch):
     poison(monkeypatch, lambda window: 12 * BATCH <= window < 22 * BATCH, factor=3.0)
     rewound = start(recipe, rewinding=True)
     (event,) = events(rewound, "rewind")
@@ -139,9 +131,7 @@ def test_a_lasting_spike_is_a_divergence_only_where_rewinding_was_asked_for(
     assert read_numbers(plain).status == "finished"
 
 
-def test_a_rewound_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rewound_run_that_is_resumed_goes_on_as_if_it_had_not_stopped(recipe, monkeypatch):
     poison(monkeypatch, lambda window: window == 12 * BATCH)
     whole = start(recipe, rewinding=True)
     run = pretrain.start(

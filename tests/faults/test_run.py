@@ -40,7 +40,7 @@ Windows.batch = slow
 """
 
 
-def test_one_owner(lab: Laboratory) -> None:
+def test_one_owner(lab):
     """F31: a second process is refused within a second, PyTorch's import and all; a dead owner's lock is taken over."""
     first = lab.start(*lab.words(), inject=SLOW_STEPS.replace("SECONDS", "0.5"))
     first.wait_for(lambda: lab.last_step("r") >= 1)
@@ -73,7 +73,7 @@ BAD_NAMES = [
 
 
 @pytest.mark.parametrize("name", BAD_NAMES, ids=[ascii(name)[:12] for name in BAD_NAMES])
-def test_names_that_could_leave_the_folder(name: str, tmp_path: Path) -> None:
+def test_names_that_could_leave_the_folder(name, tmp_path):
     """F32."""
     with pytest.raises(UsageError):
         run_path(name)
@@ -85,12 +85,12 @@ def test_names_that_could_leave_the_folder(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "x" * 64, "console", "quickstart-seed1234", "0"])
-def test_names_that_are_allowed(name: str, tmp_path: Path) -> None:
+def test_names_that_are_allowed(name, tmp_path):
     Run.create(name, "", {}).close()
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [name]
 
 
-def test_a_run_that_is_a_symbolic_link(tmp_path: Path) -> None:
+def test_a_run_that_is_a_symbolic_link(tmp_path):
     """F32."""
     Run.create("real", "", {}).close()
     (tmp_path / "elsewhere").mkdir()
@@ -103,7 +103,7 @@ def test_a_run_that_is_a_symbolic_link(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["recipe.toml"]
 
 
-def test_a_taken_name_is_never_overwritten(lab: Laboratory) -> None:
+def test_a_taken_name_is_never_overwritten(lab):
     """F33."""
     recipe = lab.recipe()
     lab.train("r", "--steps", "1", recipe=recipe)
@@ -114,7 +114,7 @@ def test_a_taken_name_is_never_overwritten(lab: Laboratory) -> None:
     assert {path: path.read_bytes() for path in lab.run("r").rglob("*") if path.is_file()} == before
 
 
-def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_starts_at_the_same_moment(tmp_path, monkeypatch):
     """F33: the name is decided by one rename."""
     exists = Path.exists
     monkeypatch.setattr(
@@ -135,7 +135,7 @@ def test_two_starts_at_the_same_moment(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_torn_last_line(lab: Laboratory) -> None:
+def test_a_torn_last_line(lab):
     """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is touched."""
     lab.train("r", "--steps", "6")
     for name in ("metrics.jsonl", "events.jsonl"):
@@ -149,7 +149,7 @@ def test_a_torn_last_line(lab: Laboratory) -> None:
 
 
 @pytest.mark.slow
-def test_secrets_stay_out(lab: Laboratory) -> None:
+def test_secrets_stay_out(lab):
     """F53: in no file of the run, and in no output; wandb's own files included."""
     secrets = {"WANDB_API_KEY": "5ec2e7" + "a1" * 17, "HF_TOKEN": "hf_5ec2e7TokenTokenTokenToken"}
     lab.train("r", "--steps", "3", "--wandb", "offline", **secrets)
@@ -170,7 +170,7 @@ def test_secrets_stay_out(lab: Laboratory) -> None:
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def test_seconds_add_up_to_the_wall(lab: Laboratory) -> None:
+def test_seconds_add_up_to_the_wall(lab):
     """F43, F46: slow evaluations, a slow save and a jumping clock are told apart from training, and nothing is counted
     twice."""
     inject = """
@@ -218,7 +218,7 @@ def process_text(lab: Laboratory) -> str:
     return (lab.folder / f"{lab.started}.out").read_text()
 
 
-def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
+def test_saves_that_block_training_are_said_once(lab):
     """F54."""
     inject = "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda *args: save(*args) + 1000"
     slow = lab.train("slow", "--steps", "10", inject=inject)
@@ -237,7 +237,7 @@ def test_saves_that_block_training_are_said_once(lab: Laboratory) -> None:
         ),
     ],
 )
-def test_tokens_and_flops_are_what_was_computed(lab: Laboratory, method: str) -> None:
+def test_tokens_and_flops_are_what_was_computed(lab, method):
     """F44, F45: against an independent count of the targets and of the blocks that ran."""
     inject = """
 import torch
@@ -278,9 +278,7 @@ GPT.head_loss_sum, Block.forward = counted, counted_block
 # --- screen ----------------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_a_long_run(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_of_a_long_run(monkeypatch, capfd):
     """F42: at least a line in 30 s, at most 3,000 lines in a million steps of 70 ms."""
     now, printed = [0.0], []
     monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
@@ -306,9 +304,7 @@ def test_lines_of_a_long_run(
     assert max(b - a for a, b in pairwise(printed)) <= 30
 
 
-def test_the_time_left_goes_by_the_pace_after_the_first_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_left_goes_by_the_pace_after_the_first_step(monkeypatch):
     """A first step of 60 s, then 1 s each: 97 of 100 steps are left after the third."""
     now, shown = [0.0], []
     monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
@@ -323,9 +319,7 @@ def test_the_time_left_goes_by_the_pace_after_the_first_step(
     assert shown[1].endswith("ETA 1 min 38 s") and shown[2].endswith("ETA 1 min 37 s")
 
 
-def test_a_line_while_nothing_happens(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_while_nothing_happens(monkeypatch, capfd):
     """F42: also where one step takes minutes."""
     monkeypatch.setattr(TrainingDisplay, "SILENCE", 0.2)
     with TrainingDisplay(make_console(), total_tokens=10, tokens=0, steps=10):
@@ -370,7 +364,7 @@ def on_terminal(lab: Laboratory, terminal: tuple[int, str], kind: str) -> str:
     return content.decode()
 
 
-def test_a_narrow_terminal(lab: Laboratory, terminal: tuple[int, str]) -> None:
+def test_a_narrow_terminal(lab, terminal):
     """F42: a bar, no line wider than the terminal."""
     content = on_terminal(lab, terminal, "xterm")
     assert "\x1b[" in content
@@ -380,14 +374,14 @@ def test_a_narrow_terminal(lab: Laboratory, terminal: tuple[int, str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_dumb_terminal(lab: Laboratory, terminal: tuple[int, str]) -> None:
+def test_a_dumb_terminal(lab, terminal):
     """F42: lines, and not one escape sequence."""
     content = on_terminal(lab, terminal, "dumb")
     assert "\x1b" not in content
     assert re.search(r"step 20/20 +loss", content)
 
 
-def test_a_reader_that_goes_away(lab: Laboratory) -> None:
+def test_a_reader_that_goes_away(lab):
     """F42: `efftrain pretrain ... | head -1` ends without a word about pipes, and what was trained is saved."""
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)

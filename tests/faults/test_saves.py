@@ -22,7 +22,7 @@ from tests.tiny import fresh
 
 
 @pytest.mark.slow
-def test_a_kill_at_every_point_of_a_save(tmp_path: Path) -> None:
+def test_a_kill_at_every_point_of_a_save(tmp_path):
     """F2: SIGKILL before and after each write, fsync, rename and removal. The newest checkpoint that loads is the
     previous or the new one, and the next start leaves no temporary file."""
     points, survivors = 0, set()
@@ -92,7 +92,7 @@ def _kill_at(point: int) -> None:
     state.fsync = deadly(state.fsync)
 
 
-def test_the_last_verified_checkpoint_is_never_removed(run: Run) -> None:
+def test_the_last_verified_checkpoint_is_never_removed(run):
     """F13: with damaged newer ones about, neither the one that was loaded nor the one just written goes."""
     recipe = replace(RECIPE, checkpoint=Checkpoint(every=5, keep=1))
     truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
@@ -106,7 +106,7 @@ def test_the_last_verified_checkpoint_is_never_removed(run: Run) -> None:
     assert [step_of(path) for path in checkpoints_of(run.path)] == [7, 10]
 
 
-def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) -> None:
+def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run):
     """keep = 2 with the newest damaged: two sound ones stay beside it."""
     truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
     assert step_of(newest_checkpoint(run)) == 5
@@ -114,9 +114,7 @@ def test_damaged_checkpoints_do_not_count_when_old_ones_are_removed(run: Run) ->
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 7, 10]
 
 
-def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the_verified_one(
-    run: Run,
-) -> None:
+def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the_verified_one(run):
     """F13: with keep = 1 the newest stays, and so does the newest that is known to be sound."""
     run.verified = {checkpoints_of(run.path)[0]}
     run.purge_checkpoints(1)
@@ -158,9 +156,7 @@ class FakeDisk:
         return found
 
 
-def test_a_save_survives_a_power_failure_at_any_moment(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_survives_a_power_failure_at_any_moment(run, monkeypatch):
     """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an
     older one loses its name before its files."""
     disk = FakeDisk(monkeypatch)
@@ -178,9 +174,7 @@ def test_a_save_survives_a_power_failure_at_any_moment(
     assert [step_of(path) for path in checkpoints_of(run.path)] == [10, 15]
 
 
-def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(run, monkeypatch):
     disk = FakeDisk(monkeypatch)
     run.log([{"step": 15, "segment": 0}])
     save_step(run, 15)
@@ -189,7 +183,7 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_follows_them(
     )
 
 
-def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
+def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run):
     corrupt = checkpoints_of(run.path)[-1]
     truncate(corrupt / "model.safetensors")
     newest_checkpoint(run)
@@ -202,7 +196,7 @@ def test_a_damaged_step_is_moved_aside_when_it_is_saved_again(run: Run) -> None:
     assert save_step(run, 10) == 0.0
 
 
-def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_nothing(run, monkeypatch):
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -218,7 +212,7 @@ def test_a_failed_save_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 64, 32, 300), (1, 1, 16, 8, 20), (12, 4, 128, 256, 2000)])
-def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_the_estimate_of_a_checkpoints_size(shape, tmp_path):
     """F16: within 2 %."""
     n_layer, n_head, n_embd, seq_len, vocab_size = shape
     recipe = replace(
@@ -232,7 +226,7 @@ def test_the_estimate_of_a_checkpoints_size(shape: tuple[int, ...], tmp_path: Pa
     assert checkpoint_bytes(state, recipe) == pytest.approx(size, rel=0.02)
 
 
-def test_too_little_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_is_refused(tmp_path, monkeypatch):
     """F16: (keep + 1) checkpoints and 10 %; one byte less is refused."""
     state = fresh(RECIPE, 300)
     needed = 3 * checkpoint_bytes(state, RECIPE) * 11 // 10

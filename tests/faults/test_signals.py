@@ -33,7 +33,7 @@ session.build_state = stalled_build
 )
 
 
-def test_sigterm_while_the_model_is_built(lab: Laboratory) -> None:
+def test_sigterm_while_the_model_is_built(lab):
     """F18, before step 1: of a new run nothing is left, and a resumed one is as it was."""
     recipe = lab.recipe()
     new = (*lab.words("r", recipe), "--steps", "5")
@@ -57,7 +57,7 @@ def test_sigterm_while_the_model_is_built(lab: Laboratory) -> None:
         *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS if w != "evaluation"),
     ],
 )
-def test_sigterm(lab: Laboratory, window: str) -> None:
+def test_sigterm(lab, window):
     """F18."""
     inject, last = WINDOWS[window]
     recipe = lab.recipe(windows='4\nsample = "the"') if window == "sampling" else lab.recipe()
@@ -82,7 +82,7 @@ def status(lab: Laboratory, name: str) -> str:
     return run["status"]
 
 
-def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory) -> None:
+def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab):
     """F102: the run counts as stopped until it is resumed."""
     process = stalled(
         lab, lab.recipe(), WINDOWS["evaluation"][0].replace("calls == 3", "calls == 5")
@@ -103,7 +103,7 @@ def test_a_last_evaluation_that_was_stopped_is_made_up_for_once(lab: Laboratory)
     lab.assert_equal_runs("cut", "whole", 20)
 
 
-def test_sigterm_while_data_is_prepared(lab: Laboratory) -> None:
+def test_sigterm_while_data_is_prepared(lab):
     """F18: nothing is saved because nothing was trained, and nothing is torn."""
     (lab.folder / "text.txt").write_text(
         (lab.folder / "text.txt").read_text()[::-1]
@@ -122,7 +122,7 @@ prepare.train_tokenizer = lambda size, sample: stall()
 
 
 @pytest.mark.slow
-def test_ctrl_c_once(lab: Laboratory) -> None:
+def test_ctrl_c_once(lab):
     """F20."""
     process = stalled(lab, lab.recipe(), WINDOWS["data"][0])
     process.kill(signal.SIGINT)
@@ -130,7 +130,7 @@ def test_ctrl_c_once(lab: Laboratory) -> None:
     assert lab.checkpoints("cut")[-1] == "step-00000007"
 
 
-def test_ctrl_c_twice(lab: Laboratory) -> None:
+def test_ctrl_c_twice(lab):
     """F20: at once, even in the middle of writing a checkpoint; what stands is valid."""
     process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall(2)", "stall(60)"))
     process.kill(signal.SIGINT)
@@ -143,7 +143,7 @@ def test_ctrl_c_twice(lab: Laboratory) -> None:
     assert lab.checkpoints("cut") == ["step-00000010", "step-00000011"]
 
 
-def test_ctrl_c_twice_gives_the_terminal_its_cursor_back(lab: Laboratory) -> None:
+def test_ctrl_c_twice_gives_the_terminal_its_cursor_back(lab):
     """F20: in a terminal, where the progress bar hides the cursor."""
     outer, inner = pty.openpty()
     shown = bytearray()
@@ -175,7 +175,7 @@ def test_ctrl_c_twice_gives_the_terminal_its_cursor_back(lab: Laboratory) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
-def test_sigterm_while_compiling(lab: Laboratory) -> None:
+def test_sigterm_while_compiling(lab):
     """F18: in the middle of the first compilation; eager steps before it are not needed to have something to save."""
     inject = """
 from pathlib import Path

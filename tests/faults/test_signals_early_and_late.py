@@ -24,10 +24,10 @@ from efftrain_cli.foundation.signals import (
 )
 from tests.conftest import python
 from tests.faults.stalls import WINDOWS, stalled
-from tests.launch import Laboratory, start_efftrain, wait_until
+from tests.launch import start_efftrain, wait_until
 
 
-def test_sigterm_before_anything_is_imported(tmp_path: Path) -> None:
+def test_sigterm_before_anything_is_imported(tmp_path):
     """F60: while PyTorch is being imported nothing was trained, and the exit code says that it can be asked for
     again."""
     code = """
@@ -71,7 +71,7 @@ def in_a_child(body: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_after_the_end_changes_nothing(number: int) -> None:
+def test_a_signal_after_the_end_changes_nothing(number):
     """F60: everything is saved by then: 75, or the exit code that the process has already."""
 
     def body(ending: bool) -> None:
@@ -87,7 +87,7 @@ def test_a_signal_after_the_end_changes_nothing(number: int) -> None:
     assert in_a_child(lambda: body(True)) == 0
 
 
-def test_nohup_is_respected() -> None:
+def test_nohup_is_respected():
     def body() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         stop_before_training()
@@ -98,7 +98,7 @@ def test_nohup_is_respected() -> None:
     assert in_a_child(body) == 0
 
 
-def test_only_the_outermost_of_the_main_thread_handles_signals() -> None:
+def test_only_the_outermost_of_the_main_thread_handles_signals():
     before = signal.getsignal(signal.SIGTERM)
     with stop_on_signals():
         handler = signal.getsignal(signal.SIGTERM)
@@ -127,9 +127,7 @@ class Finalized:
         time.sleep(0)
 
 
-def test_a_signal_in_a_finalizer_stops_without_a_traceback(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_signal_in_a_finalizer_stops_without_a_traceback(capfd):
     """F60: the stop comes at the end of the work, or with a second signal; nothing of Python's own is printed."""
 
     def body(second: bool) -> None:
@@ -149,9 +147,7 @@ def test_a_signal_in_a_finalizer_stops_without_a_traceback(
     assert capfd.readouterr().err == ""
 
 
-def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(monkeypatch):
     """A long call into C that is not rescuable is waited for, however long it takes."""
 
     def body() -> None:
@@ -168,7 +164,7 @@ def test_work_that_is_part_of_the_state_is_not_saved_by_another_thread(
 @pytest.mark.parametrize(
     "second", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)]
 )
-def test_a_second_signal_during_the_save(lab: Laboratory, second: int) -> None:
+def test_a_second_signal_during_the_save(lab, second):
     """F60: the save is finished all the same."""
     process = stalled(lab, lab.recipe(), WINDOWS["checkpoint"][0].replace("stall(2)", "stall(0.5)"))
     process.kill(signal.SIGTERM)
@@ -178,7 +174,7 @@ def test_a_second_signal_during_the_save(lab: Laboratory, second: int) -> None:
     lab.call("checkpoint", "verify", "cut")
 
 
-def test_sighup_is_as_sigterm(lab: Laboratory) -> None:
+def test_sighup_is_as_sigterm(lab):
     """F60: the terminal was closed, and with it standard output."""
     inject = WINDOWS["data"][0]
     process = stalled(lab, lab.recipe(), inject)
@@ -191,7 +187,7 @@ def test_sighup_is_as_sigterm(lab: Laboratory) -> None:
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a process that its parent has died"
 )
-def test_the_runs_of_a_killed_sweep_are_asked_to_stop(tmp_path: Path) -> None:
+def test_the_runs_of_a_killed_sweep_are_asked_to_stop(tmp_path):
     """F78: SIGKILL to the parent is SIGTERM to what it has started; what a run does then is F18."""
     child = """
 import pathlib, signal, time
@@ -212,7 +208,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.slow
-def test_sigterm_at_any_instant_and_again_every_100_ms(lab: Laboratory) -> None:
+def test_sigterm_at_any_instant_and_again_every_100_ms(lab):
     """F60: from the moment that Python runs our first line: 75 and saved where a step was trained; 0 where all was
     done."""
     recipe = lab.recipe(tokens="12_800")

@@ -16,7 +16,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, RecipeErr
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.zeroshot import local_data
-from tests.launch import BASELINE, Laboratory
+from tests.launch import BASELINE
 
 LITTLE_MEMORY = """
 import resource
@@ -42,9 +42,7 @@ LARGE = ("--set", "model.n_embd=100000", "--set", "model.n_layer=1000")
     ],
     ids=lambda part: " ".join(part)[:40] if isinstance(part, tuple) else None,
 )
-def test_numbers_on_the_command_line(
-    lab: Laboratory, words: tuple[str, ...], code: int, message: str
-) -> None:
+def test_numbers_on_the_command_line(lab, words, code, message):
     """F97."""
     recipe = ("--recipe", lab.recipe())
     errors = lab.call(words[0], *recipe, *words[1:], inject=LITTLE_MEMORY, code=code).errors
@@ -52,7 +50,7 @@ def test_numbers_on_the_command_line(
     assert not (lab.folder / "runs" / "r").exists()
 
 
-def test_growth_factors(lab: Laboratory) -> None:
+def test_growth_factors(lab):
     """F97: by the sizes that are believed, then by the memory that the grown model needs."""
     lab.train("r", "--steps", "1")
     for operator, code, message in (
@@ -67,7 +65,7 @@ def test_growth_factors(lab: Laboratory) -> None:
         assert not lab.run("r-grown").exists()
 
 
-def test_a_recipe_with_thousands_of_mistakes(tmp_path: Path) -> None:
+def test_a_recipe_with_thousands_of_mistakes(tmp_path):
     """F97: they are counted, and the first hundred told."""
     path = tmp_path / "many.toml"
     path.write_text(BASELINE + "".join(f"unknown_{i} = {i}\n" for i in range(4000)))
@@ -84,7 +82,7 @@ def documents(path: Path, kind: str) -> list[str]:
     return [found.text for found in reader.read_documents(source, "text", BadDocuments("error"))]
 
 
-def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
+def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path):
     """F97: a dictionary of one text of a megabyte, and 4,000 rows that name it."""
     path = tmp_path / "text.parquet"
     indices = pyarrow.array([0] * 4000, pyarrow.int32())
@@ -97,9 +95,7 @@ def test_a_parquet_file_that_unpacks_to_gigabytes(tmp_path: Path) -> None:
     assert read == 268
 
 
-def test_a_parquet_page_that_unpacks_too_far_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parquet_page_that_unpacks_too_far_is_not_read(tmp_path, monkeypatch):
     """F97: its pages hold 3 MB in a few hundred bytes, and its footer says so."""
     monkeypatch.setattr(reader, "UNPACKED_BYTES", 1 << 20)
     path = tmp_path / "text.parquet"
@@ -110,9 +106,7 @@ def test_a_parquet_page_that_unpacks_too_far_is_not_read(
         next(reader.read_documents(source, "text", BadDocuments("error")))
 
 
-def test_compressed_text_that_unpacks_to_more_than_text_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compressed_text_that_unpacks_to_more_than_text_does(tmp_path, monkeypatch):
     """F71, F97: lines, and one line; what is as long uncompressed is read."""
     monkeypatch.setattr(reader, "UNPACKED_BYTES", 1 << 20)
     line = json.dumps({"text": "a" * 1000}) + "\n"
@@ -127,9 +121,7 @@ def test_compressed_text_that_unpacks_to_more_than_text_does(
         assert sum(map(len, documents(path, "jsonl"))) == 3_000_000
 
 
-def test_a_row_and_a_line_that_are_too_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_and_a_line_that_are_too_long(tmp_path, monkeypatch):
     """F71, F97."""
     monkeypatch.setattr(reader, "LINE_BYTES", 1000)
     monkeypatch.setattr(local_data, "LINE_BYTES", 1000)
@@ -145,7 +137,7 @@ def test_a_row_and_a_line_that_are_too_long(
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "/dev/zero"])
-def test_what_is_no_ordinary_file_is_not_read(tmp_path: Path, kind: str) -> None:
+def test_what_is_no_ordinary_file_is_not_read(tmp_path, kind):
     """F97: a pipe would be waited for, and /dev/zero never ends."""
 
     def place(path: Path) -> Path:

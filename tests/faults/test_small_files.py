@@ -166,7 +166,7 @@ def message_of(kind: str, path: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_flipped_bit_is_found_before_use(home: Path, kind: str) -> None:
+def test_a_flipped_bit_is_found_before_use(home, kind):
     """F88: 50 in each."""
     path = FILES[kind].make(home)
     FILES[kind].read(path)
@@ -182,7 +182,7 @@ def test_a_flipped_bit_is_found_before_use(home: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "search", "plan", "zeroshot"])
-def test_a_file_from_before_seals_is_read_as_before(home: Path, kind: str) -> None:
+def test_a_file_from_before_seals_is_read_as_before(home, kind):
     path = FILES[kind].make(home)
     whole = FILES[kind].read(path)
     if kind == "recipe":
@@ -198,7 +198,7 @@ def test_a_file_from_before_seals_is_read_as_before(home: Path, kind: str) -> No
     assert read == whole
 
 
-def test_a_cached_tokenizer_from_before_seals_gives_the_same_tokens(home: Path) -> None:
+def test_a_cached_tokenizer_from_before_seals_gives_the_same_tokens(home):
     path = make_tokenizer(home)
     tokenizer = load_from_cache(path)
     path.write_text(tokenizer.backend.to_str())
@@ -208,7 +208,7 @@ def test_a_cached_tokenizer_from_before_seals_gives_the_same_tokens(home: Path) 
 
 
 @pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "zeroshot"])
-def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home: Path, kind: str) -> None:
+def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home, kind):
     """F88: of the four small files of a run, three are sealed here."""
     run = make_origin(home).parent
     make_zeroshot(run)
@@ -226,7 +226,7 @@ def test_verify_lists_a_damaged_file_and_counts_those_without_a_seal(home: Path,
     assert code == 3 and f"{run / name} " in message
 
 
-def test_verify_reads_the_files_of_a_study_and_of_a_search(home: Path) -> None:
+def test_verify_reads_the_files_of_a_study_and_of_a_search(home):
     for name, make in (("s-study", make_plan), ("s-tune", make_search)):
         folder = home / "runs" / name
         folder.mkdir(parents=True)
@@ -262,7 +262,7 @@ VALUES = {
 
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("kind", JSON_FILES)
-def test_a_value_that_nothing_can_hold(home: Path, kind: str, value: str) -> None:
+def test_a_value_that_nothing_can_hold(home, kind, value):
     """F89: in a field that this version does not know, too."""
     path = FILES[kind].make(home)
     whole = path.read_text()
@@ -274,7 +274,7 @@ def test_a_value_that_nothing_can_hold(home: Path, kind: str, value: str) -> Non
 
 
 @pytest.mark.parametrize("kind", JSON_FILES)
-def test_a_field_of_a_wrong_type_is_named(home: Path, kind: str) -> None:
+def test_a_field_of_a_wrong_type_is_named(home, kind):
     """F89."""
     path = FILES[kind].make(home)
     path.write_text(with_field(path.read_text(), FILES[kind].field, '[["x"]]'))
@@ -294,7 +294,7 @@ CONTENTS = {
 
 @pytest.mark.parametrize("content", CONTENTS)
 @pytest.mark.parametrize("kind", JSON_FILES)
-def test_a_file_that_holds_something_else(home: Path, kind: str, content: str) -> None:
+def test_a_file_that_holds_something_else(home, kind, content):
     """F89; what it holds is escaped."""
     path = FILES[kind].make(home)
     path.write_bytes(CONTENTS[content])
@@ -302,7 +302,7 @@ def test_a_file_that_holds_something_else(home: Path, kind: str, content: str) -
 
 
 @pytest.mark.parametrize("kind", JSON_FILES)
-def test_a_newer_format_is_named_as_such(home: Path, kind: str) -> None:
+def test_a_newer_format_is_named_as_such(home, kind):
     """F89: both versions."""
     path = FILES[kind].make(home)
     path.write_text(with_field(path.read_text(), "schema_version", "7"))
@@ -311,7 +311,7 @@ def test_a_newer_format_is_named_as_such(home: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_size_and_kind_of_a_file_come_first(home: Path, kind: str) -> None:
+def test_size_and_kind_of_a_file_come_first(home, kind):
     path = FILES[kind].make(home)
     path.unlink()
     with path.open("wb") as file:
@@ -323,7 +323,7 @@ def test_size_and_kind_of_a_file_come_first(home: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["origin", "recipe"])
-def test_an_unreadable_run_stops_no_list(home: Path, kind: str) -> None:
+def test_an_unreadable_run_stops_no_list(home, kind):
     """F89: the run is named with its reason, the others are shown."""
     path = FILES[kind].make(home)
     with Run.create("other", "seed = 1\n", {}):

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,9 @@ from efftrain_cli.training.checkpoints import newest_checkpoint
 from tests.conftest import invoke
 from tests.fake_runs import write_run
 from tests.faults.conftest import call
-from tests.launch import Laboratory
 
 
-def test_stray_files_and_links_among_checkpoints_are_left_alone(
-    random_run: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run, capfd):
     """F63: a line each; training goes on, and saves where one of them is in the way."""
     folder = random_run / "checkpoints"
     elsewhere = random_run.parent.parent / "elsewhere"
@@ -56,7 +52,7 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(
 
 
 @pytest.mark.parametrize("kind", ["a file", "a link", "a dangling link"])
-def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
+def test_a_save_whose_place_is_taken(lab, kind):
     """F63: what is in the way is renamed, not written through and not removed."""
     lab.train("r", "--steps", "5")
     outside = lab.folder / "outside"
@@ -72,14 +68,14 @@ def test_a_save_whose_place_is_taken(lab: Laboratory, kind: str) -> None:
     assert list(outside.iterdir()) == []
 
 
-def test_a_pipe_in_place_of_the_rows_does_not_hang(random_run: Path) -> None:
+def test_a_pipe_in_place_of_the_rows_does_not_hang(random_run):
     (random_run / "metrics.jsonl").unlink()
     os.mkfifo(random_run / "metrics.jsonl")
     with pytest.raises(CheckpointError, match="ordinary file: move it away"):
         Run.open("r")
 
 
-def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path):
     """F69."""
     from efftrain_cli.foundation.files import write_whole
 
@@ -95,9 +91,7 @@ def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path: Path) ->
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\u2028"
 
 
-def test_control_characters_never_reach_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_characters_never_reach_the_terminal(tmp_path, monkeypatch):
     """F70: in run names, origins, events, recipes and what damaged lines say."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     origin = {
@@ -134,11 +128,11 @@ def test_control_characters_never_reach_the_terminal(
     assert read_run(tmp_path / "small-seed0").origin["device"].isprintable()
 
 
-def test_printable() -> None:
+def test_printable():
     assert printable("a\x1b[0m\nb\u202ec\ud800é日") == "a\\x1b[0m\\nb\\u202ec\\ud800é日"
 
 
-def test_a_lock_file_names_no_foreign_owner_unescaped(random_run: Path) -> None:
+def test_a_lock_file_names_no_foreign_owner_unescaped(random_run):
     import fcntl
 
     from efftrain_cli.foundation.errors import RunLockedError

@@ -11,7 +11,7 @@ import torch
 
 from efftrain_cli.training.state import nonfinite_tensors
 from tests.faults.conftest import seal
-from tests.launch import Laboratory, Process
+from tests.launch import Process
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is broken.
 BREAK = """
@@ -59,9 +59,7 @@ def command_in(process: Process) -> list[str]:
         ),
     ],
 )
-def test_a_state_that_is_not_finite_is_never_saved(
-    lab: Laboratory, broken: str, step: int, word: str
-) -> None:
+def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
     """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed command gets past."""
     recipe = lab.recipe(keep="1")
     process = lab.train(recipe=recipe, inject=BREAK.replace("BROKEN", broken), code=4)
@@ -79,7 +77,7 @@ def test_a_state_that_is_not_finite_is_never_saved(
     assert lab.checkpoints("r") == ["step-00000020"]
 
 
-def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab: Laboratory) -> None:
+def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab):
     """A moment breaks in the very step that is saved: neither saved, nor does it purge the checkpoint before."""
     inject = BREAK.replace("calls == 8", "calls == 10").replace(
         "BROKEN", MOMENT.replace("VALUE", "nan")
@@ -89,7 +87,7 @@ def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab: Laboratory) ->
     assert lab.checkpoints("r") == ["step-00000005"]
 
 
-def test_a_validation_loss_that_is_not_finite(lab: Laboratory) -> None:
+def test_a_validation_loss_that_is_not_finite(lab):
     """All weights are finite; the evaluation of step 10 is not."""
     inject = """
 import efftrain_cli.training.trainer as trainer
@@ -109,7 +107,7 @@ trainer.evaluate = broken
     lab.call(*command_in(process))
 
 
-def test_a_run_whose_last_validation_loss_is_not_finite_diverged(lab: Laboratory) -> None:
+def test_a_run_whose_last_validation_loss_is_not_finite_diverged(lab):
     """F103."""
     inject = """
 import efftrain_cli.training.trainer as trainer
@@ -127,7 +125,7 @@ trainer.evaluate = broken
     assert lab.last_step("r") == 20 and run["status"] == "diverged"
 
 
-def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
+def test_a_stop_does_not_save_it_either(lab):
     inject = BREAK.replace(
         "BROKEN",
         WEIGHT.replace("VALUE", "nan")
@@ -137,7 +135,7 @@ def test_a_stop_does_not_save_it_either(lab: Laboratory) -> None:
     assert lab.checkpoints("r") == ["step-00000005"]
 
 
-def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> None:
+def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab):
     """Written by a version that did not look, with a manifest that vouches for it."""
     from safetensors.torch import load_file, save_file
 
@@ -151,7 +149,7 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab: Laboratory) -> Non
     assert "step-00000010.corrupt" in lab.checkpoints("r")
 
 
-def test_rewinding_goes_back_to_before_it(lab: Laboratory) -> None:
+def test_rewinding_goes_back_to_before_it(lab):
     inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan"))
     lab.train("r", "--on-divergence", "rewind", inject=inject)
     (event,) = lab.events("r", "rewind")
@@ -159,7 +157,7 @@ def test_rewinding_goes_back_to_before_it(lab: Laboratory) -> None:
     assert lab.last_step("r") == 20
 
 
-def test_which_tensors_are_not_finite() -> None:
+def test_which_tensors_are_not_finite():
     large = torch.full((3,), 3e38)  # its sum would overflow
     broken = torch.zeros(5)
     broken[3] = float("nan")

@@ -64,7 +64,7 @@ def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_wandb_cannot_harm_a_run(lab: Laboratory, fault: str) -> None:
+def test_wandb_cannot_harm_a_run(lab, fault):
     recipe = recipe_and_run_without(lab)
     path = f"{fake_wandb(lab.folder, FAULTS[fault])}:{REPOSITORY}"
     online = ("--wandb", "online")
@@ -100,7 +100,7 @@ def server(answer: bytes | None) -> Iterator[str]:
             connection.close()
 
 
-def test_the_server_answers_or_hangs() -> None:
+def test_the_server_answers_or_hangs():
     import urllib.error
     import urllib.request
 
@@ -115,7 +115,7 @@ ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnect
 
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["nobody listens", "server error 500", "never answers"])
-def test_the_real_wandb_without_a_working_server(lab: Laboratory, network: str) -> None:
+def test_the_real_wandb_without_a_working_server(lab, network):
     """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one
     warning."""
     pytest.importorskip("wandb")
@@ -168,7 +168,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 @pytest.mark.slow
-def test_wandbs_own_process_is_killed(lab: Laboratory) -> None:
+def test_wandbs_own_process_is_killed(lab):
     recipe = recipe_and_run_without(lab)
     slow = SLOW_STEPS.replace("SECONDS", "0.3")
     process = lab.start(*lab.words("r", recipe), "--wandb", "offline", inject=slow)

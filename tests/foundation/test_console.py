@@ -34,11 +34,11 @@ from efftrain_cli.foundation.console import (
         (1e13, "10T"),
     ],
 )
-def test_counts(number: float, shown: str) -> None:
+def test_counts(number, shown):
     assert human_count(number) == shown
 
 
-def test_counts_with_more_digits() -> None:
+def test_counts_with_more_digits():
     assert human_count(102_400, 4) == "102.4K"
 
 
@@ -52,11 +52,11 @@ def test_counts_with_more_digits() -> None:
         (12, "12 FLOP"),
     ],
 )
-def test_flops(number: float, shown: str) -> None:
+def test_flops(number, shown):
     assert human_flops(number) == shown
 
 
-def test_one_is_singular() -> None:
+def test_one_is_singular():
     assert [counted(n, "step") for n in (0, 1, 2, 47_500)] == [
         "0 steps",
         "1 step",
@@ -79,7 +79,7 @@ def test_one_is_singular() -> None:
         (1e9, "32 years"),
     ],
 )
-def test_seconds(seconds: float, shown: str) -> None:
+def test_seconds(seconds, shown):
     assert human_seconds(seconds) == shown
 
 
@@ -93,12 +93,12 @@ def test_seconds(seconds: float, shown: str) -> None:
         (float("inf"), "above 1e308"),
     ],
 )
-def test_perplexities(loss: float, shown: str) -> None:
+def test_perplexities(loss, shown):
     """F94: exp(4.0981) = 60.2258; a float holds up to exp(709.78)."""
     assert human_perplexity(loss) == shown
 
 
-def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch):
     """No line is wider than the terminal, no word is broken, and a row goes on below its first cell."""
     rows = [
         ("final loss", "4.1", "not judged: no baseline"),
@@ -126,15 +126,13 @@ def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch: pytest.Monkey
     assert table_lines(head, rows)[:2] == wide
 
 
-def test_a_number_in_the_first_cell_follows_its_title() -> None:
+def test_a_number_in_the_first_cell_follows_its_title():
     rows = [("8", "10"), ("", "20"), ("r8", "30")]
     shown = block_lines(("start", "steps"), rows, 60)
     assert shown == ["start 8", "  steps 10", "  steps 20", "r8", "  steps 30"]
 
 
-def test_lines_break_between_words_and_never_in_a_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_break_between_words_and_never_in_a_command(monkeypatch):
     line = "run 'r' exists; continue it with `efftrain pretrain --resume r`, or give --name"
     monkeypatch.setenv("COLUMNS", "40")
     terminal, pipe = StringIO(), StringIO()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -37,13 +36,13 @@ from tests.fake_runs import write_run
         (None, ""),
     ],
 )
-def test_a_cell(cell: object, written: str) -> None:
+def test_a_cell(cell, written):
     """F100."""
     text = csv_text(["a", "b"], [[cell, 1]])
     assert pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False)["a"][0] == written
 
 
-def test_numbers_are_read_back_as_numbers() -> None:
+def test_numbers_are_read_back_as_numbers():
     rows = [["=x", -1, "-0.25", 2.5], ["y", 3, "1e-3", -2.5]]
     frame = pd.read_csv(io.StringIO(csv_text(["name", "a", "b", "c"], rows)))
     assert frame["name"].tolist() == ["'=x", "y"]
@@ -51,7 +50,7 @@ def test_numbers_are_read_back_as_numbers() -> None:
     assert frame["b"].tolist() == [-0.25, 0.001]
 
 
-def test_the_csv_of_a_comparison_and_of_a_plan(tmp_path: Path) -> None:
+def test_the_csv_of_a_comparison_and_of_a_plan(tmp_path):
     """F100: recipes whose names begin with = and -, and differences below 0."""
     runs = []
     for name, speed in (("=plain", 1.0), ("-warm", 1.3)):

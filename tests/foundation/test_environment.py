@@ -11,7 +11,6 @@ import pytest
 from efftrain_cli.foundation.environment import environment_folder, environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.session import project_commit
-from tests.launch import Laboratory
 
 RANKED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 UNUSABLE = [
@@ -38,7 +37,7 @@ UNUSABLE = [
 @pytest.mark.parametrize(
     "environment", UNUSABLE, ids=lambda env: "-".join(list(env.items())[-1])[:40]
 )
-def test_an_unusable_variable_is_two_lines(lab: Laboratory, environment: dict[str, str]) -> None:
+def test_an_unusable_variable_is_two_lines(lab, environment):
     """F98: exit 2, the variable and its range."""
     name, value = list(environment.items())[-1]
     recipe = lab.recipe()
@@ -48,7 +47,7 @@ def test_an_unusable_variable_is_two_lines(lab: Laboratory, environment: dict[st
     assert not (lab.folder / "runs").exists()
 
 
-def test_a_path_of_an_unknown_user_is_two_lines(lab: Laboratory) -> None:
+def test_a_path_of_an_unknown_user_is_two_lines(lab):
     """F98: in a recipe's name and in its text."""
     for args in (
         ("--recipe", "~nosuchuser/a.toml"),
@@ -61,7 +60,7 @@ def test_a_path_of_an_unknown_user_is_two_lines(lab: Laboratory) -> None:
         assert "no home directory of that user is known" in lines[0]
 
 
-def test_numbers_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_and_folders(monkeypatch):
     for text, number in (("", 7), ("1", 1), ("65535", 65535), ("080", 80)):
         monkeypatch.setenv("MASTER_PORT", text)
         assert environment_number("MASTER_PORT", 7) == number
@@ -75,7 +74,7 @@ def test_numbers_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
         assert environment_folder("EFFTRAIN_RUNS", "runs") == Path(folder)
 
 
-def test_no_code_of_a_foreign_repository_runs(tmp_path: Path) -> None:
+def test_no_code_of_a_foreign_repository_runs(tmp_path):
     """F99: a monitor, hooks and filters that .git names are not run; its commit and changes are read."""
     ran = tmp_path / "ran"
     evil = tmp_path / "evil"

@@ -24,7 +24,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("names", [list(TENSORS), ["step"], []])
-def test_tensors_are_read_as_they_were_written(tmp_path: Path, names: list[str]) -> None:
+def test_tensors_are_read_as_they_were_written(tmp_path, names):
     tensors = {name: TENSORS[name] for name in names}
     folder = tmp_path / "checkpoint"
     folder.mkdir()
@@ -39,9 +39,7 @@ def test_tensors_are_read_as_they_were_written(tmp_path: Path, names: list[str])
     assert path.stat().st_mode == other.stat().st_mode
 
 
-def test_a_disk_that_knows_no_modes_holds_tensors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_knows_no_modes_holds_tensors(tmp_path, monkeypatch):
     def refuse(path: Path, mode: int) -> None:
         raise PermissionError(1, "Operation not permitted", str(path))
 
@@ -50,7 +48,7 @@ def test_a_disk_that_knows_no_modes_holds_tensors(
     assert torch.equal(read_tensors(tmp_path / "x.safetensors")["a"], torch.ones(2))
 
 
-def test_a_refusing_disk_is_an_os_error(tmp_path: Path) -> None:
+def test_a_refusing_disk_is_an_os_error(tmp_path):
     """No file of this process may be longer than a kilobyte."""
     code = """
 import errno, resource, torch

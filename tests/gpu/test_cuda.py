@@ -31,7 +31,6 @@ from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import read_records, train, update
-from tests.conftest import Efftrain
 from tests.tiny import changed
 
 pytestmark = [
@@ -113,9 +112,7 @@ def rows_of(
 
 @pytest.mark.parametrize("seq_len", [256, 200, 64])
 @pytest.mark.parametrize("dtype, loss_limit", [("fp32", 1e-5), ("bf16", 2e-3)])
-def test_compiled_is_eager_for_every_parameter_and_shape(
-    dtype: str, loss_limit: float, seq_len: int
-) -> None:
+def test_compiled_is_eager_for_every_parameter_and_shape(dtype, loss_limit, seq_len):
     loss, gradients = gradient_of(
         small(f"train.dtype={dtype}", "train.compile=on"), seq_len=seq_len
     )
@@ -125,7 +122,7 @@ def test_compiled_is_eager_for_every_parameter_and_shape(
     assert error < LIMITS[dtype], name
 
 
-def test_compiled_blocks_are_the_compiled_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_blocks_are_the_compiled_whole(monkeypatch):
     whole, wanted = gradient_of(small("train.compile=on", "train.dtype=fp32"))
     monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)
     before = compiled_graphs()
@@ -136,7 +133,7 @@ def test_compiled_blocks_are_the_compiled_whole(monkeypatch: pytest.MonkeyPatch)
     assert error < LIMITS["fp32"], name
 
 
-def test_a_bf16_residual_stream_costs_no_more_than_bf16_does() -> None:
+def test_a_bf16_residual_stream_costs_no_more_than_bf16_does():
     truth = gradient_of(small("train.dtype=fp32", "train.compile=off"))
     wide = gradient_of(small("train.compile=off"), torch.float32)
     narrow = gradient_of(small("train.compile=off"), torch.bfloat16)
@@ -147,7 +144,7 @@ def test_a_bf16_residual_stream_costs_no_more_than_bf16_does() -> None:
 
 @pytest.mark.parametrize("same_shape", [True, False], ids=["full shape", "changing shapes"])
 @pytest.mark.parametrize("length", [64, 128, 200, 1024])
-def test_attention_is_fp32_arithmetic_within_bf16(length: int, same_shape: bool) -> None:
+def test_attention_is_fp32_arithmetic_within_bf16(length, same_shape):
     generator = torch.Generator().manual_seed(length)
     q, k, v, up = (torch.randn(4, 12, length, 64, generator=generator).cuda() for _ in range(4))
 
@@ -167,7 +164,7 @@ def test_attention_is_fp32_arithmetic_within_bf16(length: int, same_shape: bool)
     assert relative(results(torch.bfloat16), [y.detach(), q_.grad, k_.grad, v_.grad]) < 1e-2
 
 
-def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothing() -> None:
+def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothing():
     tokens, n_embd, vocab, rows = 2048, 256, 50257, 50304
     generator = torch.Generator().manual_seed(6)
     x0 = torch.randn(tokens, n_embd, generator=generator).cuda()
@@ -189,7 +186,7 @@ def test_the_one_buffer_head_is_the_plain_one_and_padding_rows_get_exactly_nothi
     assert torch.count_nonzero(ours[1][vocab:]) == 0
 
 
-def test_adamw_is_pytorchs_after_five_steps() -> None:
+def test_adamw_is_pytorchs_after_five_steps():
     recipe = small("train.compile=off", "optim.grad_clip=0")
     state = fresh(recipe)
     copies = {
@@ -212,7 +209,7 @@ def test_adamw_is_pytorchs_after_five_steps() -> None:
     torch.testing.assert_close(dict(state.model.named_parameters()), copies, rtol=1e-5, atol=1e-7)
 
 
-def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later() -> None:
+def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later():
     state = fresh(small("train.compile=off"))
     tensors = [*state.model.parameters(), *state.optimizer.tensors().values()]
 
@@ -229,7 +226,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_then_or_later() -> None:
     assert all(torch.equal(x, y) for x, y in zip(tensors, before, strict=True))
 
 
-def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path: Path) -> None:
+def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path):
     recipe = changed(small("train.compile=on"), "seq_len_warmup={start = 8, steps = 32}")
     before = compiled_graphs()
     rows = rows_of(recipe, 36, tmp_path)
@@ -238,9 +235,7 @@ def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path: Path) -> None:
     assert sum(bool(row["compile_seconds"]) for row in rows) == 2
 
 
-def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch):
     """The full shape compiled first, with cuDNN allowed, must not decide for the others; blocks compiled one by one."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -267,7 +262,7 @@ def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(
     )
 
 
-def test_deterministic_runs_repeat(tmp_path: Path) -> None:
+def test_deterministic_runs_repeat(tmp_path):
     settings = [
         "--set",
         "train.deterministic=true",
@@ -307,12 +302,12 @@ def test_deterministic_runs_repeat(tmp_path: Path) -> None:
         "small-staged-both",
     ],
 )
-def test_every_method_resumes_exactly(recipe: str, fresh_efftrain: Efftrain) -> None:
+def test_every_method_resumes_exactly(recipe, fresh_efftrain):
     fresh_efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
 
 
 @pytest.mark.parametrize("method", ["none", "length warmup", "layer drop"])
-def test_no_step_waits_for_the_device(method: str, tmp_path: Path) -> None:
+def test_no_step_waits_for_the_device(method, tmp_path):
     recipe = {
         "none": small("train.compile=off"),
         "length warmup": changed(
@@ -335,7 +330,7 @@ def test_no_step_waits_for_the_device(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["cuda:0", "cuda:1"])
-def test_seconds_are_positive_and_true(name: str, tmp_path: Path) -> None:
+def test_seconds_are_positive_and_true(name, tmp_path):
     if int(name[-1]) >= torch.cuda.device_count():
         pytest.skip(f"there is no {name}")
     device = choose_device(name)
@@ -359,7 +354,7 @@ def test_seconds_are_positive_and_true(name: str, tmp_path: Path) -> None:
         torch.cuda.set_device(0)
 
 
-def test_activation_checkpointing_gives_the_same_gradient_in_less_memory() -> None:
+def test_activation_checkpointing_gives_the_same_gradient_in_less_memory():
     results, peaks = [], []
     for setting in ("true", "false"):
         torch.cuda.empty_cache()
@@ -374,7 +369,7 @@ def test_activation_checkpointing_gives_the_same_gradient_in_less_memory() -> No
     assert peaks[0] < 0.9 * peaks[1]
 
 
-def test_simigrads_dots_are_those_of_fp64() -> None:
+def test_simigrads_dots_are_those_of_fp64():
     generator = torch.Generator().manual_seed(8)
     a, b = (
         [torch.randn(size, generator=generator).cuda() for size in (1_000_003, 4096, 7)]

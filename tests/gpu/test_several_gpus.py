@@ -59,24 +59,20 @@ def train(fresh_efftrain: Efftrain, name: str, *args: str, **env: str) -> None:
     )
 
 
-def test_two_gpus_give_the_losses_of_one(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
+def test_two_gpus_give_the_losses_of_one(tmp_path, fresh_efftrain):
     train(fresh_efftrain, "one")
     train(fresh_efftrain, "two", "--devices", "2")
     one = losses(tmp_path, "one")
     assert len(one) == 40 and losses(tmp_path, "two") == pytest.approx(one, rel=1e-4)
 
 
-def test_in_lanes_one_and_two_gpus_give_the_same_bits(
-    tmp_path: Path, fresh_efftrain: Efftrain
-) -> None:
+def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path, fresh_efftrain):
     for name, devices in (("one", "1"), ("two", "2")):
         train(fresh_efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
     assert losses(tmp_path, "two") == losses(tmp_path, "one")
 
 
-def test_a_sum_beside_the_backward_pass_moves_no_bit(
-    tmp_path: Path, fresh_efftrain: Efftrain
-) -> None:
+def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path, fresh_efftrain):
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.ranks as ranks\nranks.BUCKET = 1 << 16\n"
     after = "import efftrain_cli.training.replicated as replicated\nreplicated.OVERLAPPING = frozenset()\n"
@@ -96,7 +92,7 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(
     assert losses(tmp_path, "beside") == losses(tmp_path, "after")
 
 
-def test_two_gpus_resume_exactly(tmp_path: Path, fresh_efftrain: Efftrain) -> None:
+def test_two_gpus_resume_exactly(tmp_path, fresh_efftrain):
     train(fresh_efftrain, "whole", "--devices", "2")
     train(fresh_efftrain, "cut", "--devices", "2", "--steps", "17")
     fresh_efftrain("pretrain", "--resume", "cut", "--no-probe", "--devices", "2", timeout=600)

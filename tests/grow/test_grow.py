@@ -97,7 +97,7 @@ def digest(folder: Path) -> dict[str, str]:
     }
 
 
-def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(home: Path) -> None:
+def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(home):
     source = home / "runs" / "small"
     before = digest(source)
     grown = grow_run("small", ["width"], "wide", MORE, CPU)
@@ -130,7 +130,7 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
     assert origin["grown_from"]["run"] == "small"
 
 
-def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path) -> None:
+def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home):
     """Bit for bit: grow changes nothing but where the run begins."""
     grown = grow_run("small", ["depth", "width"], "both", MORE, CPU)
     resume("both", with_probe=False)
@@ -160,7 +160,7 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home: Path
     assert rows[0] == rows[1] and len(rows[0]) == 31
 
 
-def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None:
+def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
     """The copied rows are one segment, and what the grown run adds counts beside them, for every reader."""
     start(
         load_recipe(str(home / "small.toml")),
@@ -186,7 +186,7 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home: Path) -> None
     assert measure(read_metrics(grown.run, COLUMNS).columns).steps == 29
 
 
-def test_a_grown_run_can_be_grown_again(home: Path) -> None:
+def test_a_grown_run_can_be_grown_again(home):
     grow_run("small", ["depth"], "once", MORE, CPU)
     grown = grow_run("once", ["depth:3"], "twice", MORE, CPU)
     recipe = load_recipe(str(grown.run / "recipe.toml"))
@@ -198,9 +198,7 @@ def test_a_grown_run_can_be_grown_again(home: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["write_checkpoint", "dump_recipe"])
-def test_interrupted_growth_writes_nothing(
-    home: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
     source = home / "runs" / "small"
     before, runs = digest(source), set((home / "runs").iterdir())
 
@@ -215,7 +213,7 @@ def test_interrupted_growth_writes_nothing(
     assert set((home / "runs").iterdir()) == runs
 
 
-def test_growing_needs_no_memory_for_training(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_needs_no_memory_for_training(home, monkeypatch):
     """16 bytes a parameter fit; the activations of 64 tokens beside them do not."""
     monkeypatch.setattr(memory, "machine_memory", lambda: 300_000)
     grown = grow_run("small", ["depth"], "on-a-login-node", MORE, CPU)
@@ -224,7 +222,7 @@ def test_growing_needs_no_memory_for_training(home: Path, monkeypatch: pytest.Mo
         resume(grown.run.name)
 
 
-def test_without_optimizer_state_the_weights_alone_are_offered(home: Path) -> None:
+def test_without_optimizer_state_the_weights_alone_are_offered(home):
     shutil.copytree(home / "runs" / "small", home / "runs" / "bare")
     (checkpoints_of(home / "runs" / "bare")[-1] / "optimizer.safetensors").unlink()
     with pytest.raises(
@@ -239,7 +237,7 @@ def test_without_optimizer_state_the_weights_alone_are_offered(home: Path) -> No
     assert grown.recipe.staged_growth is not None and grown.recipe.staged_growth.moments == "reset"
 
 
-def test_damaged_weights_are_refused_even_alone(home: Path) -> None:
+def test_damaged_weights_are_refused_even_alone(home):
     shutil.copytree(home / "runs" / "small", home / "runs" / "bent")
     for checkpoint in checkpoints_of(home / "runs" / "bent"):
         path = checkpoint / "model.safetensors"
@@ -252,7 +250,7 @@ def test_damaged_weights_are_refused_even_alone(home: Path) -> None:
     assert not (home / "runs" / "bent-wide").exists()
 
 
-def test_another_text_is_not_taken_in_silence(home: Path) -> None:
+def test_another_text_is_not_taken_in_silence(home):
     shutil.copytree(home / "runs" / "small", home / "runs" / "moved")
     path = home / "runs" / "moved" / "origin.json"
     origin = json.loads(path.read_text())
@@ -294,16 +292,14 @@ def test_another_text_is_not_taken_in_silence(home: Path) -> None:
         (["small", "--plan"], "leave out"),
     ],
 )
-def test_mistakes_are_explained_and_write_nothing(
-    home: Path, arguments: list[str], message: str
-) -> None:
+def test_mistakes_are_explained_and_write_nothing(home, arguments, message):
     runs = set((home / "runs").iterdir())
     with pytest.raises(UsageError, match=message):
         cli("grow", *arguments)
     assert set((home / "runs").iterdir()) == runs
 
 
-def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_words() -> None:
+def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_words():
     with pytest.raises(
         RecipeError,
         match=r"^stages: stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002",
@@ -311,7 +307,7 @@ def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_w
         grown_recipe(load_recipe("small"), 0, 15, ["width"], GrowOptions(lr=1e-9))
 
 
-def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> None:
+def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
     result = cli(
         "grow",
         "small",
@@ -339,7 +335,7 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home: Path) -> 
     assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
 
 
-def test_planning_from_the_law_and_from_runs(home: Path) -> None:
+def test_planning_from_the_law_and_from_runs(home):
     law = cli("grow", "--plan", "--target-loss", "2.6911", "--stages", "2")
     assert "0.829 of the FLOPs" in law.output and "Kaplan" in law.output and "118M" in law.output
     with pytest.raises(UsageError, match="3 validation losses are too few"):

@@ -21,7 +21,7 @@ PAGE = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
 SECTION = "\n[gradient_noise]\neta = {eta}\n"
 
 
-def test_every_named_file_exists() -> None:
+def test_every_named_file_exists():
     named = re.findall(r"`((?:[\w]+/)+[\w]+\.py)`", PAGE)
     assert len(named) > 15
     for name in named:
@@ -72,7 +72,7 @@ def rows(root: Path, name: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.slow
-def test_the_example_trains_resumes_and_is_neutral_at_zero(extended: Path) -> None:
+def test_the_example_trains_resumes_and_is_neutral_at_zero(extended):
     base = BASELINE.replace("TEXT", "text.txt").replace("tokens = 2560", "tokens = 1024")
     for name, eta in (("noisy", "0.01"), ("zero", "0.0"), ("wrong", "-1.0")):
         (extended / f"{name}.toml").write_text(base + SECTION.format(eta=eta))

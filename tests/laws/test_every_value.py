@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from tests.tiny import VOCAB_SIZE, fresh
 STAGED = [value for value in VALUES if value.startswith("staged_growth.")]
 
 
-def test_the_values_come_from_the_annotations() -> None:
+def test_the_values_come_from_the_annotations():
     assert {"model.norm=rmsnorm", "optim.name=adamw", "ouroboros.variant=replay"} <= set(VALUES)
     assert len(VALUES) > 60
 
@@ -36,7 +35,7 @@ def test_the_values_come_from_the_annotations() -> None:
 @pytest.mark.parametrize(
     "value", [value for value in VALUES if value != "train.compile=on" and value not in STAGED]
 )
-def test_it_trains_as_planned_and_resumes(value: str) -> None:
+def test_it_trains_as_planned_and_resumes(value):
     recipe = load_recipe("small", overrides_of(value))
     rows = assert_resumes_exactly_at_every_step(recipe)
     state = fresh(recipe)
@@ -50,7 +49,7 @@ def test_it_trains_as_planned_and_resumes(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", VALUES)
-def test_a_recipe_of_it_is_written_and_read_back(value: str, tmp_path: Path) -> None:
+def test_a_recipe_of_it_is_written_and_read_back(value, tmp_path):
     recipe = load_recipe("small", overrides_of(value))
     (tmp_path / "copy.toml").write_text(dump_recipe(recipe))
     assert load_recipe(str(tmp_path / "copy.toml")) == recipe
@@ -73,7 +72,7 @@ def test_a_recipe_of_it_is_written_and_read_back(value: str, tmp_path: Path) -> 
     ],
     ids=lambda settings: settings[-1],
 )
-def test_a_number_or_switch_changes_the_run_and_resumes(settings: list[str]) -> None:
+def test_a_number_or_switch_changes_the_run_and_resumes(settings):
     plain = load_recipe("small", overrides_of("model.arch=gpt2"))
     recipe = load_recipe("small", [*overrides_of("model.arch=gpt2"), *settings])
     rows = assert_resumes_exactly_at_every_step(recipe)
@@ -85,7 +84,7 @@ def test_a_number_or_switch_changes_the_run_and_resumes(settings: list[str]) -> 
 
 
 @pytest.mark.parametrize("value", [*OF_TRAINING, *STAGED])
-def test_growth_keeps_the_loss_or_is_refused(value: str) -> None:
+def test_growth_keeps_the_loss_or_is_refused(value):
     try:
         recipe = load_recipe("small", [*overrides_of(value), STAGES])
     except RecipeError as error:
@@ -101,7 +100,7 @@ def test_growth_keeps_the_loss_or_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", OF_MODEL)
-def test_export_gives_equal_logits_or_is_refused(value: str) -> None:
+def test_export_gives_equal_logits_or_is_refused(value):
     transformers = pytest.importorskip("transformers")
     ours = fresh(load_recipe("small", overrides_of(value))).model
     generator = torch.Generator().manual_seed(3)
@@ -125,7 +124,7 @@ def test_export_gives_equal_logits_or_is_refused(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", OF_TRAINING)
-def test_compare_reads_it(value: str, tmp_path: Path) -> None:
+def test_compare_reads_it(value, tmp_path):
     """Two seeds of it, and two of the default: nothing raises, and nothing of equal rows is told apart."""
     paths = []
     for name, seed in itertools.product(("plain", "other"), (0, 1)):
@@ -142,7 +141,7 @@ def test_compare_reads_it(value: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_and_shares_train_as_one_process(tmp_path: Path) -> None:
+def test_two_ranks_and_shares_train_as_one_process(tmp_path):
     out = tmp_path / "values.json"
     run_ranks("tests/laws/every_value_run.py", 2, str(out))
     found = json.loads(out.read_text())

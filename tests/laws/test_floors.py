@@ -50,7 +50,7 @@ print("answered", *names)
 """
 
 
-def test_help_and_recipes_import_nothing_heavy(tmp_path: Path) -> None:
+def test_help_and_recipes_import_nothing_heavy(tmp_path):
     assert python(ANSWERS, cwd=tmp_path).stdout.startswith("answered")
 
 
@@ -58,7 +58,7 @@ def test_help_and_recipes_import_nothing_heavy(tmp_path: Path) -> None:
     "words",
     [["efftrain", "recipes", "show", "gp"], ["efftrain", "recipes", "show", "--set", "optim."]],
 )
-def test_completion_imports_nothing_heavy(tmp_path: Path, words: list[str]) -> None:
+def test_completion_imports_nothing_heavy(tmp_path, words):
     code = f"""
 import os, sys
 os.environ.update(_EFFTRAIN_COMPLETE="complete_bash", COMP_WORDS={" ".join(words)!r}, COMP_CWORD="{len(words) - 1}")
@@ -76,7 +76,7 @@ finally:
     assert all(word.startswith(words[-1]) for word in offered)
 
 
-def test_a_command_is_registered_by_its_own_module_alone(tmp_path: Path) -> None:
+def test_a_command_is_registered_by_its_own_module_alone(tmp_path):
     """What `register` is told to import is enough for the command, and all of them are what `efftrain --help` shows."""
     code = f"""
 import sys
@@ -107,7 +107,7 @@ def processor_seconds(code: str, cwd: Path) -> float:
 
 
 @pytest.mark.parametrize("args", ["--help", "recipes list"])
-def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
+def test_help_and_recipes_answer_quickly(tmp_path, args):
     """In less than twice the processor time that the libraries need which draw and check them: 0.3 s on an idle
     machine."""
     libraries = processor_seconds("import typer, typer.rich_utils, pydantic.dataclasses", tmp_path)
@@ -118,7 +118,7 @@ def test_help_and_recipes_answer_quickly(tmp_path: Path, args: str) -> None:
     assert ours < 2 * libraries, (ours, libraries)
 
 
-def test_recipes_load_and_plan_without_torch_and_numpy(tmp_path: Path) -> None:
+def test_recipes_load_and_plan_without_torch_and_numpy(tmp_path):
     code = """
 import sys
 class Block:
@@ -211,7 +211,7 @@ def imports_of(module: str) -> list[tuple[str, int]]:
     return list(walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down():
     rooms = {name for names in FLOORS for name in names}
     assert rooms <= {module.split(".")[0] for module in module_names()}, "a room has gone"
     wrong = {
@@ -224,7 +224,7 @@ def test_imports_point_down() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3], ids=["rooms", "files"])
-def test_imports_make_no_circle(depth: int) -> None:
+def test_imports_make_no_circle(depth):
     graph: dict[str, set[str]] = {}
     for module in module_names():
         here = ".".join(module.split(".")[:depth])
@@ -243,7 +243,7 @@ def test_imports_make_no_circle(depth: int) -> None:
         visit(module, [])
 
 
-def test_only_the_command_line_knows_typer() -> None:
+def test_only_the_command_line_knows_typer():
     users = [
         path for path in PACKAGE.rglob("*.py") if "typer" in {name for name, _ in _imported(path)}
     ]
@@ -251,7 +251,7 @@ def test_only_the_command_line_knows_typer() -> None:
     assert {path.parent.name for path in users} == {"cli"}
 
 
-def test_recipe_modules_import_neither_torch_nor_numpy_at_the_top() -> None:
+def test_recipe_modules_import_neither_torch_nor_numpy_at_the_top():
     reached, waiting = set(), ["recipe.recipe", "plan.plan"]
     while waiting:
         module = waiting.pop()

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 
@@ -38,7 +37,7 @@ def constants_assigned_twice(source: str) -> list[str]:
     return found
 
 
-def test_no_constant_is_assigned_twice() -> None:
+def test_no_constant_is_assigned_twice():
     assert constants_assigned_twice("A = 1\nB: int = 2\nA = 3\nclass C:\n    D = 1\n    D = 2") == [
         "A",
         "D",
@@ -48,7 +47,7 @@ def test_no_constant_is_assigned_twice() -> None:
             assert constants_assigned_twice(path.read_text(encoding="utf-8")) == [], path
 
 
-def test_an_aborted_run_ends_its_children(tmp_path: Path) -> None:
+def test_an_aborted_run_ends_its_children(tmp_path):
     (tmp_path / "test_waits.py").write_text(WAITS.format(out=str(tmp_path / "pid")))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", str(tmp_path)]
     run = subprocess.Popen([*command, "--rootdir", str(tmp_path)], cwd=REPOSITORY)

@@ -268,7 +268,7 @@ def run(root: Path, code: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("what", ADDITIONS)
-def test_an_addition_takes_the_files_of_its_row(copy: Path, what: str) -> None:
+def test_an_addition_takes_the_files_of_its_row(copy, what):
     changes, code = ADDITIONS[what]
     (row,) = re.findall(rf"^\| {what} \|(.*?)\|", PAGE, re.M)
     for file, old, _ in changes:
@@ -283,7 +283,7 @@ def test_an_addition_takes_the_files_of_its_row(copy: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEWEST)
-def test_every_line_that_names_the_newest_is_needed(copy: Path, name: str) -> None:
+def test_every_line_that_names_the_newest_is_needed(copy, name):
     lines, code = NEWEST[name]
     assert len(lines) <= 4
     done = run(copy, code)
@@ -297,7 +297,7 @@ def test_every_line_that_names_the_newest_is_needed(copy: Path, name: str) -> No
         assert done.returncode != 0, line
 
 
-def test_every_row_is_tried() -> None:
+def test_every_row_is_tried():
     section = PAGE.split("### Adding something else")[1].split("### Adding a method")[0]
     rows = re.findall(r"^\| (an? [a-zA-Z ]+?) \|", section, re.M)
     assert set(rows) == {*ADDITIONS, "an optimizer"}

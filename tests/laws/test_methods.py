@@ -45,7 +45,7 @@ BASES = {
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("base", BASES)
-def test_each_method_trains_and_resumes(base: str, method: str) -> None:
+def test_each_method_trains_and_resumes(base, method):
     if (base, method) == ("standardized", "replay"):
         pytest.skip("the two exclude each other")
     recipe = tiny_recipe(*BASES[base], *METHODS[method])

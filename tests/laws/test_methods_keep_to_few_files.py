@@ -23,7 +23,7 @@ MOST = {
 
 
 @pytest.mark.parametrize("section", methods_in(Recipe))
-def test_a_method_is_named_in_few_files(section: str) -> None:
+def test_a_method_is_named_in_few_files(section):
     files = [
         path
         for path in PACKAGE.rglob("*.py")

@@ -15,7 +15,7 @@ OTHERS = [path for path in sorted(TRAINING.glob("*.py")) if path.name not in STR
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_only_strategies_name_what_they_do(path) -> None:  # type: ignore[no-untyped-def]
+def test_only_strategies_name_what_they_do(path):  # type: ignore[no-untyped-def]
     assert not re.findall(r"\b(?:rings?|lanes?|shard|shards|sharded)\b", path.read_text())
 
 
@@ -23,7 +23,7 @@ def test_only_strategies_name_what_they_do(path) -> None:  # type: ignore[no-unt
     "file, name, most",
     [("trainer.py", "train", 75), ("gradient.py", "build_forward_backward", 110)],
 )
-def test_loop_and_gradient_stay_short(file: str, name: str, most: int) -> None:
+def test_loop_and_gradient_stay_short(file, name, most):
     tree = ast.parse((TRAINING / file).read_text())
     (function,) = [
         node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name
@@ -33,7 +33,7 @@ def test_loop_and_gradient_stay_short(file: str, name: str, most: int) -> None:
     assert 40 <= lines <= most
 
 
-def test_training_rebinds_no_outer_name_and_seldom_asks_for_none() -> None:
+def test_training_rebinds_no_outer_name_and_seldom_asks_for_none():
     text = "".join(path.read_text() for path in TRAINING.glob("*.py"))
     assert "nonlocal" not in text
     assert len(re.findall(r"\bis (?:not )?None\b", text)) <= 110

@@ -48,14 +48,14 @@ RECIPE = tiny_recipe(
         lambda key: len(key) % 2 == 0
     ),
 )
-def test_the_order_of_windows_is_a_permutation(n: int, key: list[int]) -> None:
+def test_the_order_of_windows_is_a_permutation(n, key):
     found = permute(np.arange(n), n, np.array(key, dtype=np.uint64))
     assert sorted(found.tolist()) == list(range(n))
 
 
 @quick
 @given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=12), st.integers(0, 10_000))
-def test_shares_add_up_and_are_each_within_one_of_exact(weights: list[float], total: int) -> None:
+def test_shares_add_up_and_are_each_within_one_of_exact(weights, total):
     shares = apportion(weights, total)
     assert sum(shares) == total
     assert all(
@@ -81,9 +81,7 @@ warmups = st.builds(
 
 @quick
 @given(warmups, st.sampled_from((64, 96, 100)))
-def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(
-    warmup: SeqLenWarmup, full: int
-) -> None:
+def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(warmup, full):
     assume(warmup.multiple <= full)
     lengths = [warmup.seq_len_at(step, full) for step in range(1, warmup.last_step + 3)]
     assert lengths == sorted(lengths) and lengths[warmup.last_step - 1 :] == [full] * 3
@@ -104,8 +102,8 @@ def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(
 @quick
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 6), st.integers(1, 2000))
 def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
-    start: int, increment: int, rises: int, sequences: int
-) -> None:
+    start, increment, rises, sequences
+):
     ramp, full = (
         BatchSizeWarmup(start=start, increment=increment, sequences=sequences),
         start + rises * increment,
@@ -125,13 +123,8 @@ def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
     st.integers(1, 12),
 )
 def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
-    schedule: str,
-    warmup_steps: int,
-    warmup: SeqLenWarmup | None,
-    tokens: int,
-    micro_batch_tokens: int,
-    batch_size: int,
-) -> None:
+    schedule, warmup_steps, warmup, tokens, micro_batch_tokens, batch_size
+):
     if warmup is not None:
         assume(warmup.start % warmup.multiple == 0 and warmup.start <= 64 and warmup.multiple <= 64)
     try:
@@ -192,8 +185,8 @@ def written(runs: list[tuple[int, int]]) -> list[dict[str, float]]:
 @quick
 @given(segments)
 def test_rows_that_count_are_those_a_dictionary_written_in_order_and_cut_at_each_resume_would_hold(
-    runs: list[tuple[int, int]],
-) -> None:
+    runs,
+):
     rows = written(runs)
     kept: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -230,9 +223,7 @@ values = st.dictionaries(
 
 @quick
 @given(values, st.data())
-def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(
-    row: dict[str, object], data: st.DataObject
-) -> None:
+def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(row, data):
     line = sealed(row).encode()
     assert parse(line) == row and split_lines(line + b"\n").checked == [True]
     place, bit = data.draw(st.integers(0, len(line) - 1)), data.draw(st.integers(0, 7))
@@ -257,14 +248,8 @@ def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(
     st.one_of(st.none(), warmups.filter(lambda warmup: warmup.start % warmup.multiple == 0)),
 )
 def test_a_recipe_comes_back_from_its_toml_equal(
-    lr: float,
-    warmup_steps: int,
-    tokens: int,
-    batch_size: int,
-    seed: int,
-    project: str,
-    warmup: SeqLenWarmup | None,
-) -> None:
+    lr, warmup_steps, tokens, batch_size, seed, project, warmup
+):
     try:
         recipe = replace(
             RECIPE,
@@ -290,13 +275,13 @@ def test_a_recipe_comes_back_from_its_toml_equal(
         max_size=5,
     )
 )
-def test_keys_of_any_spelling_survive_toml(table: dict[str, int]) -> None:
+def test_keys_of_any_spelling_survive_toml(table):
     assert tomllib.loads("\n".join(toml_lines(table))) == table
 
 
 @quick
 @given(st.integers(0, 10**15))
-def test_a_count_is_exact_however_it_is_written(number: int) -> None:
+def test_a_count_is_exact_however_it_is_written(number):
     assert parse_count(f"{number:_}") == number == parse_count(str(number))
     assert parse_count(f"{number / 1000:.3f}K" if number < 10**11 else f"{number}") == number
 
@@ -306,7 +291,7 @@ def test_a_count_is_exact_however_it_is_written(number: int) -> None:
 
 @quick
 @given(st.lists(st.floats(0, 1), max_size=12))
-def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]) -> None:
+def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values):
     adjusted = holm(p_values)
     assert all(p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
     assert all(
@@ -319,7 +304,7 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(p_values: list[float]
 
 @quick
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=9))
-def test_a_paired_t_of_changed_sides_says_the_opposite(differences: list[float]) -> None:
+def test_a_paired_t_of_changed_sides_says_the_opposite(differences):
     one, other = paired_t(differences), paired_t([-value for value in differences])
     assert math.isclose(one.mean, -other.mean, abs_tol=1e-12) and one.p == other.p
     assert one.low is None or (
@@ -332,9 +317,7 @@ def test_a_paired_t_of_changed_sides_says_the_opposite(differences: list[float])
     st.lists(st.integers(0, 9), min_size=1, max_size=6),
     st.lists(st.integers(0, 9), min_size=1, max_size=6),
 )
-def test_a_rank_test_does_not_care_which_side_is_called_the_method(
-    a: list[int], b: list[int]
-) -> None:
+def test_a_rank_test_does_not_care_which_side_is_called_the_method(a, b):
     one, other = rank_sum(a, b), rank_sum(b, a)
     assert math.isclose(one.p, other.p) and math.isclose(one.wins, 1 - other.wins, abs_tol=1e-12)
     assert one.smallest_p <= 1 and 0 < one.p <= 1

@@ -34,17 +34,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_ranks_share_the_batch_of_one_process(
-    found: dict[int, dict[str, Any]], case: str
-) -> None:
+def test_the_ranks_share_the_batch_of_one_process(found, case):
     for world_size in WORLDS:
         assert found[world_size][case]["batch"] == found[1][case]["batch"]
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_losses_and_gradients_are_those_of_one_process(
-    found: dict[int, dict[str, Any]], case: str
-) -> None:
+def test_losses_and_gradients_are_those_of_one_process(found, case):
     for world_size in WORLDS[1:]:
         have, want = found[world_size][case]["rows"], found[1][case]["rows"]
         assert [row["step"] for row in have] == list(range(1, 9))
@@ -62,7 +58,7 @@ def test_losses_and_gradients_are_those_of_one_process(
                 assert a["val_loss"] == pytest.approx(b["val_loss"], rel=1e-5 * loose)
 
 
-def test_the_first_evaluation_has_the_bits_of_one_process(found: dict[int, dict[str, Any]]) -> None:
+def test_the_first_evaluation_has_the_bits_of_one_process(found):
     """With lanes all states are equal, so every evaluation must be."""
     for world_size in WORLDS:
         assert [row["val_loss"] for row in found[world_size]["baseline in lanes"]["rows"]] == [
@@ -72,23 +68,19 @@ def test_the_first_evaluation_has_the_bits_of_one_process(found: dict[int, dict[
 
 @pytest.mark.parametrize("case", [*CASES, *(f"{case}, shard" for case in SHARDED)])
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_stopping_and_continuing_moves_no_bit(
-    found: dict[int, dict[str, Any]], case: str, world_size: int
-) -> None:
+def test_stopping_and_continuing_moves_no_bit(found, case, world_size):
     result = found[world_size][case]
     assert result["resumed"] == result["rows"]
     assert result["resumed_digest"] == result["digest"]
 
 
 @pytest.mark.parametrize("case", IN_LANES)
-def test_in_lanes_every_world_size_gives_the_same_bits(
-    found: dict[int, dict[str, Any]], case: str
-) -> None:
+def test_in_lanes_every_world_size_gives_the_same_bits(found, case):
     results = [found[world_size][f"{case} in lanes"] for world_size in WORLDS]
     assert results[0] == results[1] == results[2]
 
 
-def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> None:
+def test_simigrad_measures_the_whole_batch(found):
     """The products agree to 12 digits where nothing but the order of sums differs: in the first step, with lanes and
     without."""
     first = [found[world_size]["simigrad in lanes"]["rows"][0]["dots"] for world_size in WORLDS]
@@ -101,9 +93,7 @@ def test_simigrad_measures_the_whole_batch(found: dict[int, dict[str, Any]]) -> 
 
 @pytest.mark.parametrize("case", BESIDE)
 @pytest.mark.parametrize("world_size", WORLDS)
-def test_a_sum_beside_the_backward_pass_moves_no_bit(
-    found: dict[int, dict[str, Any]], case: str, world_size: int
-) -> None:
+def test_a_sum_beside_the_backward_pass_moves_no_bit(found, case, world_size):
     result = found[world_size][f"{case}, beside"]
     assert result["after"] == result["beside"] and len(result["after"][0]) == 5
     assert result["early"] >= (3 if world_size > 1 else 0), (
@@ -113,9 +103,7 @@ def test_a_sum_beside_the_backward_pass_moves_no_bit(
 
 @pytest.mark.parametrize("case", SHARDED)
 @pytest.mark.parametrize("world_size", WORLDS[1:])
-def test_shares_of_the_state_give_what_whole_copies_give(
-    found: dict[int, dict[str, Any]], case: str, world_size: int
-) -> None:
+def test_shares_of_the_state_give_what_whole_copies_give(found, case, world_size):
     have, want = (
         found[world_size][f"{case}, {strategy}"]["rows"] for strategy in ("shard", "replicate")
     )

@@ -31,9 +31,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]
 
 
 @pytest.mark.parametrize("modules, name", [(k, name) for k in (3, 4) for name in CASES[k]])
-def test_the_ring_has_the_bits_of_one_device(
-    found: dict[int, dict[str, Any]], modules: int, name: str
-) -> None:
+def test_the_ring_has_the_bits_of_one_device(found, modules, name):
     """Losses, norms, validation losses, weights, moments, and what a checkpoint holds in flight."""
     both = found[modules - 1][f"K = {modules}, 1 x, {name}"]
     assert len(both["ring"]["rows"]) == 12 and len(both["ring"]["entropies"]) == 4
@@ -42,7 +40,7 @@ def test_the_ring_has_the_bits_of_one_device(
 
 @pytest.mark.parametrize("name", CASES[2])
 @pytest.mark.parametrize("rings", [2, 3])
-def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name: str) -> None:
+def test_rings_share_a_batch(found, rings, name):
     """K = 2: each ring is one rank. Sums over rings are taken in another order than one device's."""
     both = found[rings][f"K = 2, {rings} x, {name}"]
     if rings == 2:  # three cut a step into other micro-batches, of which the last is another
@@ -55,9 +53,7 @@ def test_rings_share_a_batch(found: dict[int, dict[str, Any]], rings: int, name:
         )
 
 
-def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(
-    tmp_path: Path,
-) -> None:
+def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(tmp_path):
     """As a user does it: two processes, one of which is killed; continued by two, then by one."""
     long = ("train.tokens=1_000_000", "data.repeat=true", "eval.every=4")
     write_recipe(tmp_path, *long, "ouroboros.modules=3")

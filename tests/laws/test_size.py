@@ -64,7 +64,7 @@ def main() -> None:
     )
 
 
-def test_tokens_and_lines_are_counted_without_docstrings_and_comments() -> None:
+def test_tokens_and_lines_are_counted_without_docstrings_and_comments():
     source = '"""A docstring."""\n\n# a comment\nx = f(\n    1,\n)\ny = """text\nof two lines"""\n'
     assert size_of_source(source) == (7 + 3, 3 + 2)
 
@@ -72,7 +72,7 @@ def test_tokens_and_lines_are_counted_without_docstrings_and_comments() -> None:
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11), reason="from Python 3.12 on, an f-string is many tokens"
 )
-def test_the_package_keeps_to_its_budget() -> None:
+def test_the_package_keeps_to_its_budget():
     tokens, _ = size_of(REPOSITORY / "efftrain_cli")
     assert tokens <= PACKAGE_BUDGET, "cut elsewhere, or raise the budget and say why in the commit"
 

@@ -59,7 +59,7 @@ def run(
     return rows
 
 
-def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows) -> None:
+def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows):
     """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds
     do."""
     longer = changed(RECIPE, "train.tokens=15_360", "eval.every=60")
@@ -74,7 +74,7 @@ def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows: Windows)
     assert largest < statistics.stdev(fp32), (fp32, bf16)
 
 
-def test_loss_falls_and_rows_say_what_happened(windows: Windows) -> None:
+def test_loss_falls_and_rows_say_what_happened(windows):
     state = fresh(RECIPE, VOCAB)
     rows = run(state, windows)
     assert [row["step"] for row in rows] == list(range(41))
@@ -91,7 +91,7 @@ def test_loss_falls_and_rows_say_what_happened(windows: Windows) -> None:
     assert state.progress.train_seconds == pytest.approx(sum(row["seconds"] for row in rows[1:]))
 
 
-def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) -> None:
+def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows):
     gradients = []
     for micro_batch_tokens in (10_000, 100, 32):
         recipe = changed(RECIPE, f"train.micro_batch_tokens={micro_batch_tokens}")
@@ -113,7 +113,7 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(windows: Windows) 
             torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-8)
 
 
-def test_a_loss_that_is_not_finite_changes_nothing(windows: Windows) -> None:
+def test_a_loss_that_is_not_finite_changes_nothing(windows):
     state = fresh(RECIPE, VOCAB)
     run(state, windows, until=3)
     before = tensors_of(state)
@@ -136,7 +136,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(windows: Windows) -> None:
     assert torch.equal(state.model.wte.weight, before["wte.weight"])
 
 
-def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows: Windows) -> None:
+def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows):
     plain, disturbed = fresh(RECIPE, VOCAB), fresh(RECIPE, VOCAB)
     run(plain, windows, until=6)
     val = windows.validation(8)
@@ -147,14 +147,14 @@ def test_evaluation_and_drawing_numbers_between_steps_change_nothing(windows: Wi
     assert_equal(tensors_of(disturbed), tensors_of(plain))
 
 
-def test_validation_loss_does_not_depend_on_its_micro_batches(windows: Windows) -> None:
+def test_validation_loss_does_not_depend_on_its_micro_batches(windows):
     state = fresh(RECIPE, VOCAB)
     val = windows.validation(8)
     losses = [evaluate(state.model, val, size, "fp32").item() for size in (1, 64, 100_000)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
-def test_padding_never_reaches_loss_or_gradient(windows: Windows) -> None:
+def test_padding_never_reaches_loss_or_gradient(windows):
     state = fresh(RECIPE, VOCAB)
     assert state.model.config.padded_vocab_size == 64 > VOCAB
     run(state, windows, until=5)
@@ -162,7 +162,7 @@ def test_padding_never_reaches_loss_or_gradient(windows: Windows) -> None:
     assert state.model(torch.zeros((1, 4), dtype=torch.int64)).shape == (1, 4, VOCAB)
 
 
-def test_weight_decay_spares_vectors_and_positions() -> None:
+def test_weight_decay_spares_vectors_and_positions():
     """With gradients of 0 a step is the decay alone: by lr * weight_decay of what is decayed."""
     state = fresh(RECIPE, VOCAB)
     before = {name: tensor.clone() for name, tensor in model_tensors(state).items()}
@@ -178,7 +178,7 @@ def test_weight_decay_spares_vectors_and_positions() -> None:
     assert decayed == {"wte.weight", *(f"h.{i}.{m}.weight" for i in range(2) for m in matrices)}
 
 
-def test_activation_checkpointing_gives_the_same_gradient(windows: Windows) -> None:
+def test_activation_checkpointing_gives_the_same_gradient(windows):
     grads = []
     for on in (False, True):
         recipe = changed(RECIPE, f"train.activation_checkpointing={str(on).lower()}")
@@ -190,7 +190,7 @@ def test_activation_checkpointing_gives_the_same_gradient(windows: Windows) -> N
         assert torch.equal(with_, without)
 
 
-def test_initialization_is_gpt2s() -> None:
+def test_initialization_is_gpt2s():
     sizes = ("model.n_layer=8", "model.n_head=4", "model.n_embd=128", "model.seq_len=64")
     model = build_model(changed(RECIPE, *sizes), 1000, CPU)
     parameters = dict(model.named_parameters())
@@ -200,7 +200,7 @@ def test_initialization_is_gpt2s() -> None:
     assert not parameters["h.3.mlp.c_proj.bias"].any() and (parameters["ln_f.weight"] == 1).all()
 
 
-def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> None:
+def test_deterministic_kernels_are_what_the_recipe_says(windows):
     recipe = changed(RECIPE, "train.deterministic=true")
     try:
         first = run(fresh(recipe, VOCAB), windows, recipe, until=3)
@@ -214,7 +214,7 @@ def test_deterministic_kernels_are_what_the_recipe_says(windows: Windows) -> Non
     assert [row.get("loss") for row in first] == [row.get("loss") for row in second]
 
 
-def test_a_residual_stream_in_bf16_changes_little(windows: Windows) -> None:
+def test_a_residual_stream_in_bf16_changes_little(windows):
     """As on CUDA; on a CPU the layer norms compute in bf16 too."""
     plan = plan_step(RECIPE, Progress())
     batch = windows.batch(plan)
@@ -231,9 +231,7 @@ def test_a_residual_stream_in_bf16_changes_little(windows: Windows) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=2e-3)
 
 
-def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(
-    windows: Windows,
-) -> None:
+def test_losses_by_position_average_to_the_validation_loss_and_change_nothing(windows):
     recipe = changed(RECIPE, "eval.positions=true")
     rows = [run(fresh(each, VOCAB), windows, each, 12) for each in (RECIPE, recipe)]
     names = [f"val_loss_from_{start}" for start in (0, 2, 4, 8, 16)]

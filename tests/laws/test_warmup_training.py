@@ -15,7 +15,6 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.trainer import train
-from tests.conftest import Efftrain
 from tests.fake_runs import without_times
 from tests.resume_law import RandomTokens, run
 from tests.tiny import VOCAB_SIZE, assert_equal, changed, fresh, tensors_of, tiny_recipe, windows_of
@@ -54,7 +53,7 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
 
 
 @pytest.mark.parametrize("warmup", WARMUPS)
-def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windows) -> None:
+def test_rows_count_the_targets_that_were_trained_on(warmup, windows):
     """An independent count: the tokens in the batches themselves, by where they stood in the text."""
     recipe = changed(RECIPE, *WARMUPS[warmup])
     progress, counted, seen_windows = Progress(), 0, 0
@@ -90,7 +89,7 @@ def test_rows_count_the_targets_that_were_trained_on(warmup: str, windows: Windo
 @pytest.mark.parametrize(
     "warmup", [name for name in WARMUPS if name != "reshape" and "tokens" not in name]
 )
-def test_rows_are_those_of_the_plan(warmup: str) -> None:
+def test_rows_are_those_of_the_plan(warmup):
     recipe = changed(RECIPE, *WARMUPS[warmup])
     rows = run(fresh(recipe), recipe)
     steps = rows[1:]
@@ -104,7 +103,7 @@ def test_rows_are_those_of_the_plan(warmup: str) -> None:
     assert rows[0]["val_loss"] == plain[0]["val_loss"]
 
 
-def test_one_warmup_decides_the_length_and_the_other_the_batch() -> None:
+def test_one_warmup_decides_the_length_and_the_other_the_batch():
     """Lengths 8 + 24 t / 9, rounded down to eights; batches of 2, of 4 from 10 sequences on, of 6 beyond 20."""
     steps = islice(plan_run(changed(RECIPE, *WARMUPS["both"])), 9)
     assert [(plan.seq_len, plan.batch_size) for plan, _ in steps] == [
@@ -125,7 +124,7 @@ def test_one_warmup_decides_the_length_and_the_other_the_batch() -> None:
         "batch_size_warmup={start = 6, increment = 1, sequences = 10}",
     ],
 )
-def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: str) -> None:
+def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral):
     plain, warming = fresh(RECIPE), fresh(RECIPE)
     rows, others = run(plain, RECIPE), run(warming, changed(RECIPE, neutral))
     for row, other in zip(rows, others, strict=True):
@@ -133,7 +132,7 @@ def test_a_neutral_warmup_is_the_baseline_to_the_last_bit(neutral: str) -> None:
     assert_equal(tensors_of(plain), tensors_of(warming))
 
 
-def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
+def test_recut_micro_batches_give_the_same_loss_and_gradient():
     """A short step is cut by tokens into few micro-batches; cutting it as at full length, by sequences, computes the
     same."""
     recipe = changed(RECIPE, *LONG)
@@ -159,7 +158,7 @@ def test_recut_micro_batches_give_the_same_loss_and_gradient() -> None:
             torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-8)
 
 
-def test_micro_batches_hold_about_the_same_tokens_at_any_length() -> None:
+def test_micro_batches_hold_about_the_same_tokens_at_any_length():
     recipe = changed(
         RECIPE,
         "train.batch_size=64",
@@ -176,7 +175,7 @@ def test_micro_batches_hold_about_the_same_tokens_at_any_length() -> None:
 
 
 @pytest.mark.parametrize("warmup", WARMUPS)
-def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup: str) -> None:
+def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup):
     """A warmup hides its memory need: its first steps are small. What is probed is what the last steps need."""
     recipe = changed(RECIPE, *WARMUPS[warmup])
     assert (
@@ -186,7 +185,7 @@ def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup: str) 
     )
 
 
-def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
+def test_positions_that_no_sequence_has_reached_do_not_move():
     recipe = changed(RECIPE, *LONG)
     state = fresh(recipe)
     before = state.model.wpe.weight.detach().clone()
@@ -197,9 +196,7 @@ def test_positions_that_no_sequence_has_reached_do_not_move() -> None:
     assert torch.equal(before[8:], after[8:])
 
 
-def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(
-    efftrain: Efftrain,
-) -> None:
+def test_the_printed_plan_of_the_paper_s_recipe_ends_at_the_authors_step(efftrain):
     result = efftrain("pretrain", "--recipe", "gpt2-117m-slw", "--plan", "--format", "csv")
     header, *_, final = result.stdout.splitlines()
     assert header.startswith("step,tokens,lr,batch_size,seq_len")

@@ -26,7 +26,7 @@ def megatron(consumed: int, start: int, increment: int, ramp: int, full: int) ->
         (64, 64, 50_000, 4096),
     ],
 )
-def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full) -> None:
+def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full):
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=ramp)
     steps = consumed = 0
     while consumed <= 1.1 * ramp:
@@ -38,7 +38,7 @@ def test_every_step_of_the_ramp_is_megatron_s(start, increment, ramp, full) -> N
     assert warmup.steps_of_ramp(full) == steps
 
 
-def test_the_edges_of_an_increase() -> None:
+def test_the_edges_of_an_increase():
     warmup = BatchSizeWarmup(
         start=16, increment=16, sequences=150
     )  # 15 increments of 10 sequences each
@@ -52,7 +52,7 @@ def test_the_edges_of_an_increase() -> None:
     ]
 
 
-def test_a_start_at_the_full_batch_changes_nothing() -> None:
+def test_a_start_at_the_full_batch_changes_nothing():
     warmup = BatchSizeWarmup(start=64, increment=8, sequences=1000)
     assert {warmup.batch_size_at(consumed, 64) for consumed in range(0, 2000, 64)} == {64}
     assert warmup.steps_of_ramp(64) == 0
@@ -61,7 +61,7 @@ def test_a_start_at_the_full_batch_changes_nothing() -> None:
 @pytest.mark.parametrize(
     "keys", [{"start": 0}, {"increment": 0}, {"sequences": 0}, {"sequences": 1.5}, {"sequence": 3}]
 )
-def test_bad_sections_are_refused(keys: dict) -> None:
+def test_bad_sections_are_refused(keys):
     with pytest.raises(ValidationError):
         BatchSizeWarmup(**{"start": 8, "increment": 8, "sequences": 100, **keys})
 
@@ -74,7 +74,7 @@ def test_bad_sections_are_refused(keys: dict) -> None:
         ({"sequences": 10_000}, "sequences"),
     ],
 )
-def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> None:
+def test_ramps_that_do_not_fit_the_recipe_are_problems(keys, key):
     fitting = {"start": 8, "increment": 8, "sequences": 1000}
     assert not BatchSizeWarmup(**fitting).validation_errors(64, 128, 1_000_000)
     ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).validation_errors(64, 128, 1_000_000)
@@ -86,7 +86,7 @@ def test_ramps_that_do_not_fit_the_recipe_are_problems(keys: dict, key: str) -> 
     "start, increment, full, steps",
     [(256, 256, 4096, 20_000), (8, 8, 64, 300), (8, 4, 64, 40)],
 )
-def test_a_ramp_of_so_many_steps(start: int, increment: int, full: int, steps: int) -> None:
+def test_a_ramp_of_so_many_steps(start, increment, full, steps):
     warmup = BatchSizeWarmup(start=start, increment=increment, sequences=1)
     ramp = BatchSizeWarmup(
         start=start, increment=increment, sequences=warmup.sequences_for(steps, full)

@@ -48,7 +48,7 @@ def losses(recipe: Recipe) -> list[float]:
 
 
 @pytest.mark.parametrize("head", [False, True])
-def test_neutral_training_moves_no_bit(head: bool) -> None:
+def test_neutral_training_moves_no_bit(head):
     wide = Accumulator()
     neutral = ChunkedAccumulation(
         fidelity="intra_fp32", head=head, forward=wide, grad_input=wide, grad_weight=wide
@@ -61,12 +61,12 @@ def test_neutral_training_moves_no_bit(head: bool) -> None:
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
-def test_resuming_is_exact(rounding: str) -> None:
+def test_resuming_is_exact(rounding):
     rows = assert_resumes_exactly_at_every_step(small(rounding=rounding))
     assert rows[-1]["loss"] < rows[1]["loss"]
 
 
-def test_rows_say_what_saturated_and_the_scales() -> None:
+def test_rows_say_what_saturated_and_the_scales():
     section = replace(
         FP8,
         forward=Accumulator(bits=6, chunk=8, exponent_bits=4),
@@ -85,12 +85,12 @@ def test_rows_say_what_saturated_and_the_scales() -> None:
     assert not [name for name in last if name.startswith("chunked_")]
 
 
-def test_checkpointed_activations_change_nothing() -> None:
+def test_checkpointed_activations_change_nothing():
     recipe = small(rounding="stochastic")
     assert losses(changed(recipe, "train.activation_checkpointing=true")) == losses(recipe)
 
 
-def test_inner_layers_leave_the_first_and_the_last_block_alone() -> None:
+def test_inner_layers_leave_the_first_and_the_last_block_alone():
     model = build_model(
         small(layers="inner", head=False),
         64,
@@ -109,7 +109,7 @@ def test_inner_layers_leave_the_first_and_the_last_block_alone() -> None:
         assert torch.equal(have, want)
 
 
-def test_stochastic_rounding_differs_by_step_and_layer() -> None:
+def test_stochastic_rounding_differs_by_step_and_layer():
     model = build_model(small(rounding="stochastic"), 64, torch.device("cpu"))
     seen = set()
     for step, micro_step in ((1, 0), (1, 1), (2, 0)):
@@ -140,7 +140,7 @@ def test_stochastic_rounding_differs_by_step_and_layer() -> None:
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),
     ],
 )
-def test_impossible_settings_are_refused_with_their_key(settings: dict, words: list[str]) -> None:
+def test_impossible_settings_are_refused_with_their_key(settings, words):
     with pytest.raises(RecipeError) as refused:
         load_recipe("small", [f"chunked_accumulation={as_toml(settings)}"])
     for word in words:
@@ -153,7 +153,7 @@ def as_toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
 
 
-def test_rules_between_sections() -> None:
+def test_rules_between_sections():
     hardware = 'chunked_accumulation={fidelity = "hardware", operands = "fp8_e4m3", forward = {}}'
     with pytest.raises(RecipeError, match="multiple of 16"):
         load_recipe("small", [hardware, "model.n_embd=100"])
@@ -161,7 +161,7 @@ def test_rules_between_sections() -> None:
         load_recipe("small", ['chunked_accumulation={layers = "inner"}', "model.n_layer=2"])
 
 
-def test_what_is_probably_not_meant_is_said() -> None:
+def test_what_is_probably_not_meant_is_said():
     recipe = load_recipe(
         "small",
         [
@@ -180,7 +180,7 @@ def test_what_is_probably_not_meant_is_said() -> None:
     assert not [line for line in warnings_of(load_recipe("small")) if "chunked" in line]
 
 
-def test_a_weights_sum_is_no_longer_than_the_batch() -> None:
+def test_a_weights_sum_is_no_longer_than_the_batch():
     """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32 products."""
     recipe = small(ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
     recipe = changed(recipe, "train.batch_size=2", "train.micro_batch_tokens=1024")
@@ -188,7 +188,7 @@ def test_a_weights_sum_is_no_longer_than_the_batch() -> None:
     assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))
 
 
-def test_a_gpu_without_fp8_is_refused() -> None:
+def test_a_gpu_without_fp8_is_refused():
     with pytest.raises(UsageError, match=r"no fp8 matrix units .*8\.0"):
         check_fp8("NVIDIA A100", (8, 0))
     for capability in ((8, 9), (9, 0), (10, 0)):

@@ -11,7 +11,7 @@ import torch
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_size, grow_width
 from efftrain_cli.methods.staged_growth import Operator, StagedGrowth, parse_operator
-from efftrain_cli.model.gpt import GPT, GPTConfig
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.recipe.recipe import load_recipe
 from tests.methods.grown import (
@@ -41,7 +41,7 @@ by_shape = pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
 
 @by_shape
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_growth_keeps_loss_and_logits(operator: str, config: GPTConfig) -> None:
+def test_growth_keeps_loss_and_logits(operator, config):
     model, operators = small_model(config=config), [parse_operator(operator)]
     assert StagedGrowth().preserves_loss(operators)
     grown = grown_by(model, operators, StagedGrowth())
@@ -50,7 +50,7 @@ def test_growth_keeps_loss_and_logits(operator: str, config: GPTConfig) -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["width", "pad:40", "depth"])))
-def test_operators_compose_in_any_order(order: tuple[str, ...]) -> None:
+def test_operators_compose_in_any_order(order):
     model = small_model(config=SHAPES["qk norm"])
     grown = grown_by(model, [parse_operator(o) for o in order], StagedGrowth())
     assert_same_function(grown, model)
@@ -58,7 +58,7 @@ def test_operators_compose_in_any_order(order: tuple[str, ...]) -> None:
 
 @by_shape
 @pytest.mark.parametrize("operator", ["width", "width:3", "pad:40"])
-def test_moments_are_those_of_the_gradients(config: GPTConfig, operator: str) -> None:
+def test_moments_are_those_of_the_gradients(config, operator):
     """Where the old entries stand, the grown model's own gradient is the mapped one."""
     state = gradients_as_moments(small_model(config=config))
     grown = grow(state, [parse_operator(operator)], StagedGrowth(symmetry="none"), seed=1)
@@ -75,7 +75,7 @@ def test_moments_are_those_of_the_gradients(config: GPTConfig, operator: str) ->
             assert (p.grad - first).abs().max() < 1e-14, name
 
 
-def test_what_is_new_learns_where_it_can() -> None:
+def test_what_is_new_learns_where_it_can():
     """Step 1 reaches the columns of the table, rows of o and down; the input columns follow when the table has."""
     model = small_model(config=LLAMA)
     tokens = tokens_of(LLAMA)
@@ -95,7 +95,7 @@ def test_what_is_new_learns_where_it_can() -> None:
     assert not new[:, 16:].any() and new[:, :16].any()
 
 
-def test_zeroed_layers_learn_from_their_projections() -> None:
+def test_zeroed_layers_learn_from_their_projections():
     deep = model_of(grow_depth(state_of(small_model(config=LLAMA)), 2))
     mean_loss(deep, tokens_of(LLAMA)).backward()
     for name, parameter in deep.named_parameters():
@@ -104,7 +104,7 @@ def test_zeroed_layers_learn_from_their_projections() -> None:
             assert bool(parameter.grad.any()) == name.endswith("c_proj.weight"), name
 
 
-def test_random_layers_are_initial_ones_and_copies_follow_the_stack() -> None:
+def test_random_layers_are_initial_ones_and_copies_follow_the_stack():
     state = state_of(small_model(config=dataclasses.replace(LLAMA, n_layer=1)))
     for mode in ("random", "copies"):
         section = StagedGrowth(depth=mode)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_random_layers_are_initial_ones_and_copies_follow_the_stack() -> None:
         assert torch.equal(grown.parameters["wte.weight"], state.parameters["wte.weight"])
 
 
-def test_muons_momentum_grows() -> None:
+def test_muons_momentum_grows():
     state = state_of(small_model(config=LLAMA))
     momentum = {n: t for n, t in state.optimizer["exp_avg"].items() if n.endswith("c_up.weight")}
     state = dataclasses.replace(
@@ -137,7 +137,7 @@ def test_muons_momentum_grows() -> None:
 
 
 @pytest.mark.parametrize("config", [LLAMA, SHAPES["relu2"]])
-def test_a_layer_that_could_never_learn_is_refused(config: GPTConfig) -> None:
+def test_a_layer_that_could_never_learn_is_refused(config):
     with pytest.raises(ValueError, match="no gradient"):
         grow_depth(state_of(small_model(config=config)), 2, mode="identity")
 
@@ -169,12 +169,12 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "d_ff", "norm_e
         *((staged("depth", f"{key} = 0"), rf"stages\.0\.model\.{key} = 0") for key in SIZES),
     ],
 )
-def test_stages_that_cannot_be_are_refused(overrides: list[str], rule: str) -> None:
+def test_stages_that_cannot_be_are_refused(overrides, rule):
     with pytest.raises(RecipeError, match=rule):
         load_recipe("small", ["model.arch=llama", *overrides])
 
 
-def test_stages_of_sizes_end_at_the_model() -> None:
+def test_stages_of_sizes_end_at_the_model():
     """The last stage's width, units and eps are [model]'s; stage 0 says its own."""
     recipe = load_recipe(
         "small",

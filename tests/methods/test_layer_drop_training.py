@@ -54,7 +54,7 @@ def train(recipe: Recipe, steps: int) -> tuple[GPT, Optimizer]:
 
 @pytest.mark.parametrize("keep", ["equation", "code"])
 @pytest.mark.parametrize("activation_checkpointing", ["false", "true"])
-def test_theta_1_equals_the_baseline_bit_for_bit(keep: str, activation_checkpointing: str) -> None:
+def test_theta_1_equals_the_baseline_bit_for_bit(keep, activation_checkpointing):
     baseline, _ = train(BASELINE, 4)
     dropped, _ = train(
         recipe(
@@ -67,7 +67,7 @@ def test_theta_1_equals_the_baseline_bit_for_bit(keep: str, activation_checkpoin
         assert torch.equal(ours, theirs)
 
 
-def test_plan_holds_the_steps_keep_probabilities() -> None:
+def test_plan_holds_the_steps_keep_probabilities():
     layer_drop = ProgressiveLayerDrop(theta=0.5, steps=40)
     plans = [plan for plan, _ in plan_run(recipe("theta = 0.5, steps = 40"))]
     assert plans[0].keep == (1.0,) * 4
@@ -88,7 +88,7 @@ def expected_gates(recipe: Recipe, plan: StepPlan, paired: bool = False) -> list
 
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
-def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: bool) -> None:
+def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing):
     """PyTorch's own counter sees the skipped blocks missing, and the step's figure counts the same blocks."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -128,7 +128,7 @@ def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing: boo
         )
 
 
-def test_executed_flops_average_to_the_plans_expectation() -> None:
+def test_executed_flops_average_to_the_plans_expectation():
     """Within 2 %, over the gates of a run: what `--plan` promises is what training will execute."""
     dropping = recipe("theta = 0.5, steps = 300", "model.n_layer=6", "train.tokens=38400")
     expected = executed = 0.0
@@ -147,7 +147,7 @@ def test_executed_flops_average_to_the_plans_expectation() -> None:
     assert executed < 0.8 * dense
 
 
-def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
+def test_uneven_micro_batches_weigh_by_their_sequences():
     dropping = recipe("theta = 0.5, steps = 0", "train.batch_size=7")
     plan = plan_step(dropping, Progress())
     _, gradient = gradient_of(dropping)
@@ -158,7 +158,7 @@ def test_uneven_micro_batches_weigh_by_their_sequences() -> None:
     assert len(set(active)) > 1
 
 
-def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> None:
+def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum():
     dropping = recipe("theta = 0.05, steps = 0, granularity = 'step'")
     begun = fresh(dropping)
     model, optimizer = begun.model, begun.optimizer
@@ -183,7 +183,7 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum() -> No
     assert skipped >= 3
 
 
-def test_recomputed_activations_use_the_same_gates() -> None:
+def test_recomputed_activations_use_the_same_gates():
     dropping = recipe("theta = 0.5, steps = 0")
     stored, _ = train(dropping, 3)
     recomputed, _ = train(changed(dropping, "train.activation_checkpointing=true"), 3)
@@ -191,7 +191,7 @@ def test_recomputed_activations_use_the_same_gates() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks() -> None:
+def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks():
     """The accumulated gradient of a step is the sum over its micro-batches, each through its own sub-network at scale
     1/p, over the tokens of the whole step: micro-batches are never counted by how many blocks they ran."""
     dropping = recipe("theta = 0.5, steps = 0")
@@ -214,7 +214,7 @@ def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks() -> No
     assert gradient.tokens == 8 * 16
 
 
-def test_columns_of_a_step() -> None:
+def test_columns_of_a_step():
     dropping = recipe("theta = 0.5, steps = 1000")
     plan = plan_step(dropping, Progress(step=10))
     columns = method_columns(dropping, plan, assumed_result(dropping, plan, 64))
@@ -225,7 +225,7 @@ def test_columns_of_a_step() -> None:
     assert method_columns(BASELINE, plan, assumed_result(dropping, plan, 64)) == {}
 
 
-def test_simigrads_halves_run_the_same_blocks() -> None:
+def test_simigrads_halves_run_the_same_blocks():
     dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
     plan = plan_step(dropping, Progress())
     _, gradient = gradient_of(dropping)
@@ -234,7 +234,7 @@ def test_simigrads_halves_run_the_same_blocks() -> None:
     assert gradient.blocks_executed == sum(map(sum, gates)) / 4
 
 
-def test_paired_gates_keep_drop_noise_out_of_the_similarity() -> None:
+def test_paired_gates_keep_drop_noise_out_of_the_similarity():
     """Both halves hold the same sequences, so without layer dropping their cosine is 1; paired gates leave it at 1."""
     dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
     plan = plan_step(dropping, Progress())
@@ -247,7 +247,7 @@ def test_paired_gates_keep_drop_noise_out_of_the_similarity() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
+def test_compiled_blocks_keep_the_number_of_graphs_small():
     """One graph for all blocks and gate patterns, and one without gradient for the evaluation."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -270,13 +270,13 @@ def test_compiled_blocks_keep_the_number_of_graphs_small() -> None:
     assert counter.frame_count == 2
 
 
-def test_verify_resume_sees_blocks_dropped_before_and_after_the_stop() -> None:
+def test_verify_resume_sees_blocks_dropped_before_and_after_the_stop():
     slow = recipe("theta = 0.5, steps = 100_000")
     (cut,) = slow.methods["progressive_layer_drop"].shortened(slow, 4, 4).values()
     assert cut == ProgressiveLayerDrop(theta=0.5, steps=8)
 
 
-def test_unwise_settings_are_named() -> None:
+def test_unwise_settings_are_named():
     assert warnings_of(recipe("steps = 40")) == []
     assert warnings_of(recipe("theta = 0.7, steps = 0")) == []
     (pace,) = warnings_of(recipe("steps = 100_000"))
@@ -286,7 +286,7 @@ def test_unwise_settings_are_named() -> None:
     assert "for comparison only" in biased
 
 
-def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
+def test_resume_is_exact_in_the_middle_of_the_ramp():
     dropping = recipe("theta = 0.4, steps = 400", "train.tokens=1536")
     rows = assert_resumes_exactly_at_every_step(dropping)[1:]
     assert [row["pld_theta"] for row in rows] == [
@@ -296,14 +296,14 @@ def test_resume_is_exact_in_the_middle_of_the_ramp() -> None:
     assert len({row["pld_blocks"] for row in rows}) > 3
 
 
-def test_resume_is_exact_with_simigrad() -> None:
+def test_resume_is_exact_with_simigrad():
     overrides = ["train.tokens=1024", SIMIGRAD, "simigrad.target=0.9"]
     both = recipe("theta = 0.4, steps = 400", *overrides)
     rows = assert_resumes_exactly_at_every_step(both)[1:]
     assert [row["batch_size"] for row in rows[:4]] == [8, 9, 10, 11]
 
 
-def test_recipes_for_comparison_cost_what_they_say() -> None:
+def test_recipes_for_comparison_cost_what_they_say():
     def cost(name: str) -> float:
         return summarize_plan(load_recipe(name), vocab_size=1024).flops
 

@@ -129,7 +129,7 @@ def chain(
 
 
 @pytest.mark.parametrize("variant, mean", TABLES)
-def test_the_scalar_chain(variant: str, mean: bool) -> None:
+def test_the_scalar_chain(variant, mean):
     rows = chain(variant, mean)
     for step, values in TABLES[variant, mean].items():
         assert rows[step][1:] == pytest.approx(values, abs=1e-9)
@@ -137,13 +137,13 @@ def test_the_scalar_chain(variant: str, mean: bool) -> None:
         assert mean or rows[step][0] == pytest.approx(loss, abs=1e-9)
 
 
-def test_the_chain_without_delays_is_plain_descent() -> None:
+def test_the_chain_without_delays_is_plain_descent():
     rows = chain("stash", False, taus_off=True)
     assert rows[1][1:] == pytest.approx((0.7485440000, 1.1828480000), abs=1e-9)
     assert rows[8][1:] == pytest.approx((0.0028098894, 0.9592080429), abs=1e-9)
 
 
-def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls() -> None:
+def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls():
     gaps = []
     for lr in (1e-4, 5e-5):
         late, plain = chain("stash", False, lr=lr), chain("stash", False, taus_off=True, lr=lr)
@@ -154,14 +154,14 @@ def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls() -> None
 # --- a GPT -----------------------------------------------------------------------------------------------------------
 
 
-def test_one_module_is_the_baseline_bit_for_bit() -> None:
+def test_one_module_is_the_baseline_bit_for_bit():
     (plain, plain_losses), (one, losses) = trained(PLAIN), trained(recipe_of(1))
     assert plain_losses == losses
     assert_equal(one, plain)
 
 
 @pytest.mark.parametrize("variant", ["stash", "replay"])
-def test_a_warmup_without_delay_is_the_baseline_bit_for_bit(variant: str) -> None:
+def test_a_warmup_without_delay_is_the_baseline_bit_for_bit(variant):
     warming = recipe_of(3, variant=variant, warmup_steps=5)
     assert_equal(trained(warming, until=5)[0], trained(PLAIN, until=5)[0])
     (_, later), (_, plain) = trained(warming), trained(PLAIN)
@@ -170,7 +170,7 @@ def test_a_warmup_without_delay_is_the_baseline_bit_for_bit(variant: str) -> Non
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("variant", ["stash", "replay"])
-def test_a_module_waits_for_its_first_gradient(variant: str, optimizer: str) -> None:
+def test_a_module_waits_for_its_first_gradient(variant, optimizer):
     """Weight decay and moments wait too."""
     overrides = ["optim.name=muon", "optim.muon_lr=0.02"] if optimizer == "muon" else []
     recipe = recipe_of(4, *overrides, variant=variant, split=(1, 1, 1, 1))
@@ -189,7 +189,7 @@ def test_a_module_waits_for_its_first_gradient(variant: str, optimizer: str) -> 
 
 
 @pytest.mark.parametrize("variant", ["stash", "replay"])
-def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(variant: str) -> None:
+def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(variant):
     recipe = recipe_of(
         3,
         "optim.lr=1e-30",
@@ -260,7 +260,7 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
         (2, {"clip": "module"}),
     ],
 )
-def test_stopping_and_continuing_moves_no_bit(modules: int, keys: dict[str, object]) -> None:
+def test_stopping_and_continuing_moves_no_bit(modules, keys):
     rows = assert_resumes_exactly_at_every_step(recipe_of(modules, **keys))
     assert rows[-1][f"ouroboros_staleness_{modules}"] == 0
     assert rows[-1]["ouroboros_staleness_1"] == modules - 1
@@ -270,7 +270,7 @@ def test_stopping_and_continuing_moves_no_bit(modules: int, keys: dict[str, obje
         assert measured and all(-1.0001 < value < 0.999 for value in measured) and None in values
 
 
-def test_queued_batches_keep_their_own_length() -> None:
+def test_queued_batches_keep_their_own_length():
     for variant in ("stash", "replay"):
         recipe = recipe_of(
             3,
@@ -282,7 +282,7 @@ def test_queued_batches_keep_their_own_length() -> None:
         assert len({row["seq_len"] for row in rows[1:]}) > 2
 
 
-def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None:
+def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due():
     """Its loss is finite, and it would be applied only two steps later: what is in flight stays as it was before the
     step."""
     recipe = recipe_of(3)
@@ -302,7 +302,7 @@ def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due() -> None
     assert_equal(state.method_tensors, before)
 
 
-def test_clipping_by_device_and_over_all() -> None:
+def test_clipping_by_device_and_over_all():
     gradients = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([12.0])}
     norm, found = clip_groups(gradients, norms_of(gradients), [["a", "c"], ["b"]], 1.0)
     assert norm == pytest.approx(13.0)
@@ -315,7 +315,7 @@ def test_clipping_by_device_and_over_all() -> None:
 
 
 @pytest.mark.parametrize("clip", ["global", "module"])
-def test_a_warmup_step_clips_by_one_norm(clip: str) -> None:
+def test_a_warmup_step_clips_by_one_norm(clip):
     """Three devices, each with a norm above 0.25: clipped one by one, all would have 0.25 sqrt(3) = 0.4330."""
     recipe = recipe_of(4, "optim.grad_clip=0.25", clip=clip, warmup_steps=1, split=(1, 1, 1, 1))
     state, norms = fresh(recipe), []
@@ -332,7 +332,7 @@ def test_a_warmup_step_clips_by_one_norm(clip: str) -> None:
     assert norms == [pytest.approx(0.25, rel=1e-4)]
 
 
-def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
+def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step():
     """e5m2 reaches 1.75 x 2^15, so weights of 1 are scaled by 2^15, and those of an earlier step, of 2^-4, by 2^19."""
     section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
     recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
@@ -366,7 +366,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step() -> None:
 GPT2 = config_of(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257)
 
 
-def test_the_split_evens_out_flops_with_the_head() -> None:
+def test_the_split_evens_out_flops_with_the_head():
     assert head_in_blocks(GPT2) == pytest.approx(4.5, abs=0.1)
     assert balanced_split(4, GPT2) == (0, 6, 5, 1)  # 5.5, 6, 5 blocks' worth on the three devices
     assert balanced_split(3, GPT2) == (2, 8, 2)
@@ -380,7 +380,7 @@ def problems(*overrides: str) -> str:
     return str(error.value)
 
 
-def test_what_cannot_work_is_refused_with_a_reason() -> None:
+def test_what_cannot_work_is_refused_with_a_reason():
     assert "must be at most model.n_layer + 2 = 6" in problems("ouroboros.modules=7")
     assert "must add up to model.n_layer = 4 blocks, not 3" in problems(
         "ouroboros={modules = 3, split = [1, 1, 1]}"
@@ -409,7 +409,7 @@ def test_what_cannot_work_is_refused_with_a_reason() -> None:
     )
 
 
-def test_rings_that_cannot_be_are_refused() -> None:
+def test_rings_that_cannot_be_are_refused():
     recipe = recipe_of(4)
 
     def refusal(recipe: Recipe, devices: int) -> str:
@@ -423,13 +423,13 @@ def test_rings_that_cannot_be_are_refused() -> None:
     check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(world_size=6))
 
 
-def test_modules_that_run_twice_are_counted() -> None:
+def test_modules_that_run_twice_are_counted():
     """5 of 6 equal blocks run forward again, and no head: 5 / (3 x 6)."""
     even = config_of(n_layer=6, n_head=1, n_embd=64, seq_len=64, vocab_size=0)
     assert Ouroboros(modules=3, split=(2, 3, 1)).recomputed_share(even) == pytest.approx(5 / 18)
 
 
-def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> None:
+def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
     recipe = recipe_of(3, split=(2, 1, 1))
     state = fresh(recipe)
     run(state, recipe, 3)
@@ -444,7 +444,7 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason() -> No
     assert dropped({}, recipe.ouroboros, shape) is None
 
 
-def test_bytes_in_flight_are_those_of_the_tensors() -> None:
+def test_bytes_in_flight_are_those_of_the_tensors():
     for keys in ({}, {"variant": "replay"}):
         recipe = recipe_of(4, split=(1, 1, 1, 1), **keys)
         state = fresh(recipe)
@@ -458,7 +458,7 @@ def test_bytes_in_flight_are_those_of_the_tensors() -> None:
         assert recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size) == have
 
 
-def test_measuring_cosines_changes_no_other_column() -> None:
+def test_measuring_cosines_changes_no_other_column():
     narrow = [
         'chunked_accumulation={operands = "fp8_e5m2"}',
         "chunked_accumulation.forward={bits = 9, exponent_bits = 3}",
@@ -486,7 +486,7 @@ def test_measuring_cosines_changes_no_other_column() -> None:
     ]
 
 
-def test_what_a_longer_warmup_leaves_is_dropped() -> None:
+def test_what_a_longer_warmup_leaves_is_dropped():
     short, long = recipe_of(3), recipe_of(3, warmup_steps=6)
     state = fresh(short)
     run(state, short, 4)

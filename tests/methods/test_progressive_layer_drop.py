@@ -33,19 +33,19 @@ THETA = {
 
 
 @pytest.mark.parametrize("theta, steps", THETA)
-def test_theta_follows_the_released_schedule(theta: float, steps: int) -> None:
+def test_theta_follows_the_released_schedule(theta, steps):
     drop = ProgressiveLayerDrop(theta=theta, steps=steps)
     for t, expected in THETA[theta, steps].items():
         assert drop.theta_at(t + 1) == pytest.approx(expected, abs=5.1e-9)
 
 
-def test_the_first_step_drops_nothing_unless_theta_is_constant() -> None:
+def test_the_first_step_drops_nothing_unless_theta_is_constant():
     assert ProgressiveLayerDrop(steps=100).theta_at(1) == 1.0
     constant = ProgressiveLayerDrop(theta=0.7, steps=0)
     assert [constant.theta_at(step) for step in (1, 2, 1000)] == [0.7, 0.7, 0.7]
 
 
-def test_theta_1_keeps_every_block_at_scale_1_exactly() -> None:
+def test_theta_1_keeps_every_block_at_scale_1_exactly():
     for keep in ("equation", "code"):
         drop = ProgressiveLayerDrop(theta=1.0, steps=50, keep=keep)
         for step in (1, 7, 1000):
@@ -83,7 +83,7 @@ CODE_SCALES_12 = (
 )
 
 
-def test_keep_probabilities_and_scales_at_theta_a_half() -> None:
+def test_keep_probabilities_and_scales_at_theta_a_half():
     equation = ProgressiveLayerDrop(theta=0.5, steps=0)
     code = ProgressiveLayerDrop(theta=0.5, steps=0, keep="code")
     assert equation.keep_probabilities(1, 12) == pytest.approx(EQUATION_12, abs=1e-6)
@@ -96,7 +96,7 @@ def test_keep_probabilities_and_scales_at_theta_a_half() -> None:
     assert code.branch_scales(1, 12) == pytest.approx(CODE_SCALES_12, abs=1e-6)
 
 
-def test_the_equation_is_unbiased_and_the_code_is_not() -> None:
+def test_the_equation_is_unbiased_and_the_code_is_not():
     for n_layer in (4, 12):
         equation = ProgressiveLayerDrop(theta=0.5, steps=0)
         pairs = zip(
@@ -118,7 +118,7 @@ def test_the_equation_is_unbiased_and_the_code_is_not() -> None:
         ("equation", 4, 0.5, 2.75), ("code", 4, 0.5, 3.25), ("equation", 6, 0.5, 4.25), ("code", 6, 0.5, 4.75),
     ],
 )  # fmt: skip
-def test_expected_number_of_blocks(keep: str, n_layer: int, theta: float, expected: float) -> None:
+def test_expected_number_of_blocks(keep, n_layer, theta, expected):
     drop = ProgressiveLayerDrop(theta=theta, steps=0, keep=keep)
     p = drop.keep_probabilities(1, n_layer)
     assert sum(p) == pytest.approx(expected)
@@ -134,13 +134,13 @@ def test_expected_number_of_blocks(keep: str, n_layer: int, theta: float, expect
     "n_layer, keep, skipped",
     [(6, "equation", 0.2886), (12, "equation", 0.2680), (24, "equation", 0.2577), (6, "code", 0.2061), (12, "code", 0.2268), (24, "code", 0.2371)],
 )  # fmt: skip
-def test_share_of_block_compute_skipped_over_a_run(n_layer: int, keep: str, skipped: float) -> None:
+def test_share_of_block_compute_skipped_over_a_run(n_layer, keep, skipped):
     drop = ProgressiveLayerDrop(theta=0.5, steps=1000, keep=keep)
     kept = sum(sum(drop.keep_probabilities(step, n_layer)) for step in range(1, 1001))
     assert 1 - kept / (1000 * n_layer) == pytest.approx(skipped, abs=1e-4)
 
 
-def test_gates_are_these_bits() -> None:
+def test_gates_are_these_bits():
     keep = ProgressiveLayerDrop(theta=0.5, steps=0).keep_probabilities(1, 12)
     assert [bits(draw_gates(keep, seed=1337, updates=0, draw=draw)) for draw in range(3)] == [
         "101111100100",
@@ -150,7 +150,7 @@ def test_gates_are_these_bits() -> None:
     assert bits(draw_gates(keep, seed=1337, updates=1, draw=0)) == "101011111011"
 
 
-def test_each_block_is_kept_as_often_as_its_probability_says() -> None:
+def test_each_block_is_kept_as_often_as_its_probability_says():
     keep = ProgressiveLayerDrop(theta=0.5, steps=0).keep_probabilities(1, 12)
     drawn = [draw_gates(keep, seed=1337, updates=step, draw=0) for step in range(4000)]
     # Recorded for seed 1337 over 4000 steps.
@@ -160,7 +160,7 @@ def test_each_block_is_kept_as_often_as_its_probability_says() -> None:
     )
 
 
-def test_gates_depend_on_their_arguments_alone() -> None:
+def test_gates_depend_on_their_arguments_alone():
     import numpy as np
 
     drop = ProgressiveLayerDrop(theta=0.5, steps=0)
@@ -175,7 +175,7 @@ def test_gates_depend_on_their_arguments_alone() -> None:
     assert forwards != [drop.gates(keep, seed=4, step=step, micro_step=0) for step in range(1, 20)]
 
 
-def test_granularity_and_pairs_decide_which_micro_batches_share_gates() -> None:
+def test_granularity_and_pairs_decide_which_micro_batches_share_gates():
     by_micro_step = ProgressiveLayerDrop(theta=0.5, steps=0)
     by_step = ProgressiveLayerDrop(theta=0.5, steps=0, granularity="step")
     keep = by_micro_step.keep_probabilities(1, 12)
@@ -188,7 +188,7 @@ def test_granularity_and_pairs_decide_which_micro_batches_share_gates() -> None:
     assert {by_step.gates(keep, seed=1, step=5, micro_step=i) for i in range(6)} == {alone[0]}
 
 
-def test_the_mean_over_all_gates_of_scaled_branches_is_the_dense_sum() -> None:
+def test_the_mean_over_all_gates_of_scaled_branches_is_the_dense_sum():
     n_layer = 5
     drop = ProgressiveLayerDrop(theta=0.6, steps=0)
     keep, scales = drop.keep_probabilities(1, n_layer), drop.branch_scales(1, n_layer)
@@ -207,12 +207,12 @@ def test_the_mean_over_all_gates_of_scaled_branches_is_the_dense_sum() -> None:
 @pytest.mark.parametrize(
     "section", [{"theta": 0.0, "steps": 10}, {"theta": 1.1, "steps": 10}, {"steps": -1}, {"steps": 10, "gamma": 0.001}, {"theta": 0.5}]
 )  # fmt: skip
-def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float]) -> None:
+def test_a_section_that_breaks_its_rules_is_refused(section):
     with pytest.raises(ValidationError):
         ProgressiveLayerDrop(**section)
 
 
-def test_a_scaled_branch_is_the_papers_equation() -> None:
+def test_a_scaled_branch_is_the_papers_equation():
     """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302 / p = 4627."""
 
     class Attention(torch.nn.Module):

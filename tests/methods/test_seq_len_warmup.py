@@ -38,9 +38,7 @@ LINEAR = [
 
 
 @pytest.mark.parametrize("start, full, steps, table, distinct, total", LINEAR)
-def test_linear_pacing_is_the_reference_at_every_step(
-    start, full, steps, table, distinct, total
-) -> None:
+def test_linear_pacing_is_the_reference_at_every_step(start, full, steps, table, distinct, total):
     warmup = SeqLenWarmup(start=start, steps=steps)
     lengths = [warmup.seq_len_at(step, full) for step in range(1, steps + 1)]
     assert lengths == [deepspeed(step, start, full, steps) for step in range(1, steps + 1)]
@@ -67,14 +65,14 @@ def test_linear_pacing_is_the_reference_at_every_step(
         (3, 8000, {999: 536, 1000: 544}),
     ],
 )
-def test_root_pacing_is_the_reference_at_every_step(degree, steps, table) -> None:
+def test_root_pacing_is_the_reference_at_every_step(degree, steps, table):
     warmup = SeqLenWarmup(start=64, steps=steps, pacing="root", degree=degree)
     assert {step: warmup.seq_len_at(step, 1024) for step in table} == table
     for step in range(1, steps + 1):
         assert warmup.seq_len_at(step, 1024) == deepspeed(step, 64, 1024, steps, degree=degree)
 
 
-def test_the_reference_s_own_unit_tests() -> None:
+def test_the_reference_s_own_unit_tests():
     linear = SeqLenWarmup(start=2, steps=8, multiple=2)
     assert [linear.seq_len_at(step, 10) for step in range(1, 11)] == [
         2,
@@ -92,7 +90,7 @@ def test_the_reference_s_own_unit_tests() -> None:
     assert [discrete.seq_len_at(step, 5) for step in range(1, 11)] == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
-def test_two_stage() -> None:
+def test_two_stage():
     warmup = SeqLenWarmup(pacing="discrete", lengths=(128, 1024), until=(15000,))
     assert [warmup.seq_len_at(step, 1024) for step in (1, 15000, 15001, 99999)] == [
         128,
@@ -104,7 +102,7 @@ def test_two_stage() -> None:
     assert warmup.tokens_through(15002, 1024, batch_size=2) == 2 * (15000 * 128 + 2 * 1024)
 
 
-def test_without_the_reference_s_defects() -> None:
+def test_without_the_reference_s_defects():
     # A start below the multiple gave empty sequences, one that is not a multiple gave lengths below it.
     assert SeqLenWarmup(start=4, steps=100_000).seq_len_at(1, 1024) == 8
     assert SeqLenWarmup(start=12, steps=100).seq_len_at(1, 1024) == 16
@@ -116,18 +114,18 @@ def test_without_the_reference_s_defects() -> None:
     assert [down.seq_len_at(step, 64) for step in (5, 6, 10, 11)] == [8, 64, 64, 16]
 
 
-def test_floating_point_as_in_the_reference() -> None:
+def test_floating_point_as_in_the_reference():
     # Exact arithmetic would give 248; who reproduces a run of the reference's wants its value.
     assert SeqLenWarmup(start=8, steps=165516).seq_len_at(95490, 424) == 240
 
 
 @pytest.mark.parametrize("full", [60, 64, 1023])
-def test_a_start_at_full_length_changes_nothing(full: int) -> None:
+def test_a_start_at_full_length_changes_nothing(full):
     warmup = SeqLenWarmup(start=full, steps=10)
     assert {warmup.seq_len_at(step, full) for step in range(1, 20)} == {full}
 
 
-def test_pieces_of_a_window() -> None:
+def test_pieces_of_a_window():
     truncate = SeqLenWarmup(steps=10)
     reshape = replace(truncate, mode="reshape")
     assert [truncate.sequences_per_window_at(length, 1024) for length in (8, 24, 1024)] == [1, 1, 1]
@@ -161,9 +159,7 @@ def recipe_of(warmup: SeqLenWarmup, full: int, batch_size: int, budget: int) -> 
         (64, 3000, 2048, 2048, 30_000_000_000, 8_612, {3000: "6.47"}),
     ],
 )  # fmt: skip
-def test_final_steps_of_the_authors_runs(
-    start, steps, full, batch_size, budget, last, tokens
-) -> None:
+def test_final_steps_of_the_authors_runs(start, steps, full, batch_size, budget, last, tokens):
     warmup = SeqLenWarmup(start=start, steps=steps)
     found = {}
     for plan, progress in plan_run(recipe_of(warmup, full, batch_size, budget)):
@@ -182,7 +178,7 @@ def test_final_steps_of_the_authors_runs(
         assert warmup.tokens_through(step, full, batch_size) == found[step]
 
 
-def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens() -> None:
+def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens():
     expected = {
         1: 2.0e-7,
         1500: 3.0e-4,
@@ -200,7 +196,7 @@ def test_the_learning_rate_warms_up_by_steps_and_decays_by_tokens() -> None:
 
 
 @pytest.mark.parametrize("mode", ["truncate", "reshape"])
-def test_every_token_of_a_window_is_trained_or_discarded(mode: str) -> None:
+def test_every_token_of_a_window_is_trained_or_discarded(mode):
     recipe = recipe_of(SeqLenWarmup(start=8, steps=40, mode=mode), 64, 10, 40_000)
     trained = before = 0
     for plan, progress in plan_run(recipe):
@@ -235,7 +231,7 @@ def recipes_at_constant_tokens(draw: st.DrawFn) -> Recipe:
 
 
 @given(recipe=recipes_at_constant_tokens(), ranks=st.sampled_from([1, 2, 3]))
-def test_constant_tokens_are_exact(recipe: Recipe, ranks: int) -> None:
+def test_constant_tokens_are_exact(recipe, ranks):
     full, batch_size = recipe.model.seq_len, recipe.train.batch_size
     warmup = recipe.seq_len_warmup
     assert warmup is not None and warmup.mode == "reshape"
@@ -265,7 +261,7 @@ def test_constant_tokens_are_exact(recipe: Recipe, ranks: int) -> None:
     assert progress.tokens >= recipe.train.tokens > progress.tokens - batch_size * full
 
 
-def test_batch_is_sequences_unless_it_is_set() -> None:
+def test_batch_is_sequences_unless_it_is_set():
     assert SeqLenWarmup(steps=10) == SeqLenWarmup(steps=10, batch="sequences", mode="truncate")
     assert SeqLenWarmup(steps=10, batch="tokens") == SeqLenWarmup(
         steps=10, batch="tokens", mode="reshape"
@@ -280,7 +276,7 @@ def test_batch_is_sequences_unless_it_is_set() -> None:
     ]
 
 
-def test_the_authors_conversion_from_tokens_to_steps() -> None:
+def test_the_authors_conversion_from_tokens_to_steps():
     # 45 billion tokens of warmup at 2048 sequences from 72 to 2048; the floor leaves the sum 0.4 % below that.
     steps = 45_000_000_000 // (2048 * (72 + 2048) // 2)
     assert steps == 20_728
@@ -308,18 +304,18 @@ def test_the_authors_conversion_from_tokens_to_steps() -> None:
         ({"steps": 10, "batch": "windows"}, "batch"),
     ],
 )
-def test_bad_sections_are_refused(keys: dict, said: str) -> None:
+def test_bad_sections_are_refused(keys, said):
     with pytest.raises(ValidationError, match=said):
         SeqLenWarmup(**keys)
 
 
-def test_a_start_above_full_length_is_a_problem() -> None:
+def test_a_start_above_full_length_is_a_problem():
     ((key, rule),) = SeqLenWarmup(start=2048, steps=10).validation_errors(1024, 4, 10**9)
     assert key == "start"
     assert "model.seq_len = 1024" in rule
 
 
-def test_a_warmup_beyond_the_budget_names_the_longest_that_fits() -> None:
+def test_a_warmup_beyond_the_budget_names_the_longest_that_fits():
     warmup = SeqLenWarmup(start=8, steps=1000)
     ((key, rule),) = warmup.validation_errors(64, 4, 50_000)
     assert key == "steps"
@@ -329,7 +325,7 @@ def test_a_warmup_beyond_the_budget_names_the_longest_that_fits() -> None:
     assert replace(warmup, steps=longest + 1).validation_errors(64, 4, 50_000)
 
 
-def test_two_stages_that_do_not_fit_are_problems() -> None:
+def test_two_stages_that_do_not_fit_are_problems():
     for lengths, until, key in (
         ((8, 128), 5, ["lengths"]),
         ((8, 32), 5, ["lengths"]),

@@ -51,7 +51,7 @@ def released(**keys: Any) -> SimiGrad:
     return adapting(**{"max_batch_size": 4096, "mode": "reference", **keys})
 
 
-def test_reference_trajectories_with_a_quantum_of_one() -> None:
+def test_reference_trajectories_with_a_quantum_of_one():
     assert reference([LOW] * 12, 128) == GROW
     assert reference([HIGH] * 12, 128) == SHRINK
     assert reference([LOW, HIGH] * 6, 128) == ALTERNATE
@@ -62,7 +62,7 @@ def test_reference_trajectories_with_a_quantum_of_one() -> None:
     assert reference([HIGH] * 6, 5) == [5, 4, 3, 2, 1, 1, 1]
 
 
-def test_reference_trajectories_with_a_quantum() -> None:
+def test_reference_trajectories_with_a_quantum():
     """The quantum of 32 is 4 ranks with micro-batches of 8 there, that of 2,048 is 4 with 512."""
     grown = [128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, 512]
     assert reference([LOW] * 12, 128, quantum=32) == grown
@@ -74,7 +74,7 @@ def test_reference_trajectories_with_a_quantum() -> None:
 @pytest.mark.parametrize(
     "phi, after", [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)]
 )
-def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, after: int) -> None:
+def test_reference_keeps_no_bound_where_it_decides_nothing(phi, after):
     """The released code leaves 320 at 320 where phi is the target or not finite, although the upper bound is 300."""
     section = adapting(max_batch_size=300, mode="reference")
     if phi is not None and math.isnan(phi):
@@ -83,12 +83,12 @@ def test_reference_keeps_no_bound_where_it_decides_nothing(phi: float | None, af
         assert section.next_batch_size(320, phi) == after
 
 
-def test_reference_leaves_a_batch_of_one_below_the_lower_bound_that_should_shrink() -> None:
+def test_reference_leaves_a_batch_of_one_below_the_lower_bound_that_should_shrink():
     assert reference_batch_size(1, HIGH, target=0.5, lower=8) == 1
     assert reference_batch_size(1, LOW, target=0.5, lower=8) == 8
 
 
-def test_reference_passes_over_an_upper_bound_as_released() -> None:
+def test_reference_passes_over_an_upper_bound_as_released():
     assert reference([LOW] * 4, 256, quantum=32, upper=300) == [256, 288, 320, 288, 320]
 
 
@@ -105,7 +105,7 @@ def run(section: SimiGrad, batch_size: int, cosines: list[float]) -> list[int]:
     return batches
 
 
-def test_reference_mode_of_the_section_follows_both_releases() -> None:
+def test_reference_mode_of_the_section_follows_both_releases():
     assert run(released(), 128, [LOW] * 12) == GROW
     assert run(released(), 128, [HIGH] * 12) == SHRINK
     assert run(released(quantum=32), 128, [LOW] * 4) == [128, 160, 192, 224, 256]
@@ -122,14 +122,14 @@ def test_reference_mode_of_the_section_follows_both_releases() -> None:
     assert smoothed == [128, 140, 154, 138, 151, 135, 121, 108, 108, 97, 87]
 
 
-def test_reference_interval_acts_on_the_value_read_at_its_beginning() -> None:
+def test_reference_interval_acts_on_the_value_read_at_its_beginning():
     section = released(interval=3)
     assert [step for step in range(1, 10) if section.measures_at(step)] == [1, 4, 7]
     batches = run(section, 100, [LOW, HIGH, HIGH, HIGH, LOW, LOW, LOW, HIGH, HIGH])
     assert batches == [100, 100, 100, 110, 110, 110, 99, 99, 99, 108]
 
 
-def test_default_bounds_are_rounded_to_the_quantum_and_never_exceeded() -> None:
+def test_default_bounds_are_rounded_to_the_quantum_and_never_exceeded():
     section = adapting(min_batch_size=50, max_batch_size=300, quantum=32)
     assert (section.lowest, section.highest) == (64, 288)
     up = run(section, 256, [LOW] * 6)
@@ -138,7 +138,7 @@ def test_default_bounds_are_rounded_to_the_quantum_and_never_exceeded() -> None:
     assert down == [128, 96, 64, 64, 64, 64, 64]
 
 
-def test_default_shrinks_to_two_sequences_and_grows_again() -> None:
+def test_default_shrinks_to_two_sequences_and_grows_again():
     section = adapting()
     down = run(section, 40, [HIGH] * 30)
     assert down[-1] == 2
@@ -147,7 +147,7 @@ def test_default_shrinks_to_two_sequences_and_grows_again() -> None:
 
 
 @pytest.mark.parametrize("quantum", [1, 2, 7, 32])
-def test_default_moves_by_a_tenth_or_by_one_quantum(quantum: int) -> None:
+def test_default_moves_by_a_tenth_or_by_one_quantum(quantum):
     section = adapting(max_batch_size=100_000, quantum=quantum)
     for batch_size in range(section.lowest + quantum, 3000, quantum):
         grown, shrunk = (section.next_batch_size(batch_size, phi) for phi in (LOW, HIGH))
@@ -161,7 +161,7 @@ def test_default_moves_by_a_tenth_or_by_one_quantum(quantum: int) -> None:
         )
 
 
-def test_default_leaves_out_measurements_that_are_not_finite_or_zero() -> None:
+def test_default_leaves_out_measurements_that_are_not_finite_or_zero():
     section = adapting(window=2)
     batch_size, window = section.decide(1, 100, (), (math.nan, 1.0, 1.0))
     assert (batch_size, window) == (100, ())
@@ -172,7 +172,7 @@ def test_default_leaves_out_measurements_that_are_not_finite_or_zero() -> None:
     assert section.decide(4, 100, window, (0.9, 1.0, 1.0)) == (90, ())
 
 
-def test_default_window_decides_on_the_mean_of_the_products_and_clears() -> None:
+def test_default_window_decides_on_the_mean_of_the_products_and_clears():
     section = adapting(interval=2, window=2)
     assert [step for step in range(1, 9) if section.measures_at(step)] == [2, 4, 6, 8]
     # Mean of the cosines 0.55, of the products 0.2: one large noisy gradient counts as large.
@@ -200,7 +200,7 @@ def closed_loop(
 
 
 @pytest.mark.parametrize("target, window", [(0.5, 1), (0.5, 5), (0.8, 1), (0.8, 5), (1 / 3, 5)])
-def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -> None:
+def test_the_loop_rests_where_the_noise_scale_says(target, window):
     section = adapting(target=target, max_batch_size=10**6, window=window)
     rest = 2 * target / (1 - target) * 1000
     batches = closed_loop(section, noise=1000.0, steps=1500, batch_size=64)[700:]
@@ -209,7 +209,7 @@ def test_the_loop_rests_where_the_noise_scale_says(target: float, window: int) -
     assert max(batches) < 1.5 * rest
 
 
-def test_smoothing_as_released_drives_the_loop_into_a_cycle() -> None:
+def test_smoothing_as_released_drives_the_loop_into_a_cycle():
     """Why the default clears its window: a sliding mean acted on at every step swings the batch several-fold."""
     released = closed_loop(
         adapting(window=20, max_batch_size=10**6, mode="reference"),
@@ -224,7 +224,7 @@ def test_smoothing_as_released_drives_the_loop_into_a_cycle() -> None:
     assert max(mended) / min(mended) < 1.6
 
 
-def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
+def test_lr_factor_is_of_the_batch_relative_to_the_recipes():
     section = adapting()
     assert [section.lr_factor(batch, 128) for batch in GROW[:4]] == pytest.approx(
         [1, 1.045825, 1.096871, 1.149049], abs=1e-6
@@ -246,7 +246,7 @@ def test_lr_factor_is_of_the_batch_relative_to_the_recipes() -> None:
     ]
 
 
-def test_accumulation_is_even() -> None:
+def test_accumulation_is_even():
     one_by_one = recipe(adapting(), micro_batch_tokens=16)
     assert [accumulation_steps(one_by_one, sequences, 16) for sequences in (1, 2, 3, 4, 5)] == [
         2,
@@ -275,12 +275,12 @@ def test_accumulation_is_even() -> None:
         ),
     ],
 )
-def test_a_section_that_breaks_its_rules_is_refused(section: dict[str, float], names: str) -> None:
+def test_a_section_that_breaks_its_rules_is_refused(section, names):
     with pytest.raises(ValidationError, match=names):
         adapting(**section)
 
 
-def test_similarity_is_undefined_without_two_finite_gradients() -> None:
+def test_similarity_is_undefined_without_two_finite_gradients():
     assert similarity((1.0, 4.0, 1.0)) == 0.5
     for dots in [(0.0, 0.0, 1.0), (0.0, 0.0, 0.0), (math.nan, 1.0, 1.0), (1.0, math.inf, 1.0)]:
         assert similarity(dots) is None
@@ -288,7 +288,7 @@ def test_similarity_is_undefined_without_two_finite_gradients() -> None:
     assert similarity((1e-60, 1e-60, 1e-60)) == pytest.approx(1.0)
 
 
-def test_noise_scale_inverts_the_relation_of_phi_and_batch_size() -> None:
+def test_noise_scale_inverts_the_relation_of_phi_and_batch_size():
     # B* / B_s for targets, rounded as printed.
     for target, ratio in [(0.01, 0.0202), (0.1, 0.2222), (0.3, 0.857), (0.5, 2), (0.6, 3), (0.75, 6), (0.8, 8), (0.9, 18), (0.95, 38)]:  # fmt: skip
         assert 2 * target / (1 - target) == pytest.approx(ratio, abs=5e-4)
@@ -300,7 +300,7 @@ def test_noise_scale_inverts_the_relation_of_phi_and_batch_size() -> None:
 
 
 @pytest.mark.parametrize("n_a, n_b", [(4, 4), (16, 16), (64, 64), (256, 256), (32, 96), (32, 64)])
-def test_phi_and_noise_scale_of_a_synthetic_model(n_a: int, n_b: int) -> None:
+def test_phi_and_noise_scale_of_a_synthetic_model(n_a, n_b):
     """Gradients G + noise with tr(Sigma) / |G|^2 = 64, 2000 dimensions."""
     generator = np.random.default_rng(1)
     mean = generator.normal(size=2000)
@@ -322,7 +322,7 @@ def test_phi_and_noise_scale_of_a_synthetic_model(n_a: int, n_b: int) -> None:
 
 
 @pytest.mark.parametrize("n_a, n_b", [(4, 4), (5, 4)])
-def test_half_dots_are_those_of_the_mean_gradients(n_a: int, n_b: int) -> None:
+def test_half_dots_are_those_of_the_mean_gradients(n_a, n_b):
     generator = torch.Generator().manual_seed(0)
     shapes = [(300, 700), (700,), (1,), (3, 5)]
     common = [torch.randn(shape, generator=generator) for shape in shapes]
@@ -339,7 +339,7 @@ def test_half_dots_are_those_of_the_mean_gradients(n_a: int, n_b: int) -> None:
     assert similarity(tuple(dots)) == pytest.approx(cosine, rel=1e-5)
 
 
-def test_batch_sizes_of_all_short_measurement_histories_stay_legal() -> None:
+def test_batch_sizes_of_all_short_measurement_histories_stay_legal():
     section = adapting(min_batch_size=6, max_batch_size=21, quantum=4)
     for cosines in itertools.product((LOW, 0.5, HIGH, math.nan), repeat=5):
         batches = run(section, 12, list(cosines))

@@ -29,7 +29,7 @@ BATCH = {"target": 0.5, "min_batch_size": 2, "max_batch_size": 64}
 
 
 @pytest.mark.parametrize("batch_size", [2, 3, 5, 7, 8, 10])
-def test_gradient_is_the_same_with_simigrad_on_or_off(batch_size: int) -> None:
+def test_gradient_is_the_same_with_simigrad_on_or_off(batch_size):
     plain, whole = gradient_of(recipe(None, batch_size=batch_size))
     halved, halves = gradient_of(recipe(SimiGrad(**BATCH), batch_size=batch_size))
     assert whole.simigrad_dots is None and halves.simigrad_dots is not None
@@ -41,7 +41,7 @@ def test_gradient_is_the_same_with_simigrad_on_or_off(batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [3, 7, 8])
-def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size: int) -> None:
+def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size):
     whole = recipe(SimiGrad(**BATCH), batch_size=batch_size)
     plan = plan_step(whole, Progress())
     batch = random_batch(plan)
@@ -61,7 +61,7 @@ def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size: int) -
     assert result.simigrad_dots == pytest.approx(expected, rel=1e-5, abs=1e-6 * expected[1])
 
 
-def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
+def test_a_fixed_batch_trains_as_the_baseline_does():
     """min = max: up to the order in which the micro-batches are summed, the plans, the learning rate and the updates
     agree."""
     fixed = recipe(SimiGrad(target=0.5, min_batch_size=8, max_batch_size=8))
@@ -76,7 +76,7 @@ def test_a_fixed_batch_trains_as_the_baseline_does() -> None:
         assert plan.batch_size == progress.batch_size == 8
 
 
-def test_plan_follows_the_batch_size_in_progress() -> None:
+def test_plan_follows_the_batch_size_in_progress():
     growing = recipe(SimiGrad(**BATCH))
     assert plan_step(growing, Progress()).batch_size == 8
     plan = plan_step(growing, Progress(batch_size=18, step=5, schedule_step=5))
@@ -93,14 +93,14 @@ def test_plan_follows_the_batch_size_in_progress() -> None:
     assert progress.sequences == sum(batches)
 
 
-def test_steps_between_measurements_do_not_measure() -> None:
+def test_steps_between_measurements_do_not_measure():
     rare = recipe(SimiGrad(**BATCH, interval=3))
     for step, measures in enumerate([False, False, True, False, False, True], start=1):
         _, result = gradient_of(rare, Progress(step=step - 1))
         assert (result.simigrad_dots is not None) == measures
 
 
-def test_a_plan_of_the_run_keeps_the_batch_and_its_window() -> None:
+def test_a_plan_of_the_run_keeps_the_batch_and_its_window():
     for mode in ("default", "reference"):
         section = SimiGrad(**BATCH, mode=mode)
         started = Progress(
@@ -109,7 +109,7 @@ def test_a_plan_of_the_run_keeps_the_batch_and_its_window() -> None:
         assert {plan.batch_size for plan, _ in plan_run(recipe(section), started)} == {16}
 
 
-def test_columns_of_a_step() -> None:
+def test_columns_of_a_step():
     section = recipe(SimiGrad(**BATCH, interval=2))
     plan = plan_step(section, Progress(batch_size=16))
     columns = method_columns(section, plan, measured(0.25))
@@ -134,7 +134,7 @@ def test_columns_of_a_step() -> None:
     assert method_columns(section, plan, measured(math.nan))["simigrad_a_dot_b"] is None
 
 
-def test_the_logged_products_average_without_bias_and_the_ratios_do_not() -> None:
+def test_the_logged_products_average_without_bias_and_the_ratios_do_not():
     """Gradients of 16 sequences, noise scale 64 by construction: |G|^2 = 1, tr(Sigma) = 64 over 40 dimensions."""
     draw = np.random.default_rng(22)
     mean = np.zeros(40)
@@ -156,14 +156,12 @@ def test_the_logged_products_average_without_bias_and_the_ratios_do_not() -> Non
         ({"min_batch_size": 20}, 8, "within SimiGrad's bounds, 20 to 64"),
     ],
 )
-def test_the_recipes_batch_must_be_one_that_simigrad_can_hold(
-    section: dict[str, int], batch_size: int, rule: str
-) -> None:
+def test_the_recipes_batch_must_be_one_that_simigrad_can_hold(section, batch_size, rule):
     with pytest.raises(ValidationError, match=rule):
         recipe(SimiGrad(**(BATCH | section)), batch_size=batch_size)
 
 
-def test_batch_size_warmup_and_simigrad_exclude_each_other() -> None:
+def test_batch_size_warmup_and_simigrad_exclude_each_other():
     with pytest.raises(RecipeError, match="both decide the batch size"):
         changed(
             recipe(SimiGrad(**BATCH)),
@@ -171,7 +169,7 @@ def test_batch_size_warmup_and_simigrad_exclude_each_other() -> None:
         )
 
 
-def test_unwise_settings_are_named() -> None:
+def test_unwise_settings_are_named():
     def warned(changed: Recipe) -> str:
         return " ".join(warnings_of(changed))
 
@@ -184,7 +182,7 @@ def test_unwise_settings_are_named() -> None:
     assert "run each alone" in warned(changed(calm, "seq_len_warmup={steps = 5, start = 8}"))
 
 
-def test_memory_is_planned_for_the_largest_micro_batch_that_may_come() -> None:
+def test_memory_is_planned_for_the_largest_micro_batch_that_may_come():
     assert summarize_plan(
         recipe(SimiGrad(**BATCH), micro_batch_tokens=160)
     ).largest_micro_batch == (10, 16)
@@ -194,7 +192,7 @@ def test_memory_is_planned_for_the_largest_micro_batch_that_may_come() -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reference"])
-def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode: str) -> None:
+def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode):
     section = SimiGrad(
         target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2, mode=mode
     )
@@ -210,7 +208,7 @@ def test_resume_is_exact_in_the_middle_of_changes_of_the_batch(mode: str) -> Non
         assert row["simigrad_lr_factor"] == math.sqrt(row["batch_size"] / 8)
 
 
-def test_growth_clears_the_window_and_keeps_the_batch() -> None:
+def test_growth_clears_the_window_and_keeps_the_batch():
     grows = load_recipe(
         "small-staged-depth",
         ("simigrad={target=0.2, min_batch_size=8, max_batch_size=64, window=2}",),
@@ -219,7 +217,7 @@ def test_growth_clears_the_window_and_keeps_the_batch() -> None:
     assert (grown.batch_size, grown.simigrad_window) == (18, ())
 
 
-def test_the_reference_mode_stays_within_the_bounds_that_it_states() -> None:
+def test_the_reference_mode_stays_within_the_bounds_that_it_states():
     """Every batch that the released rule reaches, from every start, and both bounds are reached."""
     for lower, upper, quantum in [(2, 30, 4), (10, 30, 4), (10, 32, 8), (3, 17, 1), (6, 22, 5)]:
         section = SimiGrad(

@@ -286,7 +286,7 @@ def test_slope_is_the_exponent_of_a_power_law_at_any_spacing():
     assert log_log_slope(x, [3 * v**-0.0575 for v in x]) == pytest.approx(-0.0575, abs=1e-12)
 
 
-def test_a_schedule_that_cannot_reach_min_lr_is_warned_of() -> None:
+def test_a_schedule_that_cannot_reach_min_lr_is_warned_of():
     """Grown at 1M of 2,449,408 tokens, the schedule stands at 0.708 M + 1,449,408 = 2,157,623 at the end."""
     assert warnings_of(load_recipe("small-staged-depth")) == []
     (warning,) = warnings_of(load_recipe("small-staged-depth", ["optim.decay_tokens=false"]))
@@ -314,7 +314,7 @@ def test_a_schedule_that_cannot_reach_min_lr_is_warned_of() -> None:
     )
 
 
-def test_stages_that_outgrow_every_limit_are_a_mistake_of_the_recipe() -> None:
+def test_stages_that_outgrow_every_limit_are_a_mistake_of_the_recipe():
     stages = [Stage(switch=Switch(rule="steps", value=5)), Stage(operators=("width:1000",))]
     model = Model(n_layer=2, n_head=2, n_embd=16, seq_len=32)
     (rule,) = stage_problems(model, stages)

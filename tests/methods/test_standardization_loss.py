@@ -29,7 +29,7 @@ from tests.tiny import assert_equal, changed, fresh, tensors_of
 X = torch.tensor([[1, 2, -1], [3, 0, -1.5], [-1, 1, 0.5], [1, -1, 2]], dtype=torch.float64)
 
 
-def test_four_samples_of_three_channels() -> None:
+def test_four_samples_of_three_channels():
     """Worked by hand: mu = 1, .5, 0; v = 2, 1.25, 1.875."""
     by_channel = [standardization_loss(X[:, i : i + 1]).item() for i in range(3)]
     assert by_channel == pytest.approx([0.6534264097, 0.1384282243, 0.1231956703], abs=1e-9)
@@ -50,7 +50,7 @@ def test_four_samples_of_three_channels() -> None:
     )
 
 
-def test_per_token() -> None:
+def test_per_token():
     by_token = [standardization_loss(X[i : i + 1], "token").item() for i in range(4)]
     assert by_token == pytest.approx(
         [0.2790836239, 0.7486185158, 0.0377112002, 0.2790836239], abs=1e-9
@@ -65,13 +65,13 @@ def test_per_token() -> None:
         (0, 4e-4, 3.4122230054), (0, 1e-8, 8.7103403770), (0, 100, 47.1974149071),
     ],
 )  # fmt: skip
-def test_moments_alone_decide(mean: float, variance: float, want: float) -> None:
+def test_moments_alone_decide(mean, variance, want):
     spread = math.sqrt(variance)
     x = torch.tensor([[mean - spread], [mean + spread]], dtype=torch.float64)
     assert standardization_loss(x).item() == pytest.approx(want, abs=1e-9)
 
 
-def test_sequences_and_positions_count_alike() -> None:
+def test_sequences_and_positions_count_alike():
     x = torch.sin(0.3 * torch.arange(24, dtype=torch.float64)).view(2, 4, 3)
     assert 3 * standardization_loss(x).item() == pytest.approx(0.3731518045, abs=1e-9)
     assert standardization_loss(x).item() == pytest.approx(
@@ -83,7 +83,7 @@ def test_sequences_and_positions_count_alike() -> None:
 
 
 @pytest.mark.parametrize("moments", ["channel", "token"])
-def test_the_gradient_is_the_derivative(moments: str) -> None:
+def test_the_gradient_is_the_derivative(moments):
     x = torch.randn(
         2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
@@ -99,7 +99,7 @@ def test_the_gradient_is_the_derivative(moments: str) -> None:
     assert standardization_loss(x, eps=0.5).item() == pytest.approx(eased.item(), abs=1e-14)
 
 
-def test_moments_are_fp32_where_activations_are_bf16() -> None:
+def test_moments_are_fp32_where_activations_are_bf16():
     x = (
         (100 + torch.randn(4096, 2, generator=torch.Generator().manual_seed(1)))
         .bfloat16()
@@ -146,9 +146,7 @@ def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[st
 @pytest.mark.parametrize("sites", SITES)
 @pytest.mark.parametrize("moments", ["channel", "token"])
 @pytest.mark.parametrize("norm", ["none", "layernorm"])
-def test_the_objective_is_the_mean_over_sites_and_channels(
-    sites: str, moments: str, norm: str
-) -> None:
+def test_the_objective_is_the_mean_over_sites_and_channels(sites, moments, norm):
     recipe = with_loss(sites=sites, moments=moments, skip_first_position=moments == "token")
     recipe = changed(recipe, f"model.norm={norm}")
     section, model = recipe.standardization_loss, build_model(recipe, 64, CPU)
@@ -186,7 +184,7 @@ def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Te
     }
 
 
-def test_gradient_and_columns_are_means_over_micro_batches() -> None:
+def test_gradient_and_columns_are_means_over_micro_batches():
     """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the divergence of all
     six."""
     recipe = with_loss()
@@ -231,7 +229,7 @@ def test_gradient_and_columns_are_means_over_micro_batches() -> None:
     [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}],
     ids=str,
 )
-def test_under_activation_checkpointing_it_counts_once(settings: dict[str, object]) -> None:
+def test_under_activation_checkpointing_it_counts_once(settings):
     recipe = with_loss(**settings)
     stored = step_of(recipe, build_model(recipe, 64, CPU))
     recomputing = changed(recipe, "train.activation_checkpointing=true")
@@ -245,7 +243,7 @@ def rows_of(recipe: Recipe) -> tuple[list[dict], dict[str, Tensor]]:
     return run(state, recipe), tensors_of(state)
 
 
-def test_weight_0_is_the_model_without_it_bit_for_bit_and_measures() -> None:
+def test_weight_0_is_the_model_without_it_bit_for_bit_and_measures():
     (bare, want), (measured, have) = rows_of(BARE), rows_of(with_loss(weight=0))
     assert_equal(have, want)
     for a, b in zip(bare, measured, strict=True):
@@ -253,7 +251,7 @@ def test_weight_0_is_the_model_without_it_bit_for_bit_and_measures() -> None:
     assert all(row["standardization_loss"] > 0 for row in measured[1:])  # type: ignore[operator]
 
 
-def test_training_with_it_brings_activations_nearer_to_standard_normal() -> None:
+def test_training_with_it_brings_activations_nearer_to_standard_normal():
     poor = changed(BARE, "model.init=gpt2", f"train.tokens={LENGTH * BATCH * 30}")
     poor = replace(poor, optim=Optim(lr=1e-2, schedule="constant"))
     (without, _), (with_it, _) = (
@@ -264,7 +262,7 @@ def test_training_with_it_brings_activations_nearer_to_standard_normal() -> None
     assert with_it[-1]["standardization_loss"] < 0.75 * without[-1]["standardization_loss"]  # type: ignore[operator]
 
 
-def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_it() -> None:
+def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_it():
     recipe = with_loss(weight=1.0)
     rows, _ = rows_of(recipe)
     assert [row["step"] for row in rows if "std_kl_h.0.mlp.c_fc" in row] == [3, 6]
@@ -285,7 +283,7 @@ def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_
     ],
     ids=str,
 )
-def test_stopping_and_continuing_moves_no_bit(settings: dict[str, object]) -> None:
+def test_stopping_and_continuing_moves_no_bit(settings):
     recipe = with_loss(**settings)
     rows = assert_resumes_exactly_at_every_step(recipe)
     assert all(math.isfinite(row["standardization_loss"]) for row in rows[1:])
@@ -294,7 +292,7 @@ def test_stopping_and_continuing_moves_no_bit(settings: dict[str, object]) -> No
     assert model.flops_per_token(8, 1.5) == token_flops(recipe, 64, 8, 1.5)
 
 
-def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran() -> None:
+def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran():
     recipe = with_loss(changed(BARE, "progressive_layer_drop={theta = 0.1, steps = 1}"))
     for seed in range(40):
         recipe = replace(recipe, seed=seed)
@@ -321,7 +319,7 @@ def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran() -> No
 # --- the recipe ---
 
 
-def test_bad_input_is_named_with_its_rule() -> None:
+def test_bad_input_is_named_with_its_rule():
     for override, words in (
         ("standardization_loss.weight=-0.1", r"weight = -0.1.*must be at least 0"),
         (
@@ -362,7 +360,7 @@ def test_bad_input_is_named_with_its_rule() -> None:
         )
 
 
-def test_the_recipe_is_written_and_read_back_and_says_the_papers_factor() -> None:
+def test_the_recipe_is_written_and_read_back_and_says_the_papers_factor():
     recipe = load_recipe("small-standardization")
     assert recipe.standardization_loss is not None and "[standardization_loss]" in dump_recipe(
         recipe

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -52,7 +51,7 @@ def learned(sites: str, norm: str = "none") -> GPT:
     "sites, norm",
     [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")],
 )
-def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm: str) -> None:
+def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites, norm):
     model, (tokens, targets) = learned(sites, norm), batch(2)
     plain = folded(model)
     kinds = {
@@ -75,9 +74,7 @@ def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites: str, norm:
         }
 
 
-def test_a_run_is_read_with_its_scales_folded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_read_with_its_scales_folded(tmp_path, monkeypatch):
     recipe = with_loss(affine=True, sites="all_linear")
     state = fresh(recipe)
     state.model = learned("all_linear")
@@ -93,7 +90,7 @@ def test_a_run_is_read_with_its_scales_folded(
         assert torch.allclose(loaded(tokens), state.model(tokens), atol=1e-4)
 
 
-def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
+def test_growth_in_depth_keeps_the_loss_and_training_goes_on():
     stages = (
         Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=3)),
         Stage(operators=("depth",), rewarmup_steps=1),
@@ -110,9 +107,7 @@ def test_growth_in_depth_keeps_the_loss_and_training_goes_on() -> None:
     assert math.isfinite(rows[-1]["standardization_loss"]) and "std_kl_h.1.mlp.c_proj" in rows[-1]  # type: ignore[arg-type]
 
 
-def test_a_runs_sites_are_shown_over_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runs_sites_are_shown_over_training(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     rows = rows_of_run(40, 0)
     sites = [f"h.{i}.{name}" for i in range(2) for name in SITES["preact"]]
@@ -157,9 +152,7 @@ def test_a_runs_sites_are_shown_over_training(
         pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
     ],
 )
-def test_compiled_as_a_whole_it_is_one_graph_without_breaks(
-    settings: dict[str, object], recompute: bool
-) -> None:
+def test_compiled_as_a_whole_it_is_one_graph_without_breaks(settings, recompute):
     recipe = with_loss(**settings)
     recipe = changed(recipe, f"train.activation_checkpointing={str(recompute).lower()}")
     torch._dynamo.reset()
@@ -178,7 +171,7 @@ def test_compiled_as_a_whole_it_is_one_graph_without_breaks(
     assert not torch._dynamo.utils.counters["graph_break"]
 
 
-def test_compiled_by_blocks_all_blocks_share_a_graph() -> None:
+def test_compiled_by_blocks_all_blocks_share_a_graph():
     recipe = with_loss(sites="ln_input")
     section = recipe.standardization_loss
     assert section is not None

@@ -26,12 +26,12 @@ RETENTION = {
 
 
 @pytest.mark.parametrize("m_acc", RETENTION)
-def test_variance_retention_is_that_of_the_table(m_acc: int) -> None:
+def test_variance_retention_is_that_of_the_table(m_acc):
     have = [round(variance_retention(m_acc, 5, n), 6) for n in LENGTHS]
     assert have == list(RETENTION[m_acc])
 
 
-def test_variance_retention_to_eight_digits() -> None:
+def test_variance_retention_to_eight_digits():
     expected = {
         (7, 5, 1024): (0.99800085, 2.0471),
         (8, 5, 4096): (0.99897360, 4.2041),
@@ -51,7 +51,7 @@ def test_variance_retention_to_eight_digits() -> None:
     ]
 
 
-def test_needed_bits_are_those_of_the_table() -> None:
+def test_needed_bits_are_those_of_the_table():
     lengths = (64, 256, 768, 1024, 2304, 3072, 4096, 8192, 16384, 50304, 65536, 131072, 524288)
     normal = [4, 6, 7, 7, 8, 8, 9, 9, 10, 11, 12, 12, 14]
     assert [needed_bits(5, n) for n in lengths] == normal
@@ -61,7 +61,7 @@ def test_needed_bits_are_those_of_the_table() -> None:
 
 
 @pytest.mark.parametrize("bits, n", [(5, 1024), (6, 4096)])
-def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits: int, n: int) -> None:
+def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits, n):
     """Simulated sums keep nearly all of their variance where the formula expects a third of it gone."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(n, 4000, generator=generator, dtype=torch.float64)

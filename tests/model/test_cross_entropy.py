@@ -39,7 +39,7 @@ def relative(a: Tensor, b: Tensor) -> float:
 @pytest.mark.parametrize(
     "bf16, loss_error, gradient_error", [(False, 1e-6, 1e-5), (True, 1e-3, 1e-2)]
 )
-def test_agrees_with_the_plain_form(bf16: bool, loss_error: float, gradient_error: float) -> None:
+def test_agrees_with_the_plain_form(bf16, loss_error, gradient_error):
     loss, x, weight = loss_and_gradients(summed_cross_entropy, bf16)
     plain_loss, plain_x, plain_weight = loss_and_gradients(plain, bf16)
     assert loss.dtype == torch.float32 and loss.dim() == 0
@@ -48,7 +48,7 @@ def test_agrees_with_the_plain_form(bf16: bool, loss_error: float, gradient_erro
     assert weight.dtype == torch.float32
 
 
-def test_bf16_is_as_near_to_fp32_as_the_plain_form_is() -> None:
+def test_bf16_is_as_near_to_fp32_as_the_plain_form_is():
     exact, ours, theirs = (
         loss_and_gradients(form, bf16)
         for form, bf16 in ((plain, False), (summed_cross_entropy, True), (plain, True))
@@ -57,21 +57,21 @@ def test_bf16_is_as_near_to_fp32_as_the_plain_form_is() -> None:
         assert relative(a, truth) < 1.5 * relative(b, truth) + 1e-6
 
 
-def test_padding_gets_no_gradient_at_all() -> None:
+def test_padding_gets_no_gradient_at_all():
     for bf16 in (False, True):
         _, _, weight = loss_and_gradients(summed_cross_entropy, bf16)
         assert torch.equal(weight[VOCAB:], torch.zeros(ROWS - VOCAB, 32))
         assert (weight[:VOCAB] != 0).any(dim=1).all()
 
 
-def test_logits_far_apart_neither_overflow_nor_vanish() -> None:
+def test_logits_far_apart_neither_overflow_nor_vanish():
     loss, x, weight = loss_and_gradients(summed_cross_entropy, bf16=False, scale=100.0)
     plain_loss, plain_x, plain_weight = loss_and_gradients(plain, bf16=False, scale=100.0)
     torch.testing.assert_close(loss, plain_loss, rtol=1e-6, atol=0)
     assert relative(x, plain_x) < 1e-5 and relative(weight, plain_weight) < 1e-5
 
 
-def test_without_gradient_it_is_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradient_it_is_the_same_loss(monkeypatch):
     loss, _, _ = loss_and_gradients(summed_cross_entropy, bf16=False)
     several_chunks = {"cpu": 1 << 20}
     monkeypatch.setattr("efftrain_cli.model.cross_entropy._CHUNK_BYTES", several_chunks)
@@ -87,7 +87,7 @@ def test_without_gradient_it_is_the_same_loss(monkeypatch: pytest.MonkeyPatch) -
         )
 
 
-def test_pieces_have_as_many_rows_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_have_as_many_rows_as_fit(monkeypatch):
     x, weight = torch.ones(6, 4), torch.ones(8, 4)
     targets = torch.zeros(6, dtype=torch.int64)
     rows: list[int] = []
@@ -109,7 +109,7 @@ def test_pieces_have_as_many_rows_as_fit(monkeypatch: pytest.MonkeyPatch) -> Non
     assert rows[2:] == [2]  # two pieces of three rows
 
 
-def test_a_nan_reaches_loss_and_gradient() -> None:
+def test_a_nan_reaches_loss_and_gradient():
     x = torch.full((3, 4), float("nan"), requires_grad=True)
     loss = summed_cross_entropy(
         x, torch.ones(8, 4, requires_grad=True), torch.zeros(3, dtype=torch.int64), 6

@@ -20,14 +20,14 @@ from tests.tiny import config_of, drawn
 CONFIG = config_of(n_layer=3)
 
 
-def test_gpt2_has_its_published_number_of_parameters() -> None:
+def test_gpt2_has_its_published_number_of_parameters():
     gpt2 = config_of(
         n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257, padded_vocab_size=50257
     )
     assert parameter_count(gpt2) == 124_439_808
 
 
-def test_the_model_and_the_plan_count_alike() -> None:
+def test_the_model_and_the_plan_count_alike():
     model = GPT(CONFIG)
     assert (
         model.parameter_count
@@ -42,7 +42,7 @@ def test_the_model_and_the_plan_count_alike() -> None:
     assert model.flops_per_token(8).without_logits == expected - 6 * 64 * 16
 
 
-def test_newton_schulz_by_hand_and_by_pytorchs_own_count() -> None:
+def test_newton_schulz_by_hand_and_by_pytorchs_own_count():
     # A block of width 4: four matrices 4 x 4 of 5 (4 * 64 + 2 * 64) = 1,920 FLOPs, and two 16 x 4 of
     # 5 (4 * 16 * 16 + 2 * 64) = 5,760.
     tiny = replace(CONFIG, n_layer=1, n_head=1, n_embd=4)
@@ -58,7 +58,7 @@ def test_newton_schulz_by_hand_and_by_pytorchs_own_count() -> None:
     assert counter.get_total_flops() == newton_schulz_flops(CONFIG)
 
 
-def test_every_parameter_has_a_kind() -> None:
+def test_every_parameter_has_a_kind():
     kinds = GPT(CONFIG).parameter_kinds()
     assert len(kinds) == 4 + 3 * 12
     assert kinds["wte.weight"] == "token_embedding" and kinds["wpe.weight"] == "position_embedding"
@@ -69,7 +69,7 @@ def test_every_parameter_has_a_kind() -> None:
     assert kinds["ln_f.bias"] == "last_norm" and kinds["h.1.ln_2.weight"] == "vector"
 
 
-def test_hidden_and_head_are_the_model_with_and_without_caches() -> None:
+def test_hidden_and_head_are_the_model_with_and_without_caches():
     model = GPT(CONFIG)
     model.init_weights(1)
     tokens = drawn(61, 2, 9, seed=2)
@@ -120,7 +120,7 @@ def test_hidden_and_head_are_the_model_with_and_without_caches() -> None:
         ("Tesla V100-SXM2-16GB", None, 15.7e12),
     ],
 )
-def test_peaks_are_those_of_the_data_sheets(name: str, bf16: float | None, fp32: float) -> None:
+def test_peaks_are_those_of_the_data_sheets(name, bf16, fp32):
     assert peak_flops(name, "bf16") == (None if bf16 is None else pytest.approx(bf16))
     assert peak_flops(name, "fp32") == pytest.approx(fp32)
 
@@ -146,11 +146,11 @@ def test_peaks_are_those_of_the_data_sheets(name: str, bf16: float | None, fp32:
         "",
     ],
 )
-def test_other_names_have_no_peak(name: str) -> None:
+def test_other_names_have_no_peak(name):
     assert all(peak_flops(name, dtype) is None for dtype in ("bf16", "tf32", "fp32"))
 
 
-def test_tf32_stands_between_bf16_and_fp32() -> None:
+def test_tf32_stands_between_bf16_and_fp32():
     assert peak_flops("NVIDIA A100-SXM4-80GB", "tf32") == pytest.approx(156e12)
     assert peak_flops("NVIDIA H100 80GB HBM3", "tf32") == pytest.approx(494.7e12)
     assert peak_flops("Tesla V100-SXM2-32GB", "tf32") == peak_flops("Tesla V100-SXM2-32GB", "fp32")

@@ -22,7 +22,7 @@ def model() -> GPT:
     return random_gpt(CONFIG, spread=0.3, seed=5)
 
 
-def test_greedy_with_cache_equals_greedy_without(model: GPT) -> None:
+def test_greedy_with_cache_equals_greedy_without(model):
     prompt = torch.tensor([[1, 2, 3], [40, 41, 42]])
     found = torch.stack(list(islice(generate(model, prompt, GREEDY), 29)), dim=1)
     text = prompt
@@ -32,7 +32,7 @@ def test_greedy_with_cache_equals_greedy_without(model: GPT) -> None:
     assert torch.equal(found, text[:, 3:])
 
 
-def test_text_goes_on_beyond_the_positions(model: GPT) -> None:
+def test_text_goes_on_beyond_the_positions(model):
     """Token 33 and later see the later half of the positions, and the cache built anew agrees with no cache."""
     prompt = torch.tensor([[7]])
     found = [int(token) for token in islice(generate(model, prompt, GREEDY), 60)]
@@ -46,7 +46,7 @@ def test_text_goes_on_beyond_the_positions(model: GPT) -> None:
     assert len(short) == 2
 
 
-def test_seeds_repeat_and_differ(model: GPT) -> None:
+def test_seeds_repeat_and_differ(model):
     def text(seed: int) -> list[int]:
         sampling = Sampling(temperature=1.0, seed=seed)
         return [int(token) for token in islice(generate(model, torch.tensor([[1]]), sampling), 40)]
@@ -59,7 +59,7 @@ def test_seeds_repeat_and_differ(model: GPT) -> None:
     assert max(first) < CONFIG.vocab_size
 
 
-def test_draw_follows_the_softmax_and_top_k() -> None:
+def test_draw_follows_the_softmax_and_top_k():
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]]).expand(20_000, 4)
     generator = torch.Generator().manual_seed(0)
     shares = draw(logits, Sampling(temperature=2.0), generator).bincount(minlength=4) / 20_000
@@ -70,7 +70,7 @@ def test_draw_follows_the_softmax_and_top_k() -> None:
     assert top[:2].sum() == 0
 
 
-def test_top_p_draws_among_the_fewest_tokens_that_reach_it() -> None:
+def test_top_p_draws_among_the_fewest_tokens_that_reach_it():
     """Probabilities .5 .3 .15 .05, not in order: 0.7 needs the first two, 0.8 exactly them, 0.81 three."""
     logits = torch.log(torch.tensor([[0.05, 0.5, 0.15, 0.3]], dtype=torch.float64)).expand(4000, 4)
 
@@ -96,7 +96,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer(280, ["the cat sat on the mat. "] * 20)
 
 
-def test_text_is_whole_characters_and_ends_at_end_of_text(tokenizer: Tokenizer) -> None:
+def test_text_is_whole_characters_and_ends_at_end_of_text(tokenizer):
     size = tokenizer.vocab_size
     config = config_of(n_layer=1, n_head=1, n_embd=8, seq_len=64, vocab_size=size)
     model = random_gpt(config, spread=0.3, seed=5)

@@ -45,7 +45,7 @@ def pair():
     return ours, theirs
 
 
-def test_logits_loss_and_gradients_agree(pair) -> None:
+def test_logits_loss_and_gradients_agree(pair):
     ours, theirs = pair
     tokens = drawn(CONFIG.vocab_size, 2, CONFIG.seq_len + 1, seed=5)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -82,7 +82,7 @@ def test_logits_loss_and_gradients_agree(pair) -> None:
     assert not ours.wte.weight.grad[CONFIG.vocab_size :].any()  # padding gets no gradient
 
 
-def test_weights_survive_both_ways_bit_for_bit() -> None:
+def test_weights_survive_both_ways_bit_for_bit():
     ours = random_ours()
     back = from_hf(to_hf(ours), CONFIG)
     for name, parameter in ours.named_parameters():
@@ -91,7 +91,7 @@ def test_weights_survive_both_ways_bit_for_bit() -> None:
     assert not back["wte.weight"][CONFIG.vocab_size :].any()
 
 
-def test_the_released_format_is_read(tmp_path: Path) -> None:
+def test_the_released_format_is_read(tmp_path):
     """No "transformer." before the names, causal masks among the weights, as in the files released with GPT-2."""
     from safetensors.torch import save_file
 
@@ -113,7 +113,7 @@ def test_the_released_format_is_read(tmp_path: Path) -> None:
     assert torch.equal(model(tokens), ours(tokens))
 
 
-def test_shards_are_read(tmp_path: Path) -> None:
+def test_shards_are_read(tmp_path):
     from safetensors.torch import save_file
 
     tensors = to_hf(random_ours())
@@ -127,7 +127,7 @@ def test_shards_are_read(tmp_path: Path) -> None:
     assert torch.equal(model.wpe.weight, tensors["transformer.wpe.weight"])
 
 
-def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
+def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path):
     config = to_hf_config(CONFIG, eot_id=100) | {
         "activation_function": "relu",
         "n_inner": 7.5,
@@ -152,7 +152,7 @@ def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path: Path) -> None:
         from_hf(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, CONFIG)
 
 
-def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+def test_a_pickle_is_never_opened(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch canary'\ntR.")
     with pytest.raises(CheckpointError, match="pickle"):
@@ -178,9 +178,7 @@ def tokenizer_json() -> str:
     return tokenizer.to_str()
 
 
-def test_an_export_loads_in_transformers_offline(
-    tmp_path: Path, tokenizer_json: str, monkeypatch
-) -> None:
+def test_an_export_loads_in_transformers_offline(tmp_path, tokenizer_json, monkeypatch):
     """F48: equal logits and equal greedy text, with the Hub switched off."""
     transformers = pytest.importorskip("transformers")
     from tokenizers import Tokenizer
@@ -249,9 +247,7 @@ def exported(tmp_path: Path) -> Path:
     ],
     ids=str,
 )
-def test_a_hostile_config_is_refused_before_anything_of_its_size_is_made(
-    exported: Path, changed: dict[str, object]
-) -> None:
+def test_a_hostile_config_is_refused_before_anything_of_its_size_is_made(exported, changed):
     """F74: exit 3."""
     config = json.loads((exported / "config.json").read_text())
     (exported / "config.json").write_text(json.dumps(config | changed))
@@ -261,7 +257,7 @@ def test_a_hostile_config_is_refused_before_anything_of_its_size_is_made(
 
 @pytest.mark.parametrize("content", ["[]", "null", "3", "[" * 100_000, "", "\ufffe"])
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors.index.json"])
-def test_a_file_that_is_no_config_and_no_index(exported: Path, file: str, content: str) -> None:
+def test_a_file_that_is_no_config_and_no_index(exported, file, content):
     """F74."""
     if file != "config.json":
         (exported / "model.safetensors").rename(exported / "part.safetensors")
@@ -273,7 +269,7 @@ def test_a_file_that_is_no_config_and_no_index(exported: Path, file: str, conten
 @pytest.mark.parametrize(
     "names", [["a", ["b"]], [3], [None], ["../model.safetensors"], [{}]], ids=str
 )
-def test_an_index_that_names_no_files(exported: Path, names: list[object]) -> None:
+def test_an_index_that_names_no_files(exported, names):
     """F74."""
     (exported / "model.safetensors").rename(exported / "part.safetensors")
     index = {"weight_map": {str(number): name for number, name in enumerate(names)}}
@@ -283,7 +279,7 @@ def test_an_index_that_names_no_files(exported: Path, names: list[object]) -> No
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_not_imported(exported: Path, value: float) -> None:
+def test_weights_that_are_not_finite_are_not_imported(exported, value):
     """F75: the tensor is named."""
     from safetensors.torch import load_file, save_file
 
@@ -316,7 +312,7 @@ OTHER_VALUES = {
 
 
 @pytest.mark.parametrize("field", sorted(set(vars(CONFIG)) - {"padded_vocab_size", "rope_theta"}))
-def test_every_field_of_a_shape_is_in_the_export_or_refused(field: str) -> None:
+def test_every_field_of_a_shape_is_in_the_export_or_refused(field):
     """Also a field that a later version adds: none is left out of an export without a word."""
     value = vars(CONFIG)[field]
     other = OTHER_VALUES[field] if field in OTHER_VALUES else 2 * value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -41,7 +40,7 @@ def random_model(config: GPTConfig) -> GPT:
 
 
 @by_shape
-def test_logits_are_transformers_own(config: GPTConfig) -> None:
+def test_logits_are_transformers_own(config):
     transformers = pytest.importorskip("transformers")
     ours = random_model(config)
     written = to_hf_config(config, eot_id=100)
@@ -61,7 +60,7 @@ def test_logits_are_transformers_own(config: GPTConfig) -> None:
 
 
 @by_shape
-def test_weights_and_shape_survive_both_ways(config: GPTConfig) -> None:
+def test_weights_and_shape_survive_both_ways(config):
     ours = random_model(config)
     assert from_hf_config(to_hf_config(config, eot_id=100)) == config
     back = from_hf(to_hf(ours), config)
@@ -72,7 +71,7 @@ def test_weights_and_shape_survive_both_ways(config: GPTConfig) -> None:
         assert not back[name][rows:].any()
 
 
-def test_what_transformers_saved_is_read(tmp_path: Path) -> None:
+def test_what_transformers_saved_is_read(tmp_path):
     """By transformers' own class and names of keys, and of keys of before version 5."""
     transformers = pytest.importorskip("transformers")
     settings = transformers.LlamaConfig(
@@ -107,15 +106,13 @@ def test_what_transformers_saved_is_read(tmp_path: Path) -> None:
         ({"positions": "learned"}, ["GPT-2", 'model.norm = "rmsnorm"', 'model.mlp = "swiglu"']),
     ],
 )
-def test_what_transformers_cannot_say_is_refused_by_name(
-    changes: dict[str, object], words: list[str]
-) -> None:
+def test_what_transformers_cannot_say_is_refused_by_name(changes, words):
     with pytest.raises(UsageError) as error:
         to_hf(random_model(replace(LLAMA, **changes)))  # type: ignore[arg-type]
     assert all(word in str(error.value) for word in words)
 
 
-def test_a_gpt2_of_other_sizes_is_said() -> None:
+def test_a_gpt2_of_other_sizes_is_said():
     plain = config_of(n_layer=1, n_embd=8, seq_len=6, vocab_size=11)
     config = replace(plain, norm_eps=1e-6, d_ff=20)
     assert from_hf_config(to_hf_config(config, eot_id=1)) == config
@@ -144,7 +141,7 @@ def test_a_gpt2_of_other_sizes_is_said() -> None:
     ],
     ids=str,
 )
-def test_what_this_model_cannot_compute_is_refused(changed: dict[str, object]) -> None:
+def test_what_this_model_cannot_compute_is_refused(changed):
     config = to_hf_config(LLAMA, eot_id=100) | changed
     with pytest.raises(CheckpointError, match="describe"):
         from_hf_config(config)

@@ -45,7 +45,7 @@ NEUTRAL = Accumulator()
     ],
     ids=["no role", "neutral"],
 )
-def test_the_neutral_layer_moves_no_bit(arithmetic: Arithmetic, layer_and_data: tuple) -> None:
+def test_the_neutral_layer_moves_no_bit(arithmetic, layer_and_data):
     linear, x, grad = layer_and_data
     for have, want in zip(
         results(NarrowLinear(linear, arithmetic), x, grad), results(linear, x, grad), strict=True
@@ -54,7 +54,7 @@ def test_the_neutral_layer_moves_no_bit(arithmetic: Arithmetic, layer_and_data: 
 
 
 @pytest.mark.parametrize("role", [0, 1, 2])
-def test_a_role_changes_its_own_product_only(role: int, layer_and_data: tuple) -> None:
+def test_a_role_changes_its_own_product_only(role, layer_and_data):
     linear, x, grad = layer_and_data
     name = ("forward", "grad_input", "grad_weight")[role]
     have = results(NarrowLinear(linear, Arithmetic(**{name: NARROW})), x, grad)
@@ -65,7 +65,7 @@ def test_a_role_changes_its_own_product_only(role: int, layer_and_data: tuple) -
     assert 0.001 < float((have[role] - want[role]).norm() / want[role].norm()) < 0.2
 
 
-def test_the_more_often_it_is_rounded_the_larger_the_error(layer_and_data: tuple) -> None:
+def test_the_more_often_it_is_rounded_the_larger_the_error(layer_and_data):
     linear, x, grad = layer_and_data
     narrow = Accumulator(bits=6, chunk=64)
     want = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
@@ -88,7 +88,7 @@ def test_the_more_often_it_is_rounded_the_larger_the_error(layer_and_data: tuple
     assert errors["blocked"][3] == 0.0
 
 
-def test_fp8_operands_change_results_by_their_rounding(layer_and_data: tuple) -> None:
+def test_fp8_operands_change_results_by_their_rounding(layer_and_data):
     linear, x, grad = layer_and_data
     have = results(NarrowLinear(linear, Arithmetic("fp8_e4m3", "fp8_e5m2")), x, grad)
     want = results(linear, x, grad)
@@ -99,9 +99,7 @@ def test_fp8_operands_change_results_by_their_rounding(layer_and_data: tuple) ->
     )  # the bias's gradient is summed in fp32, from the gradient as it came
 
 
-def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(
-    layer_and_data: tuple,
-) -> None:
+def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(layer_and_data):
     linear, x, grad = layer_and_data
     formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2"}
     fast = Accumulator(fast_accumulation=True)
@@ -120,7 +118,7 @@ def test_the_hardware_layer_on_a_cpu_is_the_fp32_product_of_fp8_operands(
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_on_a_cpu_the_fp8_product_is_that_of_pytorch() -> None:
+def test_on_a_cpu_the_fp8_product_is_that_of_pytorch():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(16, 32, generator=generator), torch.randn(16, 32, generator=generator)
     (a8, scale_a), (b8, scale_b) = to_operand(a, "fp8_e4m3"), to_operand(b, "fp8_e5m2")
@@ -138,7 +136,7 @@ def test_on_a_cpu_the_fp8_product_is_that_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_data: tuple) -> None:
+def test_recomputed_activations_give_the_same_bits(stochastic, layer_and_data):
     linear, x, grad = layer_and_data
     arithmetic = Arithmetic(
         "bf16", "bf16", stochastic=stochastic, forward=NARROW, grad_input=NARROW, grad_weight=NARROW
@@ -154,7 +152,7 @@ def test_recomputed_activations_give_the_same_bits(stochastic: bool, layer_and_d
         assert torch.equal(a, b)
 
 
-def test_the_three_products_draw_noise_of_their_own() -> None:
+def test_the_three_products_draw_noise_of_their_own():
     """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and drawn apart where it
     is stochastic."""
     a = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
@@ -176,7 +174,7 @@ def test_the_three_products_draw_noise_of_their_own() -> None:
         ] * 3
 
 
-def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None:
+def test_without_gradients_rounding_is_to_nearest(layer_and_data):
     linear, x, _ = layer_and_data
     noisy = NarrowLinear(linear, Arithmetic(stochastic=True, forward=NARROW))
     plain = NarrowLinear(linear, Arithmetic(forward=NARROW))
@@ -186,9 +184,7 @@ def test_without_gradients_rounding_is_to_nearest(layer_and_data: tuple) -> None
 
 
 @pytest.mark.parametrize("fidelity", ["blocked", "intra_fp32"])
-def test_a_layer_counts_what_saturates_and_notes_its_scales(
-    fidelity: str, layer_and_data: tuple
-) -> None:
+def test_a_layer_counts_what_saturates_and_notes_its_scales(fidelity, layer_and_data):
     linear, x, grad = layer_and_data
     formats = {"operands": "fp8_e4m3", "gradient_operands": "fp8_e5m2", "fidelity": fidelity}
     layer = NarrowLinear(
@@ -215,7 +211,7 @@ def test_a_layer_counts_what_saturates_and_notes_its_scales(
 
 
 @pytest.mark.slow
-def test_the_traced_layer_computes_the_same_bits(layer_and_data: tuple) -> None:
+def test_the_traced_layer_computes_the_same_bits(layer_and_data):
     """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own
     affair."""
     linear, x, grad = layer_and_data

@@ -80,9 +80,7 @@ LLAMA_1B = shape(2048, 16, 32, 8, 64, 8192, 128256)
         (LLAMA_1B, 973_146_112, 1_235_814_400, 2048, 8.220193e9),
     ],
 )
-def test_counts_and_flops_are_the_published_ones(
-    config: GPTConfig, inner: int, total: int, length: int, flops: float
-) -> None:
+def test_counts_and_flops_are_the_published_ones(config, inner, total, length, flops):
     assert inner_parameters(config) == inner
     assert parameter_count(config) == total
     counted = flops_per_token(config, length, config.n_layer).with_logits
@@ -99,13 +97,13 @@ def test_counts_and_flops_are_the_published_ones(
         replace(TOY_B, norm="layernorm", bias=True, d_ff=96),
     ],
 )
-def test_the_model_and_the_plan_count_alike(config: GPTConfig) -> None:
+def test_the_model_and_the_plan_count_alike(config):
     model = GPT(config)
     assert model.parameter_count == parameter_count(config)
     assert set(model.parameter_kinds()) == {name for name, _ in model.named_parameters()}
 
 
-def test_rms_norm_by_hand() -> None:
+def test_rms_norm_by_hand():
     x = torch.tensor([1e-3, 2e-3, 3e-3, 4e-3])
     for eps, expected in (
         (1e-6, [0.34299717, 0.68599434, 1.02899151, 1.37198868]),
@@ -118,7 +116,7 @@ def test_rms_norm_by_hand() -> None:
     assert RMSNorm(4, 1e-6)(x.bfloat16()).dtype == torch.bfloat16
 
 
-def test_rotation_by_hand() -> None:
+def test_rotation_by_hand():
     """Position 3, theta 1e4, halves of two channels."""
     config = config_of(
         n_layer=1,
@@ -137,7 +135,7 @@ def test_rotation_by_hand() -> None:
     assert torch.equal(rope(x, 0)[0, 0, 0], x[0, 0, 0])
 
 
-def test_gated_and_squared_mlps_by_hand() -> None:
+def test_gated_and_squared_mlps_by_hand():
     config = replace(TOY_A, n_embd=4, n_head=1, n_kv_head=1, d_ff=4)
     for kind, expected in (
         ("swiglu", [-2 * 0.26894142, 0, 2 * 0.73105858, 2 * 1.76159416]),
@@ -151,14 +149,14 @@ def test_gated_and_squared_mlps_by_hand() -> None:
         assert mlp(x).tolist() == pytest.approx((torch.tensor(expected) * by_up).tolist(), abs=1e-6)
 
 
-def test_units_of_a_gated_mlp_are_a_multiple_of_32() -> None:
+def test_units_of_a_gated_mlp_are_a_multiple_of_32():
     widths = (64, 96, 128, 192, 256, 384, 512, 768)
     assert [replace(TOY_A, n_embd=width).ff_size for width in widths] == [
         *(192, 256, 352, 512, 704, 1024, 1376, 2048)
     ]
 
 
-def test_query_heads_share_keys_in_groups() -> None:
+def test_query_heads_share_keys_in_groups():
     """Query head j reads head j // 2 of the keys: the model with each key head written twice is the same."""
     model = made(replace(TOY_A, n_layer=1))
     plain = GPT(replace(model.config, n_kv_head=None))
@@ -178,7 +176,7 @@ def made(config: GPTConfig) -> GPT:
 
 
 @pytest.mark.parametrize("softcap", [15.0, 30.0])
-def test_capped_logits_by_hand(softcap: float) -> None:
+def test_capped_logits_by_hand(softcap):
     expected = {
         15.0: [1.98823183, -0.99852115, 14.4604137],
         30.0: [1.9970423, -0.99962979, 22.84782468],
@@ -188,7 +186,7 @@ def test_capped_logits_by_hand(softcap: float) -> None:
     assert capped(logits, None) is logits
 
 
-def test_the_cross_entropy_of_capped_logits_has_their_gradient() -> None:
+def test_the_cross_entropy_of_capped_logits_has_their_gradient():
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:
@@ -223,7 +221,7 @@ def test_the_cross_entropy_of_capped_logits_has_their_gradient() -> None:
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_gpt2s_values_change_no_bit(neutral: dict[str, object]) -> None:
+def test_gpt2s_values_change_no_bit(neutral):
     config = config_of(n_embd=8, seq_len=6, vocab_size=11, padded_vocab_size=16)
     tokens = drawn(11, 2, 6, seed=0)
     found = []
@@ -236,7 +234,7 @@ def test_gpt2s_values_change_no_bit(neutral: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("config", [TOY_A, TOY_B, replace(TOY_A, softcap=5.0)])
-def test_cached_keys_give_the_logits_of_one_pass(config: GPTConfig) -> None:
+def test_cached_keys_give_the_logits_of_one_pass(config):
     model = made(config)
     tokens = drawn(512, 2, 24, seed=1)
     whole, caches, parts = model(tokens), model.new_caches(), []
@@ -247,7 +245,7 @@ def test_cached_keys_give_the_logits_of_one_pass(config: GPTConfig) -> None:
     assert caches[0].keys is not None and caches[0].keys.shape == (2, config.kv_heads, 24, 32)
 
 
-def test_initializations() -> None:
+def test_initializations():
     deep = replace(TOY_B, n_layer=8)
     for init, small in (("gpt2", 0.02 / 4), ("hf", 0.02)):
         weights = dict(made(replace(deep, init=init)).named_parameters())  # type: ignore[arg-type]
@@ -268,12 +266,12 @@ def test_initializations() -> None:
         ({"n_head": 3, "n_kv_head": 3}, "or set model.head_dim"),
     ],
 )
-def test_sizes_that_do_not_fit_are_named(changes: dict[str, int], message: str) -> None:
+def test_sizes_that_do_not_fit_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         GPT(replace(TOY_A, **changes))  # type: ignore[arg-type]
 
 
-def test_squares_of_log_sum_exp_by_hand() -> None:
+def test_squares_of_log_sum_exp_by_hand():
     """Logits (1, 2, 3) and (0, 0, 0), targets 2 and 0: CE .75310913 and 1e-4 of the mean square 6.40936368e-4."""
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     ce, squares = (summed_losses(logits, torch.tensor([2, 0])) / 2).tolist()
@@ -282,7 +280,7 @@ def test_squares_of_log_sum_exp_by_hand() -> None:
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_z_loss_is_minimized_and_reported_apart(softcap: float | None) -> None:
+def test_z_loss_is_minimized_and_reported_apart(softcap):
     recipe = load_recipe(
         "small",
         [

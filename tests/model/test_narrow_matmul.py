@@ -51,7 +51,7 @@ VECTORS = {
 }
 
 
-def test_the_vectors_are_those_of_the_tables() -> None:
+def test_the_vectors_are_those_of_the_tables():
     assert np.allclose(
         hashed(5, 0), [0.31759886, 0.19123477, 0.5232041, 0.14301601, 0.79707836], atol=5e-9
     )
@@ -61,7 +61,7 @@ def test_the_vectors_are_those_of_the_tables() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 5, 7, 9, 10])
-def test_rounding_is_the_definition_bit_for_bit(bits: int) -> None:
+def test_rounding_is_the_definition_bit_for_bit(bits):
     generator = np.random.default_rng(bits)
     x = generator.standard_normal(200_000) * np.exp2(generator.integers(-20, 20, 200_000))
     x = x.astype(np.float32)
@@ -72,14 +72,14 @@ def test_rounding_is_the_definition_bit_for_bit(bits: int) -> None:
     )
 
 
-def test_seven_bits_are_bfloat16_and_23_are_fp32() -> None:
+def test_seven_bits_are_bfloat16_and_23_are_fp32():
     x = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     assert torch.equal(round_nearest_(x.clone(), 7), x.bfloat16().float())
     assert torch.equal(round_nearest_(x.clone(), 23), x)
 
 
 @pytest.mark.parametrize("bits", [1, 9, 22])
-def test_what_is_not_finite_stays_so(bits: int) -> None:
+def test_what_is_not_finite_stays_so(bits):
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([inf, -inf, nan, torch.finfo(torch.float32).max])
     random = torch.full((4,), -1, dtype=torch.int32)
@@ -92,9 +92,7 @@ def test_what_is_not_finite_stays_so(bits: int) -> None:
 @pytest.mark.parametrize(
     "exponent_bits, bits, dtype", [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)]
 )
-def test_a_narrow_exponent_is_that_of_ieee_formats(
-    exponent_bits: int, bits: int, dtype: torch.dtype
-) -> None:
+def test_a_narrow_exponent_is_that_of_ieee_formats(exponent_bits, bits, dtype):
     """PyTorch's own formats, subnormal numbers among them; where those overflow to infinity, the accumulator
     saturates."""
     generator = torch.Generator().manual_seed(0)
@@ -109,7 +107,7 @@ def test_a_narrow_exponent_is_that_of_ieee_formats(
     assert int((want.abs() < torch.finfo(dtype).smallest_normal).sum()) > 1000
 
 
-def test_the_papers_16_bit_accumulator_ends_at_4_billion() -> None:
+def test_the_papers_16_bit_accumulator_ends_at_4_billion():
     """(1, 6, 9): bias 31, largest number 2^31 (2 - 2^-9)."""
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([5e9, -5e9, 4.295e9, 1.0, 2.0**-39, 2.0**-41, inf, nan])
@@ -119,7 +117,7 @@ def test_the_papers_16_bit_accumulator_ends_at_4_billion() -> None:
     assert x[7].isnan()
 
 
-def test_stochastic_rounding_stays_in_range_and_right_on_average() -> None:
+def test_stochastic_rounding_stays_in_range_and_right_on_average():
     random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), 1_000_000)
     # a quarter of the smallest number of (1, 6, 9)
     x = torch.full((1_000_000,), 0.25 * 2.0**-39)
@@ -132,7 +130,7 @@ def test_stochastic_rounding_stays_in_range_and_right_on_average() -> None:
     assert set(x.unique().tolist()) == {2.0**31 * (2 - 2.0**-9)}
 
 
-def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour() -> None:
+def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour():
     x = torch.full((1_000_000,), 1 + 2.0**-12)
     random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), x.numel())
     rounded = round_stochastic_(x.clone(), 10, random)
@@ -142,7 +140,7 @@ def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour() -> No
     assert torch.equal(round_stochastic_(-x, 10, random), -rounded)
 
 
-def test_random_bits_are_a_function_of_their_arguments_alone() -> None:
+def test_random_bits_are_a_function_of_their_arguments_alone():
     draw = torch.tensor(draw_of(7, 1, 0, 0), dtype=torch.int32)
     whole = random_bits(draw, 1000)
     assert torch.equal(whole[400:], random_bits(draw, 600, first=400))
@@ -188,14 +186,14 @@ SUMS = [
 
 
 @pytest.mark.parametrize("row", SUMS, ids=lambda row: f"{row[0]}-{row[1]}-{row[2]}")
-def test_sums_are_those_of_the_table(row: tuple) -> None:
+def test_sums_are_those_of_the_table(row):
     name, n, bits, exact, *expected = row
     terms = by_definition(VECTORS[name](n), bits)
     assert float(terms.sum()) == pytest.approx(exact, abs=0.005)
     assert [float(sum_in_order(terms, bits, chunk)) for chunk in (0, 16, 64, 256)] == expected
 
 
-def test_in_order_with_ten_bits_is_numpy_half_precision() -> None:
+def test_in_order_with_ten_bits_is_numpy_half_precision():
     terms = spread(4096, 3, 1.0).astype(np.float16)
     total = np.float16(0)
     for term in terms:
@@ -203,7 +201,7 @@ def test_in_order_with_ten_bits_is_numpy_half_precision() -> None:
     assert float(sum_in_order(terms, 10)) == float(total)
 
 
-def test_a_constant_swamps_the_sum_over_chunks_too() -> None:
+def test_a_constant_swamps_the_sum_over_chunks_too():
     terms = torch.full((16384,), 0.1).bfloat16().double()
     assert float(sum_in_order(terms, 7, 16)) == 512.0
 
@@ -213,14 +211,14 @@ FP8_DOTS = [(1.0, 4096, 4031.5508, 4096, 4024, 4032), (1.0, 16384, 16097.9047, 8
 
 
 @pytest.mark.parametrize("row", FP8_DOTS, ids=lambda row: f"mean {row[0]}, {row[1]}")
-def test_fp8_dot_products_are_those_of_the_table(row: tuple) -> None:
+def test_fp8_dot_products_are_those_of_the_table(row):
     mean, n, exact, *expected = row
     products = fp8_products(20, 21, mean, n)
     assert float(products.sum()) == pytest.approx(exact, abs=1e-4)
     assert [float(sum_in_order(products, 9, chunk)) for chunk in (0, 64, 128)] == expected
 
 
-def test_fp8_dot_products_of_mean_zero_are_those_of_the_table() -> None:
+def test_fp8_dot_products_of_mean_zero_are_those_of_the_table():
     products = fp8_products(22, 23, 0.0, 4096)
     assert float(products.sum()) == pytest.approx(-85.388935, abs=1e-6)
     sums = [
@@ -269,7 +267,7 @@ def fp8_products(salt_a: int, salt_b: int, mean: float, n: int) -> Tensor:
         ),
     ],
 )
-def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, float]) -> None:
+def test_error_over_chunk_length_is_u_shaped(mean, expected):
     """256 vectors of 4096; the table's were others, so the error of an error is allowed for: a fifth."""
     drawn = np.stack([spread(4096, 100 + salt, mean) for salt in range(256)], axis=1)
     terms = by_definition(drawn, 9)
@@ -283,7 +281,7 @@ def test_error_over_chunk_length_is_u_shaped(mean: float, expected: dict[int, fl
     assert errors[64] < errors[1024] < errors[0]
 
 
-def test_all_widths_at_once_are_each_width_alone() -> None:
+def test_all_widths_at_once_are_each_width_alone():
     """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so here they are the
     same."""
     products = torch.stack(
@@ -296,7 +294,7 @@ def test_all_widths_at_once_are_each_width_alone() -> None:
             assert np.array_equal(sums[number].numpy(), expected)
 
 
-def test_a_sum_beyond_the_range_saturates_and_is_counted() -> None:
+def test_a_sum_beyond_the_range_saturates_and_is_counted():
     """Four exponent bits end below 2^8: at 255.875 with ten mantissa bits. 25 tens are 250."""
     tens = torch.full((40, 2), 10.0)
     for chunk, block, saturating in (
@@ -310,7 +308,7 @@ def test_a_sum_beyond_the_range_saturates_and_is_counted() -> None:
         assert float(count) == 2 * saturating
 
 
-def test_stochastic_sums_do_not_stop() -> None:
+def test_stochastic_sums_do_not_stop():
     draw = torch.tensor(draw_of(0, 0, 0, 0), dtype=torch.int32)
     row, ones = torch.ones(1, 4096), torch.ones(4096, 200)
     sums = narrow_matmul(row, ones, 7, 0, 1, draw)
@@ -331,7 +329,7 @@ def operands(m: int, k: int, n: int, mean: float = 0.0) -> tuple[Tensor, Tensor]
     return a.to(torch.float8_e5m2).float(), b.to(torch.float8_e5m2).float()
 
 
-def test_error_of_an_fp8_product_is_that_of_the_table() -> None:
+def test_error_of_an_fp8_product_is_that_of_the_table():
     a, b = (matrix.double().numpy() for matrix in operands(64, 768, 64))
     products = a.T[:, :, None] * b[:, None, :]
     exact = a @ b
@@ -346,7 +344,7 @@ def test_error_of_an_fp8_product_is_that_of_the_table() -> None:
     "bits, chunk, block",
     [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)],
 )
-def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int) -> None:
+def test_the_fast_product_rounds_where_it_says(bits, chunk, block):
     """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does not matter."""
     a, b = operands(40, 200, 30, mean=1.0)
     length = 200 if chunk == 0 else min(chunk, 200)
@@ -372,9 +370,7 @@ def test_the_fast_product_rounds_where_it_says(bits: int, chunk: int, block: int
         (126, 3, 21, 112.0),
     ],
 )
-def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(
-    ones: int, bits: int, chunk: int, total: float
-) -> None:
+def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(ones, bits, chunk, total):
     """By hand, in the product and in a layer of fidelity "blocked"."""
     arithmetic = Arithmetic(forward=Accumulator(bits=bits, chunk=chunk))
     layer = NarrowLinear(torch.nn.Linear(ones, 1, bias=False), arithmetic)
@@ -384,7 +380,7 @@ def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(
     assert narrow_matmul(torch.ones(1, ones), torch.ones(ones, 1), bits, chunk, 32).item() == total
 
 
-def test_stochastic_products_repeat_and_differ_by_draw() -> None:
+def test_stochastic_products_repeat_and_differ_by_draw():
     a, b = operands(300, 64, 300)
     one, two = (torch.tensor(value, dtype=torch.int32) for value in (1, 2))
     product = narrow_matmul(a, b, 5, 0, 32, one)
@@ -395,7 +391,7 @@ def test_stochastic_products_repeat_and_differ_by_draw() -> None:
     assert abs(bias) < 4 / 300  # the mean of 90,000 errors, in their standard deviations
 
 
-def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
+def test_operands_take_their_format_and_scales_are_powers_of_two():
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-5
     for name, dtype, largest in (
         ("fp8_e4m3", torch.float8_e4m3fn, 448),
@@ -421,9 +417,7 @@ def test_operands_take_their_format_and_scales_are_powers_of_two() -> None:
         (2.0**-149, {"fp8_e4m3": 126, "fp8_e5m2": 126}),
     ],
 )
-def test_the_scale_of_tiny_numbers_is_the_largest_one(
-    operands: str, largest: float, log2: dict[str, int]
-) -> None:
+def test_the_scale_of_tiny_numbers_is_the_largest_one(operands, largest, log2):
     """448 = 1.75 * 2^8 and 57344 = 1.75 * 2^15: the scale of 2^-n is 2^(n + 8) or 2^(n + 15), at most 2^126."""
     x = torch.tensor([largest, -largest / 2])
     assert float(scale_of(x, operands)) == 2.0 ** log2[operands]
@@ -433,7 +427,7 @@ def test_the_scale_of_tiny_numbers_is_the_largest_one(
         assert torch.equal(rounded / scale, x)
 
 
-def test_product_bits() -> None:
+def test_product_bits():
     pairs = {
         ("fp8_e5m2", "fp8_e5m2"): 5,
         ("fp8_e4m3", "fp8_e5m2"): 6,

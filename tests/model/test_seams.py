@@ -25,7 +25,7 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def test_every_linear_layer_of_the_blocks_is_replaced_and_keeps_its_parameters() -> None:
+def test_every_linear_layer_of_the_blocks_is_replaced_and_keeps_its_parameters():
     model, tokens = made()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     logits, seen = model(tokens), []
@@ -46,7 +46,7 @@ def test_every_linear_layer_of_the_blocks_is_replaced_and_keeps_its_parameters()
 
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["stored", "recomputed"])
-def test_a_term_of_activations_is_added_up_once_and_has_a_gradient(recompute: bool) -> None:
+def test_a_term_of_activations_is_added_up_once_and_has_a_gradient(recompute):
     model, tokens = made()
     names: list[str] = []
 
@@ -81,7 +81,7 @@ def _before_mlp(model: GPT, tokens: Tensor) -> Tensor:
     raise AssertionError
 
 
-def test_nothing_is_measured_where_no_gradient_is_wanted() -> None:
+def test_nothing_is_measured_where_no_gradient_is_wanted():
     model, tokens = made()
     for block in model.h:
         block.term = lambda name, activation: pytest.fail("measured")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ def tokens(batch: int = 2, length: int = 9) -> torch.Tensor:
     return drawn(61, batch, length, seed=2)
 
 
-def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> None:
+def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone():
     model = made(BARE)
     assert not [
         name for name, _ in model.named_parameters() if ".ln_" in name or name.startswith("ln_")
@@ -69,7 +68,7 @@ def test_without_norms_four_vectors_a_block_and_two_at_the_end_are_gone() -> Non
     )
 
 
-def test_unit_initialization_keeps_the_variance_near_one_at_every_depth() -> None:
+def test_unit_initialization_keeps_the_variance_near_one_at_every_depth():
     config = replace(
         BARE, n_layer=12, n_embd=256, n_head=4, seq_len=64, vocab_size=509, padded_vocab_size=512
     )
@@ -94,7 +93,7 @@ def test_unit_initialization_keeps_the_variance_near_one_at_every_depth() -> Non
     assert torch.allclose(logits, (x @ model.wte.weight.t())[..., :509] / 16, atol=1e-5)
 
 
-def test_the_defaults_are_gpt2() -> None:
+def test_the_defaults_are_gpt2():
     """Drawn here by hand, in the order of the parameters."""
     model, generator = made(GPT2), torch.Generator().manual_seed(5)
     for name, parameter in model.named_parameters():
@@ -117,7 +116,7 @@ def test_the_defaults_are_gpt2() -> None:
     assert list(model.state_dict()) == [name for name, _ in model.named_parameters()]
 
 
-def test_it_generates() -> None:
+def test_it_generates():
     model = made(BARE)
     text = tokens(1, 5)
     generated = generate(model, text, GREEDY)
@@ -129,7 +128,7 @@ def test_it_generates() -> None:
         ].tolist()
 
 
-def test_a_recipe_of_it_is_written_and_read_back() -> None:
+def test_a_recipe_of_it_is_written_and_read_back():
     recipe = load_recipe("small-no-norm")
     assert (recipe.model.norm, recipe.model.init) == ("none", "unit")
     assert 'norm = "none"' in dump_recipe(recipe)
@@ -141,9 +140,7 @@ def test_a_recipe_of_it_is_written_and_read_back() -> None:
         load_recipe("small", ["model.norm=batchnorm"])
 
 
-def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(
-    tmp_path: Path,
-) -> None:
+def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(tmp_path):
     with pytest.raises(UsageError, match="no layer norms"):
         write_hf(made(BARE), "{}", 0, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -164,7 +161,7 @@ def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(
 
 
 @pytest.mark.parametrize("change", [{"norm": "none"}, {"init": "unit"}], ids=["norm", "init"])
-def test_growth_in_width_is_refused(change: dict[str, str]) -> None:
+def test_growth_in_width_is_refused(change):
     recipe = tiny_recipe()
     stages = (
         Stage(model=StageModel(n_head=1, n_embd=8), switch=Switch(rule="steps", value=2)),
@@ -175,7 +172,7 @@ def test_growth_in_width_is_refused(change: dict[str, str]) -> None:
         replace(recipe, stages=stages, model=replace(recipe.model, **change))
 
 
-def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused() -> None:
+def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused():
     stages = (
         Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=2)),
         Stage(operators=("depth",)),

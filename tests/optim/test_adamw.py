@@ -32,7 +32,7 @@ def made(model: nn.Module) -> AdamW:
     return AdamW(parameters, Optim(lr=3e-3, weight_decay=0.1))
 
 
-def test_steps_are_those_of_pytorch() -> None:
+def test_steps_are_those_of_pytorch():
     ours_model, gradients = model_and_gradients()
     theirs_model, _ = model_and_gradients()
     ours = made(ours_model)
@@ -57,7 +57,7 @@ def test_steps_are_those_of_pytorch() -> None:
     assert len(state) == 3 * len(KINDS)
 
 
-def test_found_inf_leaves_everything_as_it_is() -> None:
+def test_found_inf_leaves_everything_as_it_is():
     model, gradients = model_and_gradients()
     optimizer = made(model)
     for gradient, found_inf in (
@@ -73,7 +73,7 @@ def test_found_inf_leaves_everything_as_it_is() -> None:
         assert all(same) if found_inf else not any(same)
 
 
-def test_measures_are_of_every_second_moment() -> None:
+def test_measures_are_of_every_second_moment():
     model, gradients = model_and_gradients()
     optimizer = made(model)
     for p, gradient in zip(model.parameters(), gradients[0], strict=True):
@@ -113,6 +113,6 @@ assert not heavy, heavy
 """
 
 
-def test_an_eager_step_imports_no_compiler() -> None:
+def test_an_eager_step_imports_no_compiler():
     """It costs two seconds between the command and the first step."""
     python(EAGER_STEP)

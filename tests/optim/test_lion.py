@@ -29,7 +29,7 @@ def made() -> tuple[Lion, dict[str, torch.nn.Parameter]]:
     return Lion(ParameterSet(named=parameters, kinds=kinds), settings), parameters  # type: ignore[arg-type]
 
 
-def test_two_steps_by_hand() -> None:
+def test_two_steps_by_hand():
     lion, parameters = made()
     matrix, bias = parameters.values()
     matrix.grad, bias.grad = torch.tensor([[4.0, -8.0]]), torch.tensor([2.0])
@@ -46,7 +46,7 @@ def test_two_steps_by_hand() -> None:
     assert lion.tensors()["exp_avg.h.0.mlp.c_fc.weight"].tolist() == [[-3.0, 2.0]]
 
 
-def test_a_bad_step_and_a_missing_gradient_keep_every_bit() -> None:
+def test_a_bad_step_and_a_missing_gradient_keep_every_bit():
     lion, parameters = made()
     matrix, bias = parameters.values()
     matrix.grad = torch.tensor([[torch.nan, 1.0]])
@@ -56,13 +56,13 @@ def test_a_bad_step_and_a_missing_gradient_keep_every_bit() -> None:
 
 
 @pytest.mark.parametrize("lanes", [[], ["parallel={lanes = 2}"], ["ouroboros={modules = 4}"]])
-def test_every_step_of_the_recipe_resumes_exactly(lanes: list[str]) -> None:
+def test_every_step_of_the_recipe_resumes_exactly(lanes):
     recipe = load_recipe("small-lion", [*FOUR_BLOCKS, "train.tokens=320", *lanes])
     rows = assert_resumes_exactly_at_every_step(recipe)
     assert rows[-1]["adam_sqrt_v_l1"] is None and rows[-1]["optimizer_flops"] == 0
 
 
-def test_a_step_that_is_not_finite_changes_nothing() -> None:
+def test_a_step_that_is_not_finite_changes_nothing():
     state: TrainState = fresh(load_recipe("small-lion", FOUR_BLOCKS))
     before = {name: p.detach().clone() for name, p in state.model.named_parameters()}
     for parameter in state.model.parameters():
@@ -71,7 +71,7 @@ def test_a_step_that_is_not_finite_changes_nothing() -> None:
     assert all(torch.equal(before[name], p) for name, p in state.model.named_parameters())
 
 
-def test_groups_that_miss_a_parameter_are_a_bug() -> None:
+def test_groups_that_miss_a_parameter_are_a_bug():
     recipe = load_recipe("small-lion", FOUR_BLOCKS)
     state = fresh(recipe)
     assert isinstance(state.optimizer, Lion)

@@ -51,9 +51,7 @@ def trained(recipe: Recipe, steps: int) -> TrainState:
 @pytest.mark.parametrize(
     "recipe, matrices, rows", [(RECIPE, 8, [32, 32, 32]), (LLAMA, 10, [32, 16, 16])]
 )
-def test_steps_are_those_of_torch_muon_and_adamw(
-    recipe: Recipe, matrices: int, rows: list[int]
-) -> None:
+def test_steps_are_those_of_torch_muon_and_adamw(recipe, matrices, rows):
     """q, k and v as matrices of their own; Muon's learning rate is muon_lr / lr times that of the step."""
     torch.manual_seed(0)
     state = fresh(recipe)
@@ -92,7 +90,7 @@ def test_steps_are_those_of_torch_muon_and_adamw(
         assert torch.equal(p, torch.cat([part.detach() for part in theirs[name]])), name
 
 
-def test_every_parameter_has_one_kind_of_state() -> None:
+def test_every_parameter_has_one_kind_of_state():
     state = fresh(RECIPE)
     names = set(state.optimizer.tensors())
     expected = set()
@@ -107,7 +105,7 @@ def test_every_parameter_has_one_kind_of_state() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> None:
+def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name):
     recipe = RECIPE if name == "muon" else ADAMW
     state = trained(recipe, 3)
     assert isinstance(state.optimizer, Muon if name == "muon" else AdamW)
@@ -125,7 +123,7 @@ def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name: str) -> No
     assert not any(torch.equal(tensor, before[name]) for name, tensor in tensors_of(state).items())
 
 
-def test_rows_and_plan_count_the_newton_schulz_iterations() -> None:
+def test_rows_and_plan_count_the_newton_schulz_iterations():
     """Two blocks of 300 * 32^3 FLOPs a step beside 6 N + 12 L d T per token; AdamW's column is 0."""
     iterations = 2 * 300 * 32**3
     state = fresh(RECIPE)
@@ -142,7 +140,7 @@ def test_rows_and_plan_count_the_newton_schulz_iterations() -> None:
     assert with_muon.flops - without.flops == 6 * iterations
 
 
-def test_learns() -> None:
+def test_learns():
     """200 steps of a tiny model on text in which three of four tokens follow from the one before."""
     long = ["train.tokens=25_600", "train.micro_batch_tokens=128", "eval.every=1000"]
     recipe = changed(RECIPE, *long)
@@ -155,7 +153,7 @@ def test_learns() -> None:
 
 
 @pytest.mark.parametrize("kind", ["width", "depth"])
-def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
+def test_growth_keeps_the_loss_and_maps_the_momentum(kind):
     state = trained(RECIPE, 4)
     section = StagedGrowth()
     grown = grow(growth_state(state), [Operator(kind, 2)], section, seed=1)
@@ -185,7 +183,7 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind: str) -> None:
     assert not larger.nonfinite
 
 
-def test_is_an_optimizer() -> None:
+def test_is_an_optimizer():
     optimizer: Optimizer = fresh(RECIPE).optimizer
     assert optimizer.gradient_powers == {
         "momentum_buffer": 1,

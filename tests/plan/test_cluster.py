@@ -28,7 +28,7 @@ RECIPE = tiny_recipe(
 )
 
 
-def test_replicas_add_up_once_around_a_ring() -> None:
+def test_replicas_add_up_once_around_a_ring():
     """4 TFLOPs at 100 TFLOP/s: 40 ms. 4 GB at 100 GB/s, 2 * 7/8 times: 70 ms."""
     time = step_time(EIGHT, flops=4e12, parameters=10**9)
     assert time == pytest.approx((0.040, 0.070, 0.110)) and time.is_bound
@@ -39,7 +39,7 @@ def test_replicas_add_up_once_around_a_ring() -> None:
     )
 
 
-def test_shards_gather_twice_and_scatter_once_per_micro_batch_beside_the_computation() -> None:
+def test_shards_gather_twice_and_scatter_once_per_micro_batch_beside_the_computation():
     """Each is half a ring of 70 ms: 105 ms per micro-batch."""
     time = step_time(EIGHT, flops=4e12, parameters=10**9, sharded_micro_batches=2)
     assert time == pytest.approx((0.040, 0.210, 0.210))
@@ -47,7 +47,7 @@ def test_shards_gather_twice_and_scatter_once_per_micro_batch_beside_the_computa
     assert time == pytest.approx((0.400, 0.210, 0.400))
 
 
-def test_a_ring_has_latency() -> None:
+def test_a_ring_has_latency():
     """2 * 3 messages of 10 microseconds."""
     assert replace(EIGHT, devices=4, latency=1e-5).ring(0) == pytest.approx(6e-5)
     assert replace(EIGHT, devices=1).ring(4e9) == 0
@@ -57,9 +57,7 @@ SHARDED = {"parallel": Parallel(strategy="shard")}
 
 
 @pytest.mark.parametrize("parallel", [{}, SHARDED], ids=["replicas", "shards"])
-def test_efficiency_counts_the_sequences_of_the_busiest_device(
-    parallel: dict[str, Parallel],
-) -> None:
+def test_efficiency_counts_the_sequences_of_the_busiest_device(parallel):
     """Six sequences, one at a time, on four devices: two rounds for the first ones, so 6 of 8 places are used."""
     recipe = replace(RECIPE, **parallel)
     free = replace(EIGHT, devices=4, bandwidth=math.inf)
@@ -71,7 +69,7 @@ def bound_steps(plan: ClusterPlan) -> int:
     return sum(count for _, _, count in plan.bound)
 
 
-def test_short_steps_of_a_warmup_are_bound_by_the_network_first() -> None:
+def test_short_steps_of_a_warmup_are_bound_by_the_network_first():
     warming = changed(RECIPE, "seq_len_warmup={start = 8, steps = 12}")
     cluster = replace(EIGHT, devices=2, flops_per_second=1e9)
     whole = plan_cluster(RECIPE, cluster)
@@ -87,7 +85,7 @@ def test_short_steps_of_a_warmup_are_bound_by_the_network_first() -> None:
     assert bound_steps(all_bound) == all_bound.steps
 
 
-def test_shards_divide_the_state_and_not_the_activations() -> None:
+def test_shards_divide_the_state_and_not_the_activations():
     """A billion parameters at 16 bytes on 8 devices: 14 GB less on each, but for gathered blocks of 4 x 2 x 50 MB and
     the embedding."""
     large = replace(
@@ -100,7 +98,7 @@ def test_shards_divide_the_state_and_not_the_activations() -> None:
     assert saved == pytest.approx(14e9 - 0.4e9, rel=0.03)
 
 
-def test_steps_that_measure_similarity_add_up_twice() -> None:
+def test_steps_that_measure_similarity_add_up_twice():
     measuring = changed(
         RECIPE,
         f"train.tokens={8 * 32 * 21}",
@@ -116,7 +114,7 @@ def test_steps_that_measure_similarity_add_up_twice() -> None:
     assert plan.seconds == pytest.approx(24 * usual, rel=0.01)
 
 
-def test_what_cannot_be_shared_is_refused() -> None:
+def test_what_cannot_be_shared_is_refused():
     with pytest.raises(UsageError, match="a step of 6 sequences cannot be shared by 8 devices"):
         plan_cluster(RECIPE, EIGHT)
 
@@ -139,7 +137,7 @@ def plan_of(*arguments: str) -> Result:
     return cli("pretrain", "--recipe", "unstable-slw", *sets, "--plan", *arguments)
 
 
-def test_pretrain_plans_for_several_devices_from_a_benchmark(benched: None) -> None:
+def test_pretrain_plans_for_several_devices_from_a_benchmark(benched):
     result = plan_of("--devices", "8", "--nodes", "2", "--bandwidth", "0.001")
     recipe = load_recipe("unstable-slw", SHAPE)
     want = plan_cluster(recipe, Cluster(devices=8, flops_per_second=1e9, bandwidth=1e6))
@@ -161,16 +159,12 @@ def test_pretrain_plans_for_several_devices_from_a_benchmark(benched: None) -> N
         (["--devices", "2", "--bandwidth", "9", "--format", "csv"], "no --format"),
     ],
 )
-def test_options_that_do_not_belong_together(
-    benched: None, arguments: list[str], message: str
-) -> None:
+def test_options_that_do_not_belong_together(benched, arguments, message):
     with pytest.raises(UsageError, match=message):
         plan_of(*arguments)
 
 
-def test_without_a_measurement_it_names_bench(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_measurement_it_names_bench(tmp_path, monkeypatch):
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path))
     with pytest.raises(UsageError, match="`efftrain bench` with the same recipe"):
         plan_of("--devices", "2", "--bandwidth", "9")

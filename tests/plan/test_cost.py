@@ -21,7 +21,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("name", MOMENTS)
-def test_bytes_count_the_moments_that_the_optimizer_has(name: str) -> None:
+def test_bytes_count_the_moments_that_the_optimizer_has(name):
     muon = ["optim.muon_lr=0.02"] if name == "muon" else []
     recipe = load_recipe("small", [*SHAPE, "data.tokenizer=bpe:64", f"optim.name={name}", *muon])
     config = model_config(recipe, 64)

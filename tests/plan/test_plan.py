@@ -29,7 +29,7 @@ RECIPE = tiny_recipe(
 )
 
 
-def test_budget_ends_with_the_first_step_that_reaches_it() -> None:
+def test_budget_ends_with_the_first_step_that_reaches_it():
     recipe = changed(RECIPE, f"train.tokens={64 * 8 * 100 - 1}")
     steps = list(plan_run(recipe))
     assert len(steps) == 100
@@ -37,11 +37,11 @@ def test_budget_ends_with_the_first_step_that_reaches_it() -> None:
     assert steps[-2][1].tokens < recipe.train.tokens
 
 
-def test_last_step_is_evaluated_and_every_thirtieth() -> None:
+def test_last_step_is_evaluated_and_every_thirtieth():
     assert [plan.step for plan, _ in plan_run(RECIPE) if plan.evaluate] == [30, 60, 90, 100]
 
 
-def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum() -> None:
+def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum():
     rates = [plan.lr for plan, _ in plan_run(RECIPE)]
     assert rates[0] == pytest.approx(1e-4)
     assert rates[9] == pytest.approx(1e-3)
@@ -51,7 +51,7 @@ def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum() -> None:
     assert rates[54] == pytest.approx((1e-3 + 1e-4) / 2)
 
 
-def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
+def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly():
     """100 steps of 512 tokens, 10 of warmup; the last fifth decays from 1e-3 to 1e-4."""
     recipe = changed(RECIPE, "optim.schedule=wsd", "optim.decay_share=0.2")
     rates = [plan.lr for plan, _ in plan_run(recipe)]
@@ -63,7 +63,7 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly() -> None:
     assert [step for step, reason in reasons.items() if "LR decay begins" in reason] == [81]
 
 
-def test_the_inverse_square_root_depends_on_no_budget() -> None:
+def test_the_inverse_square_root_depends_on_no_budget():
     """512 tokens a step, 10 steps of warmup: at 40 steps sqrt(10 / 40) of the way from 1e-4 to 1e-3 is left."""
     recipe = changed(RECIPE, "optim.schedule=inverse_sqrt", "optim.decay_tokens=20_000")
     rates = [plan.lr for plan, _ in plan_run(recipe)]
@@ -79,7 +79,7 @@ def test_the_inverse_square_root_depends_on_no_budget() -> None:
     assert recipe.optim.lr_at(40, 20_480, 0, 51_200) == pytest.approx(5.5e-4)
 
 
-def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
+def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says():
     wsd = replace(RECIPE.optim, schedule="wsd", decay_share=0.5, warmup_steps=0)
     by_steps = replace(wsd, decay_steps=40)
     assert [by_steps.lr_at(step, 0, 0, 1) for step in (20, 30, 40, 41)] == pytest.approx(
@@ -96,14 +96,14 @@ def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says() -> None:
     ]
 
 
-def test_micro_batches_hold_their_tokens() -> None:
+def test_micro_batches_hold_their_tokens():
     plan = plan_step(RECIPE, Progress())
     assert plan.accumulation_steps == 3  # 512 tokens in pieces of at most 200
     narrow = changed(RECIPE, "train.micro_batch_tokens=1")
     assert plan_step(narrow, Progress()).accumulation_steps == 8  # never less than a sequence
 
 
-def test_progress_is_the_sum_of_its_steps() -> None:
+def test_progress_is_the_sum_of_its_steps():
     progress = Progress()
     for _ in range(3):
         plan = plan_step(RECIPE, progress)
@@ -119,7 +119,7 @@ def test_progress_is_the_sum_of_its_steps() -> None:
     assert progress.flops > 0
 
 
-def test_summary_counts_what_the_plan_yields() -> None:
+def test_summary_counts_what_the_plan_yields():
     summary = summarize_plan(RECIPE, vocab_size=500)
     assert (summary.steps, summary.tokens) == (100, 51200)
     assert sum(plan.evaluate for plan, _ in plan_run(RECIPE)) == 4
@@ -127,7 +127,7 @@ def test_summary_counts_what_the_plan_yields() -> None:
     assert summarize_plan(RECIPE, until=7).steps == 7
 
 
-def test_csv_has_one_line_per_step_with_tokens_after_it() -> None:
+def test_csv_has_one_line_per_step_with_tokens_after_it():
     lines = list(csv_lines(RECIPE))
     assert len(lines) == 101
     header = lines[0].split(",")
@@ -135,14 +135,14 @@ def test_csv_has_one_line_per_step_with_tokens_after_it() -> None:
     assert lines[1].startswith("1,512,")
 
 
-def test_turning_points_name_first_warmup_end_and_last() -> None:
+def test_turning_points_name_first_warmup_end_and_last():
     reasons = {plan.step: reason for reason, plan, _ in turning_points(RECIPE)[0]}
     assert reasons[1] == "first step"
     assert reasons[10] == "LR warmup ends"
     assert reasons[100] == "last step"
 
 
-def test_a_plan_is_fast_and_needs_no_torch() -> None:
+def test_a_plan_is_fast_and_needs_no_torch():
     code = (
         "import sys, time\n"
         "from efftrain_cli.recipe.recipe import Model, Optim, Recipe, Train\n"
@@ -159,7 +159,7 @@ def test_a_plan_is_fast_and_needs_no_torch() -> None:
     assert float(out[0]) > 50_000, f"{out[0]} steps/s"
 
 
-def test_a_step_changes_only_what_it_is_about() -> None:
+def test_a_step_changes_only_what_it_is_about():
     """Every other field is carried over, each in its place."""
     before = Progress(
         step=5, segment=2, stage=0, stage_step=3, stage_curve=((1, 2.0),), windows=40, sequences=41, tokens=2560,
@@ -176,7 +176,7 @@ def test_a_step_changes_only_what_it_is_about() -> None:
     )  # fmt: skip
 
 
-def test_plan_step_is_pure() -> None:
+def test_plan_step_is_pure():
     progress = Progress(
         step=5, tokens=2560, windows=40, sequences=40, schedule_step=5, schedule_tokens=2560
     )
@@ -196,8 +196,8 @@ def test_plan_step_is_pure() -> None:
     ],
 )
 def test_no_micro_batch_exceeds_its_tokens_while_one_sequence_fits(
-    batch_size: int, seq_len: int, micro_batch_tokens: int, expected: int
-) -> None:
+    batch_size, seq_len, micro_batch_tokens, expected
+):
     recipe = changed(RECIPE, f"train.micro_batch_tokens={micro_batch_tokens}")
     steps = accumulation_steps(recipe, batch_size, seq_len)
     assert steps == expected

@@ -6,7 +6,6 @@ import itertools
 import random
 import string
 import time
-from pathlib import Path
 
 import pytest
 
@@ -64,7 +63,7 @@ from tests.recipe.conftest import STAGED, TINY, problems, write
         ("optim..lr=3", "an override is written key=value"),
     ],
 )
-def test_wrong_values_are_refused_with_the_rule(folder: Path, override: str, rule: str) -> None:
+def test_wrong_values_are_refused_with_the_rule(folder, override, rule):
     write(folder, "listed", TINY + '[data]\ntrain = ["a.txt", "b.txt"]\n')
     (problem,) = problems("listed", override).values()
     assert rule in problem.rule
@@ -74,7 +73,7 @@ def test_wrong_values_are_refused_with_the_rule(folder: Path, override: str, rul
 # --- mistakes --------------------------------------------------------------------------------------------------------
 
 
-def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder: Path) -> None:
+def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder):
     write(folder, "parent", TINY.replace("seq_len = 64", 'seq_len = "64"'))
     write(
         folder,
@@ -135,9 +134,7 @@ def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder: Pa
         ('x = "open', 1, ""),
     ],
 )
-def test_lines_that_are_not_toml_are_pointed_at(
-    folder: Path, text: str, line: int, hint: str
-) -> None:
+def test_lines_that_are_not_toml_are_pointed_at(folder, text, line, hint):
     write(folder, "bad", text)
     with pytest.raises(RecipeError) as caught:
         load_recipe("bad")
@@ -147,7 +144,7 @@ def test_lines_that_are_not_toml_are_pointed_at(
     assert str(caught.value).startswith("recipe 'bad' has 1 mistake; nothing was run")
 
 
-def test_a_text_is_not_taken_for_a_recipe(folder: Path) -> None:
+def test_a_text_is_not_taken_for_a_recipe(folder):
     """A novel as --recipe: its first line is pointed at, however long it is."""
     (folder / "novel.toml").write_text(
         "It was a dark and stormy night; the rain fell in torrents.\n" * 15_000
@@ -161,20 +158,20 @@ def test_a_text_is_not_taken_for_a_recipe(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("base", ["alone", "./alone.toml", "alone.toml"])
-def test_a_recipe_based_on_itself_says_so(folder: Path, base: str) -> None:
+def test_a_recipe_based_on_itself_says_so(folder, base):
     write(folder, "alone", f'base = "{base}"\n')
     problem = problems("alone")["base"]
     assert "is the recipe itself" in problem.rule
     assert problem.source == "recipes/alone.toml:1"
 
 
-def test_binary_and_unreadable_files_are_refused(folder: Path) -> None:
+def test_binary_and_unreadable_files_are_refused(folder):
     (folder / "recipes" / "bad.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="not UTF-8"):
         load_recipe("bad")
 
 
-def test_places_are_right_in_unusual_files(folder: Path) -> None:
+def test_places_are_right_in_unusual_files(folder):
     text = (
         'data.train = """\nseed = 9\n"""\n'  # 1-3
         "wandb = { mode = 3, project = 4 }\n"  # 4
@@ -211,7 +208,7 @@ def typos(word: str) -> list[str]:
     )
 
 
-def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path) -> None:
+def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder):
     """RELIABILITY F40: single-edit typos of any key, or of its section, in a file or by --set."""
     write(folder, "staged", STAGED)
     known = known_keys(Recipe)
@@ -262,14 +259,14 @@ def test_a_hundred_typos_are_refused_and_the_right_key_is_suggested(folder: Path
         ("simigrad.gamma", None),
     ],
 )
-def test_other_programs_names_are_understood(folder: Path, written: str, meant: str | None) -> None:
+def test_other_programs_names_are_understood(folder, written, meant):
     found = problems("tiny", f"{written}=1")
     assert (
         found[written.split(".")[0] if meant and "." not in meant else written].suggestion == meant
     )
 
 
-def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
+def test_no_recipe_however_odd_ends_in_a_traceback(folder):
     """Random values at random keys, in files and by --set: a recipe or a RecipeError, nothing else."""
     write(folder, "staged", STAGED)
     known = sorted(known_keys(Recipe))
@@ -332,7 +329,7 @@ def test_no_recipe_however_odd_ends_in_a_traceback(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("mistake", ["seq_len=0", "softcap='x'", "no_such_key=1"])
-def test_stages_are_checked_beside_a_mistake_in_model(folder: Path, mistake: str) -> None:
+def test_stages_are_checked_beside_a_mistake_in_model(folder, mistake):
     """[model] has 2 layers; stage 0 has 2 too, and doubles them."""
     write(folder, "staged", STAGED.replace("{ n_layer = 1 }", "{ n_layer = 2 }"))
     found = problems("staged", f"model.{mistake}")
@@ -340,14 +337,14 @@ def test_stages_are_checked_beside_a_mistake_in_model(folder: Path, mistake: str
     assert "the operators end at n_layer = 4, but [model] has 2" in found["stages"].rule
 
 
-def test_stages_of_an_unknown_size_are_checked_for_their_switches(folder: Path) -> None:
+def test_stages_of_an_unknown_size_are_checked_for_their_switches(folder):
     write(folder, "staged", STAGED.replace("switch = ", "# "))
     found = problems("staged", "model.n_layer=0")
     assert list(found) == ["model.n_layer", "stages"]
     assert "stage 0 has no switch" in found["stages"].rule
 
 
-def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
+def test_a_misspelt_key_is_not_also_called_missing(folder):
     write(
         folder,
         "a",
@@ -356,7 +353,7 @@ def test_a_misspelt_key_is_not_also_called_missing(folder: Path) -> None:
     assert set(problems("a")) == {"optim.learning_rate", "training"}
 
 
-def test_every_required_key_that_is_missing_is_named(folder: Path) -> None:
+def test_every_required_key_that_is_missing_is_named(folder):
     write(folder, "empty", "")
     needed = set(
         [
@@ -372,7 +369,7 @@ def test_every_required_key_that_is_missing_is_named(folder: Path) -> None:
     assert set(problems("empty")) == needed
 
 
-def test_no_two_aliases_mean_a_key_that_does_not_exist() -> None:
+def test_no_two_aliases_mean_a_key_that_does_not_exist():
     known, aliases = known_keys(Recipe), aliases_of(Recipe)
     assert (
         aliases["slw"] == "seq_len_warmup" and aliases["min_difficulty"] == "seq_len_warmup.start"

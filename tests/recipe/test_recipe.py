@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError
@@ -14,7 +12,7 @@ from efftrain_cli.recipe.toml import toml_value
 from tests.recipe.conftest import STAGED, TINY, problems, write
 
 
-def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder: Path) -> None:
+def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder):
     by_name = load_recipe("tiny")
     assert (
         by_name
@@ -25,9 +23,7 @@ def test_a_recipe_is_found_by_name_by_path_and_among_the_shipped(folder: Path) -
     assert {"tiny", "gpt2-117m", "quickstart"} <= set(recipe_names())
 
 
-def test_runs_are_named_after_recipe_file_or_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_named_after_recipe_file_or_run(folder, monkeypatch):
     assert recipe_name("gpt2-1.5b") == "gpt2-1.5b"
     assert recipe_name("recipes/gpt2-1.5b.toml") == recipe_name("gpt2-1.5b.toml") == "gpt2-1.5b"
     assert recipe_name("runs/tiny-seed1/recipe.toml") == "tiny-seed1"
@@ -35,13 +31,13 @@ def test_runs_are_named_after_recipe_file_or_run(
     assert recipe_name("recipe.toml") == "recipes"
 
 
-def test_a_local_recipe_hides_the_shipped_one_and_may_build_on_it(folder: Path) -> None:
+def test_a_local_recipe_hides_the_shipped_one_and_may_build_on_it(folder):
     write(folder, "gpt2-117m", 'base = "gpt2-117m"\n[model]\nn_layer = 3\n')
     assert load_recipe("gpt2-117m").model.n_layer == 3
     assert load_recipe("gpt2-117m").model.n_embd == 768
 
 
-def test_bases_chain_and_the_nearest_wins(folder: Path) -> None:
+def test_bases_chain_and_the_nearest_wins(folder):
     write(folder, "a", 'base = "tiny"\n[model]\nn_layer = 5\nn_embd = 32\n')
     write(folder, "b", 'base = "a"\nseed = 7\n[model]\nn_layer = 6\n')
     recipe = load_recipe("b")
@@ -53,20 +49,20 @@ def test_bases_chain_and_the_nearest_wins(folder: Path) -> None:
     )
 
 
-def test_a_base_may_be_a_path_relative_to_its_file(folder: Path) -> None:
+def test_a_base_may_be_a_path_relative_to_its_file(folder):
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "mine.toml").write_text('base = "../recipes/tiny.toml"\n')
     assert load_recipe("elsewhere/mine.toml") == load_recipe("tiny")
 
 
-def test_a_loop_of_bases_is_refused(folder: Path) -> None:
+def test_a_loop_of_bases_is_refused(folder):
     write(folder, "a", 'base = "b"\n')
     write(folder, "b", 'base = "a"\n')
     with pytest.raises(RecipeError, match="loop: a -> b -> a"):
         load_recipe("a")
 
 
-def test_a_missing_recipe_names_the_nearest(folder: Path) -> None:
+def test_a_missing_recipe_names_the_nearest(folder):
     with pytest.raises(RecipeError, match="did you mean gpt2-117m"):
         load_recipe("gpt2-117")
     write(folder, "a", 'base = "tinny"\n')
@@ -76,13 +72,13 @@ def test_a_missing_recipe_names_the_nearest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.yaml", "x.yml", "x.json"])
-def test_other_formats_are_refused_with_a_hint(folder: Path, name: str) -> None:
+def test_other_formats_are_refused_with_a_hint(folder, name):
     (folder / name).write_text("optim:\n  lr: 6e-4\n")
     with pytest.raises(RecipeError, match="recipes are TOML"):
         load_recipe(name)
 
 
-def test_a_text_is_told_from_a_name(folder: Path) -> None:
+def test_a_text_is_told_from_a_name(folder):
     (folder / "novel.txt").write_text("Call me Ishmael.")
     with pytest.raises(
         RecipeError,
@@ -91,7 +87,7 @@ def test_a_text_is_told_from_a_name(folder: Path) -> None:
         load_recipe("novel.txt")
 
 
-def test_a_run_folder_points_to_its_recipe(folder: Path) -> None:
+def test_a_run_folder_points_to_its_recipe(folder):
     (folder / "runs" / "x").mkdir(parents=True)
     (folder / "runs" / "x" / "recipe.toml").write_text(TINY)
     with pytest.raises(RecipeError, match=r"did you mean runs/x/recipe\.toml"):
@@ -99,7 +95,7 @@ def test_a_run_folder_points_to_its_recipe(folder: Path) -> None:
     assert load_recipe("runs/x/recipe.toml") == load_recipe("tiny")
 
 
-def test_false_takes_an_inherited_section_or_key_away(folder: Path) -> None:
+def test_false_takes_an_inherited_section_or_key_away(folder):
     write(
         folder,
         "slw",
@@ -120,7 +116,7 @@ def test_false_takes_an_inherited_section_or_key_away(folder: Path) -> None:
     assert "must be a number" in problems("tiny", "optim.lr=false")["optim.lr"].rule
 
 
-def test_stages_are_taken_away_and_overridden_by_number(folder: Path) -> None:
+def test_stages_are_taken_away_and_overridden_by_number(folder):
     write(folder, "staged", STAGED)
     write(folder, "plain", 'base = "staged"\nstages = false\n')
     assert load_recipe("plain") == load_recipe("staged", ["stages=false"]) == load_recipe("tiny")
@@ -142,11 +138,11 @@ def test_stages_are_taken_away_and_overridden_by_number(folder: Path) -> None:
     "written",
     ["300_000_000", '"300M"', "300M", "3e8", "0.3B", "300000K", "3_00_000_000.0", "  300M "],
 )
-def test_tokens_are_written_as_one_likes(folder: Path, written: str) -> None:
+def test_tokens_are_written_as_one_likes(folder, written):
     assert load_recipe("tiny", [f"train.tokens={written}"]).train.tokens == 300_000_000
 
 
-def test_override_values_are_toml_and_else_text(folder: Path) -> None:
+def test_override_values_are_toml_and_else_text(folder):
     recipe = load_recipe(
         "tiny",
         [
@@ -176,7 +172,7 @@ def test_override_values_are_toml_and_else_text(folder: Path) -> None:
     assert load_recipe("tiny", ['data.train=["a.txt", "b.txt"]']).data.train == ("a.txt", "b.txt")
 
 
-def test_windows_files_are_read(folder: Path) -> None:
+def test_windows_files_are_read(folder):
     (folder / "recipes" / "dos.toml").write_bytes(
         b"\xef\xbb\xbf" + TINY.replace("\n", "\r\n").encode()
     )
@@ -237,13 +233,11 @@ def test_windows_files_are_read(folder: Path) -> None:
         ),
     ],
 )
-def test_combinations_that_cannot_work_are_refused(
-    folder: Path, overrides: list[str], key: str
-) -> None:
+def test_combinations_that_cannot_work_are_refused(folder, overrides, key):
     assert key in problems("tiny", *overrides)
 
 
-def test_a_section_with_a_mistake_is_still_refused_beside_another(folder: Path) -> None:
+def test_a_section_with_a_mistake_is_still_refused_beside_another(folder):
     mistaken = "simigrad={target=7.0, min_batch_size=2, max_batch_size=8}"
     found = problems(
         "tiny",
@@ -254,7 +248,7 @@ def test_a_section_with_a_mistake_is_still_refused_beside_another(folder: Path) 
     assert found.keys() == {"simigrad.target", "simigrad", "batch_size_warmup"}
 
 
-def test_a_recipe_built_in_python_obeys_the_same_rules(folder: Path) -> None:
+def test_a_recipe_built_in_python_obeys_the_same_rules(folder):
     from dataclasses import replace
 
     recipe = load_recipe("tiny")
@@ -272,12 +266,12 @@ def test_a_recipe_built_in_python_obeys_the_same_rules(folder: Path) -> None:
         ("train.micro_batch_tokens=32", "less than one sequence"),
     ],
 )
-def test_unwise_settings_are_warned_of(folder: Path, override: str, words: str) -> None:
+def test_unwise_settings_are_warned_of(folder, override, words):
     assert warnings_of(load_recipe("tiny")) == []
     assert any(words in warning for warning in warnings_of(load_recipe("tiny", [override])))
 
 
-def test_decay_by_steps_under_a_warmup_is_warned_of(folder: Path) -> None:
+def test_decay_by_steps_under_a_warmup_is_warned_of(folder):
     recipe = load_recipe("tiny", ["optim.decay_steps=300", "seq_len_warmup.steps=20"])
     assert any("falls too early" in warning for warning in warnings_of(recipe))
 
@@ -285,7 +279,7 @@ def test_decay_by_steps_under_a_warmup_is_warned_of(folder: Path) -> None:
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_recipe_written_and_read_is_equal(folder: Path) -> None:
+def test_a_recipe_written_and_read_is_equal(folder):
     recipe = load_recipe(
         "tiny",
         [
@@ -301,7 +295,7 @@ def test_a_recipe_written_and_read_is_equal(folder: Path) -> None:
     assert load_recipe("copy.toml") == recipe
 
 
-def test_every_shipped_recipe_survives_being_written(folder: Path) -> None:
+def test_every_shipped_recipe_survives_being_written(folder):
     for name in recipe_names():
         recipe = load_recipe(name)
         (folder / "copy.toml").write_text(dump_recipe(recipe), encoding="utf-8")
@@ -312,7 +306,7 @@ def test_every_shipped_recipe_survives_being_written(folder: Path) -> None:
     "value",
     [True, 0, -7, 10**12, 0.1, 1e-5, 1e22, 1.0, -0.0, "", "a\x00b\x7f\\\"'\n", [1, [2.5, "x"]]],
 )
-def test_toml_values_are_exact(value: object) -> None:
+def test_toml_values_are_exact(value):
     import tomllib
 
     read = tomllib.loads(f"x = {toml_value(value)}")["x"]
@@ -321,7 +315,7 @@ def test_toml_values_are_exact(value: object) -> None:
     assert repr(read) == repr(value)
 
 
-def test_differences_are_exactly_the_keys_that_differ(folder: Path) -> None:
+def test_differences_are_exactly_the_keys_that_differ(folder):
     a = load_recipe("tiny")
     assert recipe_differences(a, a) == []
     b = load_recipe("tiny", ["optim.lr=2e-3", "seq_len_warmup.steps=9", "optim.betas=[0.9, 0.99]"])
@@ -337,7 +331,7 @@ def test_differences_are_exactly_the_keys_that_differ(folder: Path) -> None:
     )
 
 
-def test_a_warmup_of_most_of_the_run_is_warned_of(folder: Path) -> None:
+def test_a_warmup_of_most_of_the_run_is_warned_of(folder):
     """TINY has 100,000 tokens in steps of 256: 391 steps."""
 
     def warned(steps: int) -> str:

@@ -26,7 +26,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_the_promised_recipes_are_there() -> None:
+def test_the_promised_recipes_are_there():
     promised = set(
         [
             "quickstart",
@@ -54,16 +54,14 @@ def test_the_promised_recipes_are_there() -> None:
         ("unstable-batch-warmup", "unstable", "batch_size_warmup"),
     ],
 )
-def test_a_recipe_named_after_a_method_differs_in_it_alone(
-    name: str, base: str, method: str
-) -> None:
+def test_a_recipe_named_after_a_method_differs_in_it_alone(name, base, method):
     recipe = load_recipe(name)
     assert list(recipe.methods) == [method]
     assert replace(recipe, **{method: None}) == load_recipe(base)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_recipe_loads_and_says_what_it_is(path: Path) -> None:
+def test_every_recipe_loads_and_says_what_it_is(path):
     recipe = load_recipe(path.stem)
     assert recipe == load_recipe(str(path))
     # Staged training's published schedule ends long after the point at which its runs are compared.
@@ -88,7 +86,7 @@ def parameters(recipe: Recipe, vocab_size: int) -> int:
     return (vocab_size + model.seq_len) * d + model.n_layer * (12 * d * d + 13 * d) + 2 * d
 
 
-def test_gpt2_sizes_are_the_released_ones() -> None:
+def test_gpt2_sizes_are_the_released_ones():
     """Parameter counts of OpenAI's released gpt2 and gpt2-xl checkpoints."""
     assert parameters(load_recipe("gpt2-117m"), 50257) == 124_439_808
     assert parameters(load_recipe("gpt2-1.5b"), 50257) == 1_557_611_200
@@ -102,9 +100,7 @@ def test_gpt2_sizes_are_the_released_ones() -> None:
         ("gpt2-1.5b", 300_000, 512, 1.5e-4),
     ],
 )
-def test_gpt2_recipes_are_the_published_baselines(
-    name: str, steps: int, batch_size: int, lr: float
-) -> None:
+def test_gpt2_recipes_are_the_published_baselines(name, steps, batch_size, lr):
     """arXiv 2108.06084: the same 157 billion tokens at each batch size."""
     recipe = load_recipe(name)
     assert (recipe.train.batch_size, recipe.optim.lr) == (batch_size, lr)
@@ -118,7 +114,7 @@ def test_gpt2_recipes_are_the_published_baselines(
     assert (recipe.optim.betas, recipe.optim.grad_clip) == ((0.9, 0.999), 1.0)
 
 
-def test_gpt3_warms_up_over_its_published_tokens() -> None:
+def test_gpt3_warms_up_over_its_published_tokens():
     """375 million tokens of learning-rate warmup and 4 billion of batch size warmup, in the units that the recipe
     uses."""
     recipe = load_recipe("gpt3-125m")
@@ -135,7 +131,7 @@ def test_gpt3_warms_up_over_its_published_tokens() -> None:
 
 
 @pytest.mark.slow
-def test_recipes_are_found_in_a_wheel(tmp_path: Path) -> None:
+def test_recipes_are_found_in_a_wheel(tmp_path):
     """Installed without its repository, the program still knows its recipes."""
     source = tmp_path / "source"
     source.mkdir()

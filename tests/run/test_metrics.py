@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-import pytest
-
 from efftrain_cli.run.metrics import _is_input_closed
 
 
-def test_input_is_closed_when_its_writer_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_is_closed_when_its_writer_has_gone(monkeypatch):
     read_end, write_end = os.pipe()
     with os.fdopen(read_end) as reader:
         monkeypatch.setattr(sys, "stdin", reader)

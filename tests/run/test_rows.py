@@ -53,7 +53,7 @@ def row(at: int, **changed: object) -> str:
 
 
 @pytest.mark.parametrize("with_checks", [False, True])
-def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks: bool) -> None:
+def test_both_readers_equal_json_on_awkward_numbers(tmp_path, with_checks):
     draw = random.Random(1)
     rows = [
         {
@@ -98,9 +98,7 @@ def test_both_readers_equal_json_on_awkward_numbers(tmp_path: Path, with_checks:
         [{"step": 1}],
     ],
 )
-def test_reader_equals_json_where_rows_are_not_uniform(
-    tmp_path: Path, rows: list[dict[str, float]]
-) -> None:
+def test_reader_equals_json_where_rows_are_not_uniform(tmp_path, rows):
     write_rows(tmp_path, rows)
     read = read_metrics(tmp_path, ("step", "a"))
     assert list(read.columns["step"]) == [row["step"] for row in rows]
@@ -113,7 +111,7 @@ def test_reader_equals_json_where_rows_are_not_uniform(
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> None:
+def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path):
     """F59: whatever bit of whatever line; and every row but the damaged one is read as it was."""
     path = seal(write_run(tmp_path, "r", 0) / "metrics.jsonl")
     valid, expected = path.read_bytes(), latest_rows(path.parent)
@@ -139,8 +137,8 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("changed", [{"step": 10}, {"step": 90}, {"segment": 1}])
 def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_with_it(
-    tmp_path: Path, changed: dict[str, int]
-) -> None:
+    tmp_path, changed
+):
     """F59, of a run of an older version: one digit of step 50 must not make 40 rows vanish."""
     path = with_lines(tmp_path, {50: row(50, **changed)})
     for found in (
@@ -153,7 +151,7 @@ def test_a_row_without_check_that_does_not_fit_its_neighbours_takes_no_other_wit
     assert "between steps 49 and 51" in wrong
 
 
-def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> None:
+def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path):
     """An old run that was resumed with this version: its first segment is unchecked, the second is checked."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0)) / "metrics.jsonl"
     with path.open("a") as file:
@@ -184,7 +182,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path: Path) -> 
     ],
     ids=lambda line: line[:24],
 )
-def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
+def test_an_odd_row_is_named_and_left_out(tmp_path, line):
     """F62."""
     path = with_lines(tmp_path, {30: f"{line}\n{row(30)}"})
     read = read_metrics(path.parent, ("step", "loss"))
@@ -194,7 +192,7 @@ def test_an_odd_row_is_named_and_left_out(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400"])
-def test_a_number_beyond_a_float_is_missing(tmp_path: Path, number: str) -> None:
+def test_a_number_beyond_a_float_is_missing(tmp_path, number):
     path = tmp_path / "metrics.jsonl"
     losses = ["3.0", number, "2.0"]
     path.write_text(
@@ -211,7 +209,7 @@ def test_a_number_beyond_a_float_is_missing(tmp_path: Path, number: str) -> None
     assert [line for line, _ in chosen.corrupt] == [2]
 
 
-def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
+def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path):
     """In a run without check values: a fast reader that passes over columns must not pass over this one."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
@@ -222,7 +220,7 @@ def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path: Path) -> None:
     assert read.corrupt == ((61, "it is not a JSON object"),)
 
 
-def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
+def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path):
     path = write_run(tmp_path, "r", 0)
     rows = read_metrics(path, ["val_loss", "nothing"])
     expected = [
@@ -234,7 +232,7 @@ def test_columns_can_be_chosen_and_absent_ones_are_nan(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 100, 300])
-def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
+def test_torn_last_line_costs_one_row(tmp_path, cut):
     """F30."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
@@ -242,7 +240,7 @@ def test_torn_last_line_costs_one_row(tmp_path: Path, cut: int) -> None:
     assert split_lines(path.read_bytes()).torn
 
 
-def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) -> None:
+def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path):
     """F30: duplicates after a kill at step 60 and a resume from the checkpoint of step 40."""
     path = write_run(
         tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(100, 0, segment=1, first=41, loss=7.0)
@@ -253,13 +251,13 @@ def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path: Path) ->
     assert set(rows.columns["loss"][41:]) == {7.0}
 
 
-def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path: Path) -> None:
+def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path):
     """The run is where its last segment left it: older rows beyond belong to a past that was given up."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(50, 0, segment=1, first=41))
     assert steps_of(path) == list(range(51))
 
 
-def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path) -> None:
+def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path):
     """A stop during the evaluation of step 40: the resumed run writes its loss first, in a row without a training
     step."""
     first = rows_of(40, 0)
@@ -282,7 +280,7 @@ def test_an_evaluation_made_up_for_completes_the_row_of_its_step(tmp_path: Path)
     assert columns["grad_norm"][40] == first[40]["grad_norm"], "a later null takes no value away"
 
 
-def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
+def test_segments_that_begin_anew_hide_nothing(tmp_path):
     """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by it began at 0
     again."""
     path = write_run(
@@ -294,7 +292,7 @@ def test_segments_that_begin_anew_hide_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_check", [False, True])
-def test_a_last_line_without_its_newline(tmp_path: Path, with_check: bool) -> None:
+def test_a_last_line_without_its_newline(tmp_path, with_check):
     """Without a check nobody can say that it is whole: "step": 1 could have been 12."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     if with_check:
@@ -304,7 +302,7 @@ def test_a_last_line_without_its_newline(tmp_path: Path, with_check: bool) -> No
     assert split_lines(path.read_bytes()).torn is not with_check
 
 
-def test_line_glued_to_a_torn_one_is_recovered(tmp_path: Path) -> None:
+def test_line_glued_to_a_torn_one_is_recovered(tmp_path):
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     torn = path.read_text()[:-40]
     second = "".join(json.dumps(row) + "\n" for row in rows_of(120, 0, segment=1, first=91))
@@ -325,9 +323,7 @@ NAN = row(20).replace('"grad_norm": ', '"grad_norm": NaN, "x": ')
         (True, row(20), "2 lines are not rows.*line 21 is the first: it has no check value"),
     ],
 )
-def test_more_damage_than_the_kills_explain_is_refused(
-    tmp_path: Path, checked: bool, line: str, message: str
-) -> None:
+def test_more_damage_than_the_kills_explain_is_refused(tmp_path, checked, line, message):
     path = with_lines(tmp_path, {})
     if checked:
         seal(path)
@@ -338,7 +334,7 @@ def test_more_damage_than_the_kills_explain_is_refused(
         read_metrics(path.parent, ["step"])
 
 
-def test_empty_and_missing_files(tmp_path: Path) -> None:
+def test_empty_and_missing_files(tmp_path):
     path = write_run(tmp_path, "r", 0, rows=[])
     assert len(read_metrics(path, ["loss"]).columns["loss"]) == 0
     (path / "metrics.jsonl").unlink()
@@ -351,14 +347,14 @@ def test_empty_and_missing_files(tmp_path: Path) -> None:
     "version, word",
     [(2, "newer"), (-1, "format -1"), (None, "schema_version"), (True, "schema_version")],
 )
-def test_other_formats_are_refused_clearly(tmp_path: Path, version: object, word: str) -> None:
+def test_other_formats_are_refused_clearly(tmp_path, version, word):
     """F52."""
     path = write_run(tmp_path, "r", 0, origin={"schema_version": version})
     with pytest.raises(DataError, match=word):
         read_run(path)
 
 
-def test_the_format_before_this_one_can_be_read(tmp_path: Path) -> None:
+def test_the_format_before_this_one_can_be_read(tmp_path):
     """F52."""
     assert (
         read_run(write_run(tmp_path, "r", 0, origin={"schema_version": 0})).origin["schema_version"]
@@ -366,7 +362,7 @@ def test_the_format_before_this_one_can_be_read(tmp_path: Path) -> None:
     )
 
 
-def test_read_run(tmp_path: Path) -> None:
+def test_read_run(tmp_path):
     run = read_run(write_run(tmp_path, "r", 3))
     assert (run.name, run.recipe["seed"], run.origin["recipe"], run.locked) == (
         "r-seed3",
@@ -377,7 +373,7 @@ def test_read_run(tmp_path: Path) -> None:
     assert run.events[0]["event"] == "start"
 
 
-def test_damaged_small_files_are_named(tmp_path: Path) -> None:
+def test_damaged_small_files_are_named(tmp_path):
     path = write_run(tmp_path, "r", 0)
     (path / "origin.json").write_text("{")
     with pytest.raises(DataError, match=r"origin\.json is damaged"):
@@ -392,7 +388,7 @@ def test_damaged_small_files_are_named(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
-def test_flatten() -> None:
+def test_flatten():
     recipe = {
         "seed": 1,
         "optim": {"lr": 1.0},

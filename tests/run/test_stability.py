@@ -51,7 +51,7 @@ def rows_of(losses: list[float | None], **columns: list[float]) -> list[dict[str
     ]
 
 
-def test_counts_and_shares() -> None:
+def test_counts_and_shares():
     columns = columns_of(rows_of([4.0, 2.0, 2.4, 2.5, 3.1, 2.0, None]), COLUMNS)
     found = measure(columns)
     # Ratios 0.5, 1.2 (not above), 1.25, 1.55, 1.0.
@@ -62,14 +62,14 @@ def test_counts_and_shares() -> None:
     assert "from step 7" in describe(columns)[-1]
 
 
-def test_a_run_without_losses() -> None:
+def test_a_run_without_losses():
     columns = columns_of([{"step": 0, "val_loss": 6.0}], COLUMNS)
     found = measure(columns)
     assert (found.steps, found.above_slight, found.max_loss_ratio) == (0, 0, None)
     assert describe(columns)
 
 
-def test_correlations_are_pearson_s() -> None:
+def test_correlations_are_pearson_s():
     # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of
     # freedom).
     rows = rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2])
@@ -89,7 +89,7 @@ def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
 
 
 @pytest.mark.parametrize("at", [10, 40, 700])
-def test_a_threefold_loss_is_noticed_at_once(at: int) -> None:
+def test_a_threefold_loss_is_noticed_at_once(at):
     losses = falling(1000, 0.1)
     losses[at : at + 5] = [3 * loss for loss in losses[at : at + 5]]
     alarm = loss_spikes()
@@ -97,7 +97,7 @@ def test_a_threefold_loss_is_noticed_at_once(at: int) -> None:
     assert [spike.step for spike in spikes] == [at + 1]
 
 
-def test_each_jump_is_one_alarm() -> None:
+def test_each_jump_is_one_alarm():
     losses = falling(300, 0.05)
     for at in (100, 200):
         losses[at : at + 3] = [9.0, 9.0, 9.0]
@@ -106,7 +106,7 @@ def test_each_jump_is_one_alarm() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3])
-def test_noise_alone_raises_no_alarm(noise: float) -> None:
+def test_noise_alone_raises_no_alarm(noise):
     alarm = loss_spikes()
     assert not any(alarm.read(row) for row in rows_of(falling(10_000, noise)))
 
@@ -120,7 +120,7 @@ def warned(values: list[float]) -> list[int]:
     return [found.step for row in norms(values) if (found := warning.read(row))]
 
 
-def test_a_gradient_far_above_its_usual_norm_is_an_early_warning() -> None:
+def test_a_gradient_far_above_its_usual_norm_is_an_early_warning():
     assert warned([0.5, 0.4, 0.3, 0.3, 0.3, 2.0, 0.3]) == [6]
     # Once per jump: armed again when the norm has been near its usual value.
     assert warned([0.3] * 10 + [3.0, 3.0, 2.5, 0.3, 3.0]) == [11, 15]
@@ -130,7 +130,7 @@ def test_a_gradient_far_above_its_usual_norm_is_an_early_warning() -> None:
     assert warned([0.1, 5.0, 0.1]) == []
 
 
-def test_what_is_not_finite_is_passed_over_by_the_detectors() -> None:
+def test_what_is_not_finite_is_passed_over_by_the_detectors():
     detectors = (loss_spikes(), gradient_warnings())
     last = [
         {"step": 51, "loss": None, "grad_norm": None, "nonfinite": True},
@@ -140,7 +140,7 @@ def test_what_is_not_finite_is_passed_over_by_the_detectors() -> None:
         assert [detector.read(row) for detector in detectors] == [None, None]
 
 
-def test_a_jump_in_one_line_and_as_an_event() -> None:
+def test_a_jump_in_one_line_and_as_an_event():
     spike, warning = Jump("loss", 7, 9.0, 3.0), Jump("grad_norm", 7, 6.0, 0.5)
     assert str(spike) == "spike: step 7: loss 9.000, 3.00 times the usual 3.000"
     assert "step 7: gradient norm 6, 12.0 times the usual 0.5" in str(warning)
@@ -163,7 +163,7 @@ def recorded(name: str) -> list[dict[str, object]]:
         ]
 
 
-def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training() -> None:
+def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training():
     """A GPT of one block at 8 sequences of 32 tokens a step, and at 2, where single batches scatter widely."""
     steps = 0
     for name in ("normal-8x32", "normal-2x32"):
@@ -176,7 +176,7 @@ def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training() ->
 
 @pytest.mark.parametrize("at", [100, 3_000])
 @pytest.mark.parametrize("name", ["normal-8x32", "normal-2x32"])
-def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name: str, at: int) -> None:
+def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name, at):
     rows = recorded(name)
     for row in rows[at : at + 5]:
         row["loss"] = 3 * float(str(row["loss"]))
@@ -184,12 +184,12 @@ def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name: str, at: int
     assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]
 
 
-def test_a_ratio_of_exactly_one_and_a_half_is_not_severe() -> None:
+def test_a_ratio_of_exactly_one_and_a_half_is_not_severe():
     found = measure(columns_of(rows_of([4.0, 2.0, 3.0, 2.0]), COLUMNS))
     assert (found.max_loss_ratio, found.above_slight, found.above_severe) == (1.5, 1, 0)
 
 
-def test_steps_that_a_rewind_gave_up_are_not_measured(tmp_path: Path) -> None:
+def test_steps_that_a_rewind_gave_up_are_not_measured(tmp_path):
     """Segment 0 went to step 60, segment 1 began at 41 and ended at 50."""
     rows = [
         {"step": step, "segment": 0, "loss_ratio": 2.0 if step > 40 else 1.0}

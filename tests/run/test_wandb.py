@@ -17,7 +17,7 @@ from efftrain_cli.run import tensorboard
 from efftrain_cli.run import wandb as wandb_sync
 from efftrain_cli.run.columns import AXES, grouped, series_of
 from efftrain_cli.run.metrics import latest_rows
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY
 from tests.fake_runs import rows_of, write_rows, write_run
 from tests.launch import wait_until
 from tests.trials.stubs import TINY
@@ -30,7 +30,7 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
 
 
-def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path: Path) -> None:
+def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path):
     """F29."""
     rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
     path = write_run(tmp_path, "small", 0, rows=rows)
@@ -47,7 +47,7 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path: Pat
         )
 
 
-def test_columns_stand_in_groups() -> None:
+def test_columns_stand_in_groups():
     row = {
         "step": 3, "tokens": 9, "total_flops": 2.0, "train_seconds": 1.5, "loss": 1.0, "val_loss": None, "lr": 0.1, "check": "ab",
         "tokens_per_second": 7.0, "loss_ratio": 1.1, "pld_theta": 0.5, "simigrad_noise_scale": 4.0, "of_tomorrow": 1,
@@ -59,7 +59,7 @@ def test_columns_stand_in_groups() -> None:
     }  # fmt: skip
 
 
-def test_every_column_of_a_row_has_a_group() -> None:
+def test_every_column_of_a_row_has_a_group():
     """What the trainer writes (tests/fake_runs.py follows it) is nowhere "other"."""
     (row,) = [row for row in rows_of(10, 0) if row["step"] == 10]
     assert not [name for name in map(series_of, row) if name.startswith("other/")]
@@ -67,7 +67,7 @@ def test_every_column_of_a_row_has_a_group() -> None:
     assert series_of("std_kl_h.0.mlp.c_fc") == "standardization_loss/kl_h.0.mlp.c_fc"
 
 
-def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_axes_summaries_scores_and_names(tmp_path, monkeypatch):
     """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it; wandb's variables
     win."""
     path = write_run(tmp_path, "small", 0)
@@ -105,7 +105,7 @@ def test_axes_summaries_scores_and_names(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [key for key in summary if "rte" in key]
 
 
-def test_events_that_matter_are_alerts(tmp_path: Path) -> None:
+def test_events_that_matter_are_alerts(tmp_path):
     path = write_run(tmp_path, "small", 0, rows=rows_of(5, 0))
     old = {"event": "spike", "time": "2026-01-02T03:04:05+00:00", "step": 2, "ratio": 1.9}
     (path / "events.jsonl").write_text(json.dumps(old) + "\n")
@@ -125,7 +125,7 @@ def test_events_that_matter_are_alerts(tmp_path: Path) -> None:
     )
 
 
-def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
+def test_tensorboard_has_the_same_curves(tmp_path):
     """Read back with TensorBoard's own reader: each step once, the last write wins, also while a run is followed."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
@@ -156,7 +156,7 @@ def test_tensorboard_has_the_same_curves(tmp_path: Path) -> None:
     assert read() == (list(range(111)), [9.0] * 41 + [2.0] * 60 + [1.0] * 10)
 
 
-def test_the_same_rows_give_the_same_run(tmp_path: Path) -> None:
+def test_the_same_rows_give_the_same_run(tmp_path):
     path = write_run(tmp_path, "small", 0)
     first = wandb_sync.sync(path)
     assert wandb_sync.sync(path).id == first.id
@@ -164,9 +164,7 @@ def test_the_same_rows_give_the_same_run(tmp_path: Path) -> None:
     assert wandb_sync.sync(path).id != first.id
 
 
-def test_no_secret_and_no_word_about_the_machine_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path, monkeypatch):
     """F53."""
     secret = "0123456789abcdef0123456789abcdef01234567"
     monkeypatch.setenv("WANDB_API_KEY", secret)
@@ -199,9 +197,7 @@ def follower(path: Path, mode: str = "offline", *more: str, **env: str) -> subpr
     )
 
 
-def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(
-    tmp_path: Path,
-) -> None:
+def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resume(tmp_path):
     """Segments of one run directory are one wandb run; a step that was sent is not sent again."""
     path = write_run(tmp_path, "small", 0, rows=rows_of(20, 0))
     child = follower(path)
@@ -232,7 +228,7 @@ def test_follower_sends_what_is_written_while_it_runs_and_continues_after_a_resu
     }
 
 
-def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path: Path) -> None:
+def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path):
     """F28: no key."""
     path = write_run(tmp_path, "small", 0)
     # A folder of settings of its own: the key of whoever runs the tests must not count.
@@ -246,8 +242,8 @@ def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path: Path) -
 
 
 def test_a_fault_of_wandb_says_that_the_rows_are_kept_and_how_to_send_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     path = write_run(tmp_path, "small", 0)
     fault = "ConnectionResetError: [Errno 104] Connection reset by peer"
     ended = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
@@ -261,9 +257,7 @@ def test_a_fault_of_wandb_says_that_the_rows_are_kept_and_how_to_send_them(
     )
 
 
-def test_sync_online_without_a_key_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_online_without_a_key_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with pytest.raises(UsageError, match=r"wandb \(online\)"):
@@ -271,7 +265,7 @@ def test_sync_online_without_a_key_is_an_error(
 
 
 @pytest.mark.slow
-def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> None:
+def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path):
     path = write_run(tmp_path, "small", 0)
     script = (
         "import sys, time; from pathlib import Path; from efftrain_cli.run.wandb import start_follower\n"
@@ -294,9 +288,7 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["offline", "online"])
-def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(
-    efftrain: Efftrain, tmp_path: Path, mode: str
-) -> None:
+def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(efftrain, tmp_path, mode):
     """F28: losses equal those without wandb; without a key, "online" becomes offline with one warning."""
     (tmp_path / "tiny.toml").write_text(TINY.replace("tokens = 2560", "tokens = 12800"))
     words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]

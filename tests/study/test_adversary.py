@@ -54,14 +54,12 @@ PICKED = ('measure = "final_loss"', 'measure = "tokens_to_target"\ntarget = 3.1'
         [('baseline = "plain"', 'baseline = "warm"')],
     ],
 )
-def test_seen_seeds_are_labelled_whatever_else_changes(
-    folder: Path, seen: StudyFile, changes: list[tuple[str, str]]
-) -> None:
+def test_seen_seeds_are_labelled_whatever_else_changes(folder, seen, changes):
     reasons = again(folder, *changes)
     assert any("were seen by study 'study'" in reason for reason in reasons), reasons
 
 
-def test_removed_runs_were_seen(folder: Path, seen: StudyFile) -> None:
+def test_removed_runs_were_seen(folder, seen):
     """The runs are gone, and the study stands in another folder's name: their recipes are kept."""
     names = run_names()
     assert invoke("runs", "rm", *names, "--yes").exit_code == 0 and run_names() == []
@@ -71,7 +69,7 @@ def test_removed_runs_were_seen(folder: Path, seen: StudyFile) -> None:
     assert any("6 earlier runs have an arm's recipe" in reason for reason in again(folder))
 
 
-def test_runs_that_were_removed_before_a_registration_are_labelled(folder: Path) -> None:
+def test_runs_that_were_removed_before_a_registration_are_labelled(folder):
     """As the message about runs without a registration advises: remove them, and register."""
     file = read_study(folder / "study.toml")
     register(file, allow=False)
@@ -84,9 +82,7 @@ def test_runs_that_were_removed_before_a_registration_are_labelled(folder: Path)
     assert reason.startswith("6 earlier runs have an arm's recipe and a seed of the study")
 
 
-def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(
-    folder: Path, seen: StudyFile
-) -> None:
+def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(folder, seen):
     fresh = [('"10..14"', '"20..24"'), ('"0..1"', '"2..3"')]
     warm = 'set = ["seq_len_warmup.start=16"]\n'
     third = '\n[[arms]]\nname = "third"\nrecipe = "plain.toml"\nset = ["optim.lr=1e-4"]\n'
@@ -114,18 +110,14 @@ def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(
         ("optim.lr", None, 1e-3, False),
     ],
 )
-def test_a_recipe_with_a_trifle_changed_is_the_one_that_was_seen(
-    key: str, before: object, after: object, alike: bool
-) -> None:
+def test_a_recipe_with_a_trifle_changed_is_the_one_that_was_seen(key, before, after, alike):
     first = {"model.n_layer": 2, "seed": 1} | ({} if before is None else {key: before})
     second = {"model.n_layer": 2, "seed": 2, key: after}
     assert is_alike(first, second) == is_alike(second, first) == alike
     assert is_alike(first, second, [key])
 
 
-def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(
-    folder: Path, seen: StudyFile
-) -> None:
+def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(folder, seen):
     path = folder / "study.toml"
     path.write_text(STUDY.replace('"different"', '"better"'))
     for words in (["study", "study.toml"], ["compare", "--study", "study.toml"]):
@@ -152,9 +144,7 @@ def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(
         (["small", "slw", "copy", "--allow"], "a newer run of the same recipe and seed is taken"),
     ],
 )
-def test_every_format_of_a_claim_has_its_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, words: list[str], label: str
-) -> None:
+def test_every_format_of_a_claim_has_its_label(tmp_path, monkeypatch, form, words, label):
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     for seed in range(3):

@@ -56,7 +56,7 @@ def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
     return Pretrain([each.trial for each in all_trials(file, chosen)], codes)
 
 
-def test_every_block_has_seeds_of_its_own(folder: Path) -> None:
+def test_every_block_has_seeds_of_its_own(folder):
     file = write_study(folder, ("grow = 0", "grow = 0\nn_seeds = 3"))
     assert len(file.seeds) == 4 and len(file.tuning_seeds) == 12
     assert len({*file.seeds, *file.tuning_seeds}) == 16
@@ -67,12 +67,12 @@ def test_every_block_has_seeds_of_its_own(folder: Path) -> None:
     assert len(tuning(file)) == 4 * 3 * 2 * 2
 
 
-def test_a_block_is_tuned_on_one_seed_unless_set(folder: Path) -> None:
+def test_a_block_is_tuned_on_one_seed_unless_set(folder):
     file = write_study(folder)
     assert file.seeds_to_draw == {"seeds": 4, "tuning.seeds": 4}
 
 
-def test_each_judged_seed_is_trained_with_what_its_block_chose(folder: Path) -> None:
+def test_each_judged_seed_is_trained_with_what_its_block_chose(folder):
     file = write_study(folder)
     first, second, third, fourth = file.tuning_seeds
     write_losses(
@@ -111,7 +111,7 @@ def test_each_judged_seed_is_trained_with_what_its_block_chose(folder: Path) -> 
     assert best_of_k(tuned)["plain"] == pytest.approx([3.0005, 3.00025])
 
 
-def test_a_block_grows_by_its_own_runs_only(folder: Path) -> None:
+def test_a_block_grows_by_its_own_runs_only(folder):
     file = write_study(folder, ("grow = 0", "grow = 1"), ("1e-3, 2e-3", "1e-3, 2e-3, 4e-3"))
     low, high, *inner = file.tuning_seeds
     best = {low: 1e-3, high: 4e-3} | dict.fromkeys(inner, 2e-3)
@@ -125,7 +125,7 @@ def test_a_block_grows_by_its_own_runs_only(folder: Path) -> None:
     assert len(tuning(widest(file))) == 4 * 2 * 5
 
 
-def test_only_the_blocks_of_a_look_are_tuned(folder: Path) -> None:
+def test_only_the_blocks_of_a_look_are_tuned(folder):
     """Warm is much better here, so the first look decides."""
     file = write_study(folder, ("blocks = 4", "blocks = 8\nlooks = 2"))
     register(file, allow=False)
@@ -137,7 +137,7 @@ def test_only_the_blocks_of_a_look_are_tuned(folder: Path) -> None:
     assert not any("tuned on" in label.text for label in state.labels)
 
 
-def test_receipts_and_json_name_the_block(folder: Path) -> None:
+def test_receipts_and_json_name_the_block(folder):
     file = write_study(folder)
     register(file, allow=False)
     state = conduct(file, make_runner(file, launcher(file)))
@@ -157,7 +157,7 @@ def test_receipts_and_json_name_the_block(folder: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_stopped_study_of_blocks_goes_on(folder: Path) -> None:
+def test_a_stopped_study_of_blocks_goes_on(folder):
     file = write_study(folder)
     register(file, allow=False)
     stopped = f"study-warm-lr0.002-tune-seed{file.tuning_seeds[2]}"
@@ -174,7 +174,7 @@ def test_a_stopped_study_of_blocks_goes_on(folder: Path) -> None:
     assert launch.calls[0] == f"resume {stopped}" and len(launch.calls) == 1 + 4 + 8
 
 
-def test_arrays_of_blocks_are_written_phase_by_phase(folder: Path) -> None:
+def test_arrays_of_blocks_are_written_phase_by_phase(folder):
     file = write_study(folder)
     register(file, allow=False)
     writer = ArrayWriter(folder=study_folder("study"), device="cpu", devices=1, jobs=1)
@@ -189,7 +189,7 @@ def test_arrays_of_blocks_are_written_phase_by_phase(folder: Path) -> None:
     assert names == [f"study-{arm}-seed{seed}" for seed in file.seeds for arm in ("plain", "warm")]
 
 
-def test_the_plan_says_what_a_block_is(folder: Path) -> None:
+def test_the_plan_says_what_a_block_is(folder):
     write_study(folder, ("grow = 0", "n_seeds = 2"))
     output = invoke("study", "study.toml", "--plan").output
     assert "seeds      4 drawn when registered, judged after 4 seeds" in output
@@ -200,7 +200,7 @@ def test_the_plan_says_what_a_block_is(folder: Path) -> None:
     assert f"tuning     seeds {drawn}" in output
 
 
-def test_a_registered_study_keeps_its_blocks(folder: Path) -> None:
+def test_a_registered_study_keeps_its_blocks(folder):
     file = write_study(folder)
     register(file, allow=False)
     for each in all_trials(file)[:4]:
@@ -211,7 +211,7 @@ def test_a_registered_study_keeps_its_blocks(folder: Path) -> None:
     assert write_study(folder, ("blocks = 4", "blocks = 5")).blocks[:4] == file.blocks
 
 
-def test_a_rehearsal_has_two_blocks(folder: Path) -> None:
+def test_a_rehearsal_has_two_blocks(folder):
     file = write_study(folder)
     small = toy_study(file, folder)
     assert [block[:2] for block in small.blocks] == [
@@ -220,7 +220,7 @@ def test_a_rehearsal_has_two_blocks(folder: Path) -> None:
     assert small.study.arms[0].grid == {"optim.lr": (0.001, 0.002)}
 
 
-def test_the_verdict_is_over_one_difference_a_block(folder: Path) -> None:
+def test_the_verdict_is_over_one_difference_a_block(folder):
     file = write_study(folder)
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
@@ -242,7 +242,7 @@ def test_the_verdict_is_over_one_difference_a_block(folder: Path) -> None:
         ('[tuning]\ngrow = 0\ngrid = { "optim.lr" = [1e-3, 2e-3] }', "", "blocks", "[tuning]"),
     ],
 )
-def test_wrong_blocks(folder: Path, old: str, new: str, key: str, rule: str) -> None:
+def test_wrong_blocks(folder, old, new, key, rule):
     with pytest.raises(RecipeError) as error:
         write_study(folder, (old, new))
     (problem,) = error.value.problems

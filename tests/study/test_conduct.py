@@ -56,7 +56,7 @@ def file(folder: Path) -> StudyFile:
     return read_study(folder / "study.toml")
 
 
-def test_tuning_then_looks_until_all_is_decided(file: StudyFile) -> None:
+def test_tuning_then_looks_until_all_is_decided(file):
     register(file, allow=False)
     launch = launcher(file)
     told = []
@@ -80,7 +80,7 @@ def test_tuning_then_looks_until_all_is_decided(file: StudyFile) -> None:
     assert found.verdicts[0].outcome == "better" and found.verdicts[0].seeds == (10, 11, 12)
 
 
-def test_a_stopped_study_continues_and_trains_nothing_twice(file: StudyFile) -> None:
+def test_a_stopped_study_continues_and_trains_nothing_twice(file):
     register(file, allow=False)
     first = launcher(file, {"study-warm-seed11": 75})
     with pytest.raises(StoppedError):
@@ -93,7 +93,7 @@ def test_a_stopped_study_continues_and_trains_nothing_twice(file: StudyFile) -> 
     assert third.calls == []
 
 
-def test_receipts_and_looks(file: StudyFile) -> None:
+def test_receipts_and_looks(file):
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file, {"study-plain-lr0.004-tune-seed1": 4})))
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
@@ -120,7 +120,7 @@ def _change_origin(name: str, **data: object) -> None:
     path.write_text(json.dumps({**origin, "data": {**origin["data"], **data}}))
 
 
-def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
+def test_what_compare_refuses_has_no_verdict(file):
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
     _change_origin("study-warm-seed11", valid_hash="e" * 64)
@@ -136,7 +136,7 @@ def test_what_compare_refuses_has_no_verdict(file: StudyFile) -> None:
     assert "warm: undecided in final loss (not judged: these losses are not comparable)." in text
 
 
-def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file: StudyFile) -> None:
+def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file):
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
     recipe = run_path("study-warm-seed11") / "recipe.toml"
@@ -155,7 +155,7 @@ def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file:
     judged(file, False)
 
 
-def test_marks_of_runs_stand_beside_the_verdict(file: StudyFile) -> None:
+def test_marks_of_runs_stand_beside_the_verdict(file):
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
     events = run_path("study-warm-seed11") / "events.jsonl"
@@ -169,7 +169,7 @@ def test_marks_of_runs_stand_beside_the_verdict(file: StudyFile) -> None:
     )
 
 
-def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> None:
+def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder):
     (folder / "study.toml").write_text(
         STUDY.replace('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}')
     )
@@ -191,7 +191,7 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder: Path) -> No
 # --- what was fixed beforehand ---------------------------------------------------------------------------------------
 
 
-def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyFile) -> None:
+def test_a_changed_study_is_refused_with_what_changed(folder, file):
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
     (folder / "study.toml").write_text(
@@ -209,7 +209,7 @@ def test_a_changed_study_is_refused_with_what_changed(folder: Path, file: StudyF
     ].exploratory  # shown, and not written down
 
 
-def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile) -> None:
+def test_an_allowed_change_is_exploratory_for_good(folder, file):
     register(file, allow=False)
     (folder / "study.toml").write_text(STUDY.replace("looks = 2", "looks = 1"))
     changed = read_study(folder / "study.toml")
@@ -226,7 +226,7 @@ def test_an_allowed_change_is_exploratory_for_good(folder: Path, file: StudyFile
     assert register(read_study(folder / "study.toml"), allow=False).exploratory == [reason]
 
 
-def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> None:
+def test_a_changed_recipe_is_a_changed_study(folder, file):
     register(file, allow=False)
     (folder / "plain.toml").write_text(
         (folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 5e-4")
@@ -235,7 +235,7 @@ def test_a_changed_recipe_is_a_changed_study(folder: Path, file: StudyFile) -> N
         register(read_study(folder / "study.toml"), allow=False)
 
 
-def test_runs_from_before_the_registration_make_it_exploratory(file: StudyFile) -> None:
+def test_runs_from_before_the_registration_make_it_exploratory(file):
     write_trial(all_trials(file)[-1].trial)
     with pytest.raises(UsageError, match="1 runs of study 'study' exist already"):
         register(file, allow=False)
@@ -246,7 +246,7 @@ def test_runs_from_before_the_registration_make_it_exploratory(file: StudyFile) 
     assert check_registered(file, allow=False).exploratory
 
 
-def test_arms_with_other_tokens_need_an_equal_budget(folder: Path) -> None:
+def test_arms_with_other_tokens_need_an_equal_budget(folder):
     path = folder / "study.toml"
     text = path.read_text()
     path.write_text(
@@ -260,7 +260,7 @@ def test_arms_with_other_tokens_need_an_equal_budget(folder: Path) -> None:
     register(read_study(path), allow=False)
 
 
-def test_a_new_name_does_not_hide_seen_seeds(folder: Path, file: StudyFile) -> None:
+def test_a_new_name_does_not_hide_seen_seeds(folder, file):
     """The same arms on the same seeds under another name: what the first study found stands above the second."""
     register(file, allow=False)
     judged_before = conduct(file, make_runner(file, launcher(file)))
@@ -288,9 +288,7 @@ def test_a_new_name_does_not_hide_seen_seeds(folder: Path, file: StudyFile) -> N
         (b"", "no look yet"),
     ],
 )
-def test_a_foreign_looks_csv_does_not_stop_a_registration(
-    folder: Path, file: StudyFile, looks: bytes, verdicts: str
-) -> None:
+def test_a_foreign_looks_csv_does_not_stop_a_registration(folder, file, looks, verdicts):
     register(file, allow=False)
     (study_folder("study") / "looks.csv").write_bytes(looks)
     (folder / "again.toml").write_text(STUDY)
@@ -298,7 +296,7 @@ def test_a_foreign_looks_csv_does_not_stop_a_registration(
     assert "asked the same of the same arms: " in reason and reason.endswith(verdicts)
 
 
-def test_a_study_with_a_foreign_looks_csv_says_how_to_mend_it(file: StudyFile) -> None:
+def test_a_study_with_a_foreign_looks_csv_says_how_to_mend_it(file):
     register(file, allow=False)
     (study_folder("study") / "looks.csv").write_text("look,seeds\none,3\n")
     with pytest.raises(DataError, match=r"not a table of looks\n  delete it"):
@@ -308,7 +306,7 @@ def test_a_study_with_a_foreign_looks_csv_says_how_to_mend_it(file: StudyFile) -
 
 
 @pytest.mark.parametrize("text", ["{", '{"a": 1}', '{"schema_version": 99}'])
-def test_other_damaged_files_do_not_stop_a_registration(file: StudyFile, text: str) -> None:
+def test_other_damaged_files_do_not_stop_a_registration(file, text):
     """What nobody can read any more may have seen the seeds: a plan says so, a run is left out."""
     (runs_root() / "other-study").mkdir(parents=True)
     (runs_root() / "other-study" / "plan.json").write_text(text)
@@ -318,7 +316,7 @@ def test_other_damaged_files_do_not_stop_a_registration(file: StudyFile, text: s
     assert "other-study/plan.json" in reason and "\n" not in reason
 
 
-def test_costs_to_one_loss_are_one_comparison(folder: Path) -> None:
+def test_costs_to_one_loss_are_one_comparison(folder):
     """As Holm's correction counts them: the final loss, two costs to 3.0 and one to 2.5 are three."""
     path = folder / "study.toml"
     primaries = ('tokens_to_target"\ntarget = 3.0', 'flops_to_target"\ntarget = 3.0')
@@ -328,7 +326,7 @@ def test_costs_to_one_loss_are_one_comparison(folder: Path) -> None:
     assert read_study(path).comparisons == 3
 
 
-def test_runs_that_the_registration_did_not_start_are_labelled(file: StudyFile) -> None:
+def test_runs_that_the_registration_did_not_start_are_labelled(file):
     registration = register(file, allow=False)
     launch = launcher(file)
     runner = TrialRunner(
@@ -345,7 +343,7 @@ def test_runs_that_the_registration_did_not_start_are_labelled(file: StudyFile) 
     assert label.text.startswith("6 of its runs do not carry its registration, such as study-")
 
 
-def test_an_edited_plan_is_found(file: StudyFile) -> None:
+def test_an_edited_plan_is_found(file):
     register(file, allow=False)
     path = study_folder("study") / "plan.json"
     plan = json.loads(path.read_text())
@@ -358,7 +356,7 @@ def test_an_edited_plan_is_found(file: StudyFile) -> None:
         register(file, allow=False)
 
 
-def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
+def test_a_study_without_runs_has_no_verdict(file):
     with pytest.raises(UsageError, match="has no run yet"):
         judged(file, False)
     register(file, allow=False)
@@ -373,7 +371,7 @@ def test_a_study_without_runs_has_no_verdict(file: StudyFile) -> None:
 # --- what it costs, and the rehearsal --------------------------------------------------------------------------------
 
 
-def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
+def test_the_plan_counts_what_is_left(file):
     assert (
         asdict(sum_phases("all", "", phases_of(file))).items()
         >= {"runs": 22, "tokens_left": 22 * 2560, "seconds_left": None}.items()
@@ -386,7 +384,7 @@ def test_the_plan_counts_what_is_left(file: StudyFile) -> None:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_shipped_recipe_can_be_made_a_toy(name: str, tmp_path: Path) -> None:
+def test_every_shipped_recipe_can_be_made_a_toy(name, tmp_path):
     recipe = load_recipe(name)
     toy = toy_recipe(recipe, tmp_path)
     plan = summarize_plan(toy, None, 320)
@@ -394,9 +392,7 @@ def test_every_shipped_recipe_can_be_made_a_toy(name: str, tmp_path: Path) -> No
     assert toy.methods.keys() == recipe.methods.keys() and len(toy.stages) == len(recipe.stages)
 
 
-def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(
-    folder: Path, file: StudyFile
-) -> None:
+def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder, file):
     small = toy_study(file, folder)
     assert (small.seeds, small.looks, small.tuning_seeds) == ((10, 11, 12, 13), (3, 4), (0,))
     assert small.study.arms[1].grid == {"optim.lr": (0.001, 0.004)}
@@ -405,9 +401,7 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(
 
 
 @pytest.mark.parametrize("name", ["unstable-batch-warmup", "small-simigrad", "small-pld"])
-def test_what_several_devices_share_is_rehearsed_and_verified_on_them(
-    name: str, tmp_path: Path
-) -> None:
+def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name, tmp_path):
     """Eight of them, or eight lanes: each has a sequence of the smallest step."""
     recipe = load_recipe(name)
     in_lanes = replace(recipe, parallel=Parallel(lanes=8))
@@ -424,16 +418,14 @@ def test_what_several_devices_share_is_rehearsed_and_verified_on_them(
         assert smallest >= 8
 
 
-def test_an_arm_may_have_the_name_of_its_study(folder: Path) -> None:
+def test_an_arm_may_have_the_name_of_its_study(folder):
     path = folder / "study.toml"
     path.write_text(STUDY.replace('name = "warm"', 'name = "study"'))
     small = toy_study(read_study(path), folder / "rehearsal")
     assert load_recipe(small.study.arms[1].recipe).seq_len_warmup is not None
 
 
-def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
-    folder: Path, file: StudyFile
-) -> None:
+def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder, file):
     with rehearsal(file, study_folder(file.name) / "rehearsal") as small:
         register(small, allow=False)
         launch = launcher(small)
@@ -443,23 +435,19 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(
     assert register(file, allow=False).exploratory == []
 
 
-def test_a_run_beyond_its_budget_is_done_to_100_percent(
-    file: StudyFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_beyond_its_budget_is_done_to_100_percent(file, monkeypatch):
     monkeypatch.setattr(main, "tokens_so_far", lambda name: 2 * 2560)  # twice the budget
     done = invoke("study", "study.toml", "--status")
     assert done.exit_code == 0 and done.stdout.count(" 100 % ") == 22
     assert "200 %" not in done.stdout
 
 
-def test_the_status_of_an_unregistered_study_says_so(file: StudyFile) -> None:
+def test_the_status_of_an_unregistered_study_says_so(file):
     done = invoke("study", "study.toml", "--status", "--format", "json")
     assert done.exit_code == 0 and json.loads(done.stdout)["exploratory"] == ["not registered"]
 
 
-def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
-    folder: Path, file: StudyFile
-) -> None:
+def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder, file):
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
     done = invoke("compare", "--study", "study.toml")
@@ -490,7 +478,7 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(
         assert refused.exit_code != 0 and message in str(refused.exception)
 
 
-def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder: Path) -> None:
+def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder):
     path = folder / "study.toml"
     text = STUDY.replace("looks = 2", "looks = 1").replace('"10..14"', '"10..12"').split("[tuning]")
     arms = text[1].partition("\n\n")[2]

@@ -22,7 +22,7 @@ def changed(folder: Path, *replacements: tuple[str, str]) -> Path:
     return path
 
 
-def test_the_runs_of_a_study(folder: Path) -> None:
+def test_the_runs_of_a_study(folder):
     file = read_study(folder / "study.toml")
     tuned = [each.trial for each in tuning(file)]
     assert len(tuned) == 2 * 2 * 3 and [trial.seed for trial in tuned] == [0] * 6 + [1] * 6
@@ -39,7 +39,7 @@ def test_the_runs_of_a_study(folder: Path) -> None:
     assert len({trial.name for trial in (*tuned, *judged)}) == 12 + 10
 
 
-def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
+def test_all_mistakes_at_once_with_their_lines(folder):
     path = changed(
         folder,
         ("looks = 2", "looks = 9"),
@@ -124,13 +124,13 @@ def test_all_mistakes_at_once_with_their_lines(folder: Path) -> None:
         ('baseline = "plain"', "", "baseline", "is required"),
     ],
 )
-def test_one_mistake(folder: Path, old: str, new: str, key: str, rule: str) -> None:
+def test_one_mistake(folder, old, new, key, rule):
     with pytest.raises(RecipeError) as error:
         read_study(changed(folder, (old, new)))
     assert rule in {problem.key: problem.rule for problem in error.value.problems}[key]
 
 
-def test_no_file_and_no_toml(folder: Path) -> None:
+def test_no_file_and_no_toml(folder):
     with pytest.raises(UsageError, match="there is no study file"):
         read_study(folder / "other.toml")
     with pytest.raises(UsageError, match=r"ends in \.toml"):
@@ -140,7 +140,7 @@ def test_no_file_and_no_toml(folder: Path) -> None:
         read_study(folder / "broken.toml")
 
 
-def test_comments_order_and_words_are_free(folder: Path) -> None:
+def test_comments_order_and_words_are_free(folder):
     sha256 = read_study(folder / "study.toml").sha256
     same = changed(
         folder,
@@ -167,12 +167,12 @@ def test_comments_order_and_words_are_free(folder: Path) -> None:
         ('baseline = "plain"', 'baseline = "warm"'),
     ],
 )
-def test_everything_that_decides_is_hashed(folder: Path, old: str, new: str) -> None:
+def test_everything_that_decides_is_hashed(folder, old, new):
     sha256 = read_study(folder / "study.toml").sha256
     assert read_study(changed(folder, (old, new))).sha256 != sha256
 
 
-def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder: Path) -> None:
+def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder):
     sha256 = read_study(folder / "study.toml").sha256
     recipe = (folder / "plain.toml").read_text()
     (folder / "plain.toml").write_text(
@@ -183,7 +183,7 @@ def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder: Path) 
     assert read_study(folder / "study.toml").sha256 != sha256
 
 
-def test_an_arm_may_have_a_grid_of_its_own_or_none(folder: Path) -> None:
+def test_an_arm_may_have_a_grid_of_its_own_or_none(folder):
     file = read_study(
         changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
     )

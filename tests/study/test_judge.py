@@ -116,9 +116,7 @@ def shifted(by: float, noise: float = 0.004) -> list[float]:
         ("equivalent", 0.02, -0.05, "undecided", True),
     ],
 )
-def test_directions(
-    direction: str, margin: float | None, shift: float, outcome: str, opposite: bool
-) -> None:
+def test_directions(direction, margin, shift, outcome, opposite):
     found = judge(study(direction, margin), runs(base=BASE, method=shifted(shift)))
     (verdict,) = found.verdicts
     assert (verdict.outcome, verdict.opposite) == (outcome, opposite)
@@ -126,13 +124,13 @@ def test_directions(
     assert (verdict.p_holm <= 0.05) == (outcome != "undecided")
 
 
-def test_the_smallest_effect_that_could_be_seen() -> None:
+def test_the_smallest_effect_that_could_be_seen():
     verdict = judged(study(), runs(base=BASE, method=shifted(0.001)))
     # sd of 1, -1, 2, -2, 0 is sqrt(2.5): of five pairs a t test shows 1.6822 sd with power 0.8 (tables of Student's t)
     assert verdict.min_detectable_effect == pytest.approx(0.004 * 2.5**0.5 * 1.6822, rel=0.01)
 
 
-def test_holm_over_primaries_and_arms() -> None:
+def test_holm_over_primaries_and_arms():
     several = study(arms=("base", "a", "b", "c"))
     found = judge(several, runs(base=BASE, a=shifted(-0.05), b=shifted(0.0085), c=shifted(0.0002)))
     p = [verdict.p for verdict in found.verdicts]
@@ -147,7 +145,7 @@ def test_holm_over_primaries_and_arms() -> None:
     ]
 
 
-def test_a_pending_run_lets_the_look_wait() -> None:
+def test_a_pending_run_lets_the_look_wait():
     there = runs(base=BASE, method=shifted(-0.05)[:4])
     found = judge(study(), there)
     assert (
@@ -160,7 +158,7 @@ def test_a_pending_run_lets_the_look_wait() -> None:
     assert judge(study(), there).pending == ("method seed 4",)
 
 
-def test_a_study_ends_at_the_first_look_that_decides_all() -> None:
+def test_a_study_ends_at_the_first_look_that_decides_all():
     looks = study(looks=2)
     early = judge(looks, runs(base=BASE[:3], method=shifted(-0.5)[:3]))
     assert early.look == 1 and early.decided and early.complete
@@ -170,7 +168,7 @@ def test_a_study_ends_at_the_first_look_that_decides_all() -> None:
     assert late.look == 1 and not late.complete and late.pending[0] == "base seed 3"
 
 
-def test_the_chance_of_a_later_claim_is_shown_where_a_look_is_left() -> None:
+def test_the_chance_of_a_later_claim_is_shown_where_a_look_is_left():
     two = study(seeds="0..4", looks=2)
     first = judge(two, runs(base=BASE[:3], method=[3.46, 3.515, 3.455]))
     (verdict,) = first.verdicts
@@ -185,7 +183,7 @@ def test_the_chance_of_a_later_claim_is_shown_where_a_look_is_left() -> None:
     assert chance_of_claim(failed, looks, 1) is None
 
 
-def test_a_look_costs() -> None:
+def test_a_look_costs():
     """The same five pairs are decided by one look, and not by the second of two."""
     method = shifted(-0.0082)
     assert judged(study(), runs(base=BASE, method=method)).outcome == "better"
@@ -195,7 +193,7 @@ def test_a_look_costs() -> None:
     assert twice.estimate.high - twice.estimate.low > once.high - once.low
 
 
-def test_failures_decide_where_too_few_pairs_finished() -> None:
+def test_failures_decide_where_too_few_pairs_finished():
     base = [*BASE, 3.51, 3.48]
     method = [None, None, None, None, None, None, 3.45]
     verdict = judged(study(seeds="0..6"), runs(base=base, method=method))
@@ -210,14 +208,14 @@ def test_failures_decide_where_too_few_pairs_finished() -> None:
     )
 
 
-def test_an_exact_test_pays_for_every_look_that_was_planned() -> None:
+def test_an_exact_test_pays_for_every_look_that_was_planned():
     """All seven diverged at the first of two looks: McNemar's p is 2 of 2^7 signs."""
     found = judge(study(seeds="0..13", looks=2), runs(base=[*BASE, 3.51, 3.5], method=[None] * 7))
     assert (found.look, found.verdicts[0].outcome) == (1, "worse")
     assert found.verdicts[0].p == pytest.approx(2 * 2 / 128)
 
 
-def test_a_stuck_baseline_run_is_no_difference_of_losses() -> None:
+def test_a_stuck_baseline_run_is_no_difference_of_losses():
     """Two runs of ten end above the median loss at 20 % of the budget: 7 - 0.2 (7 - 3.5) = 6.3 nats."""
     losses = [3.50, 3.52, 3.47, 3.55, 3.49, 3.51, 3.48, 3.53, 3.5, 3.5]
     method = [loss + 0.001 * (-1) ** i for i, loss in enumerate(losses)]
@@ -238,9 +236,7 @@ def test_a_stuck_baseline_run_is_no_difference_of_losses() -> None:
         (0.05, "base", "undecided", "higher loss, fewer failures; "),
     ],
 )
-def test_only_a_side_that_fails_no_more_is_claimed(
-    shift: float, failing: str, outcome: str, word: str
-) -> None:
+def test_only_a_side_that_fails_no_more_is_claimed(shift, failing, outcome, word):
     there = runs(base=BASE, method=shifted(shift))
     there[failing][4].status = "diverged"
     verdict = judged(study(), there)
@@ -248,13 +244,13 @@ def test_only_a_side_that_fails_no_more_is_claimed(
     assert note_of(verdict).startswith(word + "failed or got stuck: ")
 
 
-def test_nothing_changes_without_failures() -> None:
+def test_nothing_changes_without_failures():
     """Final losses at the stuck level itself are not above it."""
     verdict = judged(study(), runs(base=[7.0] * 5, method=[6.9, 6.8, 6.7, 6.9, 6.8]))
     assert (verdict.outcome, verdict.note, verdict.estimate.n) == ("better", "", 5)
 
 
-def test_equal_runs_are_no_claim() -> None:
+def test_equal_runs_are_no_claim():
     verdict = judged(study(), runs(base=BASE, method=BASE))
     assert verdict.outcome == "undecided" and "no spread" in note_of(verdict)
 
@@ -305,7 +301,7 @@ def each_run(made: Made) -> Iterator[FakeRun]:
 SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
 
 
-def test_cost_to_a_fixed_target_is_a_ratio() -> None:
+def test_cost_to_a_fixed_target_is_a_ratio():
     there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
     verdict = judged(cost_study(target=4.0), there)
     # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between evaluations bend
@@ -314,7 +310,7 @@ def test_cost_to_a_fixed_target_is_a_ratio() -> None:
     assert verdict.estimate.mean == pytest.approx(41.5 / 29.2, rel=0.05)
 
 
-def test_cost_without_a_target_is_to_the_worse_one_s_final_loss() -> None:
+def test_cost_without_a_target_is_to_the_worse_one_s_final_loss():
     faster = [speed * 1.05 + 0.001 * i for i, speed in enumerate(SPEEDS)]
     better = judged(cost_study("different"), curves(base=SPEEDS, method=faster))
     worse = judged(cost_study("different"), curves(base=faster, method=SPEEDS))
@@ -324,7 +320,7 @@ def test_cost_without_a_target_is_to_the_worse_one_s_final_loss() -> None:
     assert same.outcome == "noninferior"
 
 
-def test_cost_without_a_target_is_judged_at_one_budget_by_the_pairs_that_finished() -> None:
+def test_cost_without_a_target_is_judged_at_one_budget_by_the_pairs_that_finished():
     there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
     assert judged(cost_study(), there).outcome == "better"
     there["method"][3].recipe = {"train.tokens": 200_000}
@@ -338,7 +334,7 @@ def test_cost_without_a_target_is_judged_at_one_budget_by_the_pairs_that_finishe
     assert note_of(verdict).startswith("lower loss, more failures")
 
 
-def test_costs_between_schedule_shapes_are_not_judged() -> None:
+def test_costs_between_schedule_shapes_are_not_judged():
     for target in (None, 4.0):
         there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
         for run in there["method"].values():
@@ -348,7 +344,7 @@ def test_costs_between_schedule_shapes_are_not_judged() -> None:
         assert verdict.outcome == "undecided" and shapes in note_of(verdict)
 
 
-def test_costs_to_match_need_dense_evaluations() -> None:
+def test_costs_to_match_need_dense_evaluations():
     """Three evaluations leave the crossing open; the same runs with eleven are judged."""
     faster = [speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)]
     there = curves(base=SPEEDS, method=faster)
@@ -360,14 +356,14 @@ def test_costs_to_match_need_dense_evaluations() -> None:
     assert note_of(verdict).startswith("not judged: evaluations every 50 steps leave it open by ")
 
 
-def test_a_target_that_is_not_reached_is_a_rank() -> None:
+def test_a_target_that_is_not_reached_is_a_rank():
     there = curves(base=[0.5] * 7, method=SPEEDS)
     verdict = judged(cost_study(target=4.0), there)
     assert verdict.outcome == "better"
     assert "7 of 7 baseline runs and 0 of this arm's did not reach the target" in note_of(verdict)
 
 
-def test_seconds_without_a_calibration_are_not_judged() -> None:
+def test_seconds_without_a_calibration_are_not_judged():
     there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
     for run in each_run(there):
         run.evaluated["seconds"] = run.evaluated["tokens"] / 1000
@@ -378,7 +374,7 @@ def test_seconds_without_a_calibration_are_not_judged() -> None:
     assert verdict.outcome == "undecided" and note_of(verdict) == "not judged: different device"
 
 
-def test_flops_that_lack_the_optimizer_are_not_judged() -> None:
+def test_flops_that_lack_the_optimizer_are_not_judged():
     there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
     for side in there.values():
         for run in side.values():
@@ -392,7 +388,7 @@ def test_flops_that_lack_the_optimizer_are_not_judged() -> None:
     assert note_of(verdict).endswith("Muon's Newton-Schulz iterations were counted")
 
 
-def test_looks_that_contradict_each_other_decide_nothing() -> None:
+def test_looks_that_contradict_each_other_decide_nothing():
     planned = study(looks=2, arms=("base", "a", "b"))
     early = [
         -0.1,
@@ -412,7 +408,7 @@ def test_looks_that_contradict_each_other_decide_nothing() -> None:
     assert note_of(verdict) == "an earlier look said better, the last one points the other way"
 
 
-def test_rank_verdicts_say_how_they_were_reached() -> None:
+def test_rank_verdicts_say_how_they_were_reached():
     base, method = [*BASE, 3.51, 3.48], [None, None, None, None, None, None, 3.45]
     shares = "failed or got stuck: base 0 of 7 (0 to 41 %), method 6 of 7 (42 to 100 %)"
     why = f"({shares}; McNemar's exact test)"
@@ -432,7 +428,7 @@ def test_rank_verdicts_say_how_they_were_reached() -> None:
         assert judged(strict, runs(base=base, method=method)).opposite == opposite
 
 
-def test_the_margin_that_equivalence_shows_in_80_percent() -> None:
+def test_the_margin_that_equivalence_shows_in_80_percent():
     verdict = judged(study("equivalent", 0.02), runs(base=BASE, method=shifted(0.001)))
     random, se = np.random.default_rng(5), 0.004 * 2.5**0.5
     drawn = random.normal(0, se, (20_000, 5))
@@ -441,7 +437,7 @@ def test_the_margin_that_equivalence_shows_in_80_percent() -> None:
     assert shown == pytest.approx(0.8, abs=0.02)
 
 
-def test_levels_are_those_of_the_direction() -> None:
+def test_levels_are_those_of_the_direction():
     two, one = looks_line(study(looks=2)), looks_line(study("better", looks=2))
     assert "two-sided levels" in two and "one-sided" not in two
     assert "one-sided levels" in one and "two-sided" not in one
@@ -450,7 +446,7 @@ def test_levels_are_those_of_the_direction() -> None:
     assert 0.035 < last < 0.05
 
 
-def test_other_places_of_the_schedule_are_not_judged() -> None:
+def test_other_places_of_the_schedule_are_not_judged():
     there = runs(base=BASE, method=shifted(-0.05))
     for arm, end in (
         ("base", 1000),
@@ -466,14 +462,14 @@ def test_other_places_of_the_schedule_are_not_judged() -> None:
     assert judged(study(), there).outcome == "better"
 
 
-def test_what_is_not_comparable_is_not_judged() -> None:
+def test_what_is_not_comparable_is_not_judged():
     verdict = judged(
         study(), runs(base=BASE, method=shifted(-0.05)), Why("not_judged", "not comparable")
     )
     assert (verdict.outcome, verdict.p, note_of(verdict)) == ("undecided", 1.0, "not comparable")
 
 
-def test_only_common_evaluations_count() -> None:
+def test_only_common_evaluations_count():
     """A curve that is evaluated ten times as often is read at the other's evaluations."""
 
     def side(points: int, every: int, factor: float) -> dict[int, FakeRun]:
@@ -506,9 +502,7 @@ def test_only_common_evaluations_count() -> None:
 @pytest.mark.parametrize(
     ("direction", "margin", "shift"), [("different", None, 0.0), ("noninferior", 0.02, 0.02)]
 )
-def test_two_arms_and_three_looks_err_in_at_most_5_percent(
-    direction: str, margin: float | None, shift: float
-) -> None:
+def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction, margin, shift):
     """Both claims that could be made are wrong; the chance of making one or more is the study's alpha."""
     planned = study(direction, margin, "0..8", 3, ("base", "a", "b"))
     random = np.random.default_rng(3)
@@ -554,7 +548,7 @@ def sensitivity_study(direction: str = "better", margin: float | None = None) ->
     return StudyFile(made.path, replace(made.study, primary=(primary,)))
 
 
-def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> None:
+def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not():
     base, method = above(0.6, 0.3, 0.0, 0.3, 0.9), above(0.3, 0.2, 0.1, 0.2, 0.5, noise=0.006)
     verdict = judged(sensitivity_study(), {}, rated=over_rates(base=base, method=method))
     # 2.1 / 5 = 0.42 against 1.3 / 5 - 0.1 = 0.16
@@ -567,7 +561,7 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not() -> Non
     )
 
 
-def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
+def test_a_diverged_rate_counts_with_the_loss_before_training():
     base = above(0.2, 0.1, 0.0, 0.1, 0.2)
     method = [*base[:4], [None] * 5]  # loss before training: 7.0
     verdict = judged(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method))
@@ -577,7 +571,7 @@ def test_a_diverged_rate_counts_with_the_loss_before_training() -> None:
     assert note_of(verdict).endswith("; 5 of its 25 runs diverged")
 
 
-def test_where_the_best_rate_lies_in_the_grid_changes_no_sensitivity() -> None:
+def test_where_the_best_rate_lies_in_the_grid_changes_no_sensitivity():
     """Around 4e-3 and 8e-3 the curves are the same; over all seven rates the means are 0.4 and 0.6."""
     base = above(0.9, 0.4, 0.1, 0.0, 0.1, 0.4, 0.9)
     method = above(1.6, 0.9, 0.4, 0.1, 0.0, 0.1, 0.4, noise=0.004)
@@ -586,7 +580,7 @@ def test_where_the_best_rate_lies_in_the_grid_changes_no_sensitivity() -> None:
     assert "2 on either side" in note_of(verdict)
 
 
-def test_noise_at_the_best_rate_is_not_sensitivity() -> None:
+def test_noise_at_the_best_rate_is_not_sensitivity():
     """Of each seed the rate that is best for all counts, not the seed's own luckiest."""
     base = above(0.2, 0.1, 0.0, 0.1, 0.2)
     method = [*base[:1], shifted(0.1, 0.06), *base[2:]]  # 0.1 - 2 * 0.06 < 0 with the fourth seed
@@ -617,16 +611,14 @@ def test_noise_at_the_best_rate_is_not_sensitivity() -> None:
     ],
     ids=["one below", "at the edges", "trained at no rate"],
 )
-def test_sensitivity_is_withheld_if_the_grid_ends_near_a_best_rate(
-    base: list[list[float | None]], method: list[list[float | None]], reason: str
-) -> None:
+def test_sensitivity_is_withheld_if_the_grid_ends_near_a_best_rate(base, method, reason):
     rated = over_rates(base=base, method=method)
     verdict = judged(sensitivity_study("different"), {}, rated=rated)
     assert verdict.outcome == "undecided" and verdict.p == 1.0
     assert verdict.why == Why("not_judged", f"not judged: {reason}")
 
 
-def test_a_missing_rate_keeps_the_look_waiting() -> None:
+def test_a_missing_rate_keeps_the_look_waiting():
     rows = [list(BASE)] * 5
     rated = over_rates(base=rows, method=rows)
     del rated[4e-3]["method"][3]
@@ -642,9 +634,7 @@ def test_a_missing_rate_keeps_the_look_waiting() -> None:
         ("flops", "better", "at equal FLOPs, and 2.00x the tokens"),
     ],
 )
-def test_budgets_are_equal_in_what_the_study_says(
-    equal: str | None, outcome: str, note: str
-) -> None:
+def test_budgets_are_equal_in_what_the_study_says(equal, outcome, note):
     """Without the key the study was registered before there was one, and is judged as registered."""
     there = runs(base=BASE, method=shifted(-0.05))
     for arm, side in there.items():
@@ -666,9 +656,7 @@ def test_budgets_are_equal_in_what_the_study_says(
         ("equivalent", 0.02, -0.5, "equivalent"),
     ],
 )
-def test_no_direction_contradicts_its_last_look(
-    direction: str, margin: float | None, later: float, word: str
-) -> None:
+def test_no_direction_contradicts_its_last_look(direction, margin, later, word):
     """a passes at the first look of three seeds; the last two seeds carry the mean of all beyond the claim."""
     first = -0.1 if direction == "better" else 0.0
     by = [first, first - 0.0001, first + 0.0001, later, later]
@@ -682,7 +670,7 @@ def test_no_direction_contradicts_its_last_look(
     assert note_of(verdict) == f"an earlier look said {word}, the last one points the other way"
 
 
-def test_the_opposite_is_corrected_for_all_arms() -> None:
+def test_the_opposite_is_corrected_for_all_arms():
     """Among ten arms nothing is said to be worse where the interval of a single one says it."""
     worse = shifted(
         0.0095
@@ -695,7 +683,7 @@ def test_the_opposite_is_corrected_for_all_arms() -> None:
     assert alone.opposite and not any(verdict.opposite for verdict in many.verdicts)
 
 
-def test_a_look_that_is_not_the_last_prints_the_chance_of_a_claim() -> None:
+def test_a_look_that_is_not_the_last_prints_the_chance_of_a_claim():
     file = study(looks=2)
     state = judge(file, runs(base=BASE[:3], method=shifted(0.004)[:3]))
     (verdict,) = state.verdicts

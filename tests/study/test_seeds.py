@@ -37,7 +37,7 @@ def expect_seeds(file: StudyFile, numbers: range) -> list[int]:
     return [int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) % 1_000_000 for text in texts]
 
 
-def test_five_seeds_and_five_for_tuning_follow_from_the_file(folder: Path) -> None:
+def test_five_seeds_and_five_for_tuning_follow_from_the_file(folder):
     file = write_study(folder, DRAWN)
     assert [*file.seeds, *file.tuning_seeds] == expect_seeds(file, range(10))
     assert file.looks == (3, 5) and len({*file.seeds, *file.tuning_seeds}) == 10
@@ -46,7 +46,7 @@ def test_five_seeds_and_five_for_tuning_follow_from_the_file(folder: Path) -> No
     assert not {*other.seeds} & {*file.seeds}
 
 
-def test_seeds_that_runs_or_studies_have_seen_are_not_drawn(folder: Path) -> None:
+def test_seeds_that_runs_or_studies_have_seen_are_not_drawn(folder):
     file = write_study(folder, DRAWN)
     first, second, third, *_ = expect_seeds(file, range(5))
     run = write_run(runs_root(), "other", first)
@@ -60,7 +60,7 @@ def test_seeds_that_runs_or_studies_have_seen_are_not_drawn(folder: Path) -> Non
     assert read_study(file.path).seeds == again.seeds
 
 
-def test_tuning_seeds_are_drawn_beside_given_seeds(folder: Path) -> None:
+def test_tuning_seeds_are_drawn_beside_given_seeds(folder):
     text = STUDY.replace('seeds = "0..1"', "n_seeds = 3")
     file = write_study(folder, text)
     first, *others = expect_seeds(file, range(4))
@@ -68,7 +68,7 @@ def test_tuning_seeds_are_drawn_beside_given_seeds(folder: Path) -> None:
     assert file.values()["seeds"] == "10..14" and "tuning.seeds" not in file.values()
 
 
-def test_a_registered_study_keeps_its_seeds(folder: Path) -> None:
+def test_a_registered_study_keeps_its_seeds(folder):
     file = write_study(folder, DRAWN)
     assert register(file, allow=False).exploratory == []
     for each in all_trials(file)[:4]:
@@ -81,7 +81,7 @@ def test_a_registered_study_keeps_its_seeds(folder: Path) -> None:
     assert "seeds" not in plan.values
 
 
-def test_seeds_are_those_of_the_registration_even_if_others_were_drawn_before(folder: Path) -> None:
+def test_seeds_are_those_of_the_registration_even_if_others_were_drawn_before(folder):
     """Of two machines that begin at once, the second read its file before the first registered."""
     file = write_study(folder, DRAWN)
     assert draw_seeds(file).seeds == file.seeds
@@ -93,9 +93,7 @@ def test_seeds_are_those_of_the_registration_even_if_others_were_drawn_before(fo
     assert again.drawn == plan.drawn and again.seeds == read_study(file.path).seeds
 
 
-def test_a_study_trains_the_seeds_that_it_registered(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_trains_the_seeds_that_it_registered(folder, monkeypatch):
     write_study(folder, DRAWN)
     drawn = []
 
@@ -111,7 +109,7 @@ def test_a_study_trains_the_seeds_that_it_registered(
     assert plan is not None and drawn == [plan.drawn, plan.drawn]
 
 
-def test_another_name_draws_other_seeds_and_is_labelled(folder: Path) -> None:
+def test_another_name_draws_other_seeds_and_is_labelled(folder):
     file = write_study(folder, DRAWN)
     register(file, allow=False)
     renamed = write_study(folder, DRAWN, "renamed")
@@ -120,7 +118,7 @@ def test_another_name_draws_other_seeds_and_is_labelled(folder: Path) -> None:
     assert "asked the same of the same arms" in reason
 
 
-def test_an_allowed_change_keeps_the_seeds_drawn_before_it(folder: Path) -> None:
+def test_an_allowed_change_keeps_the_seeds_drawn_before_it(folder):
     file = write_study(folder, DRAWN)
     register(file, allow=False)
     more = write_study(folder, DRAWN.replace("looks = 2", "looks = 2\nn_seeds = 7"))
@@ -139,7 +137,7 @@ def test_an_allowed_change_keeps_the_seeds_drawn_before_it(folder: Path) -> None
     assert f"seeds {low}, {high} of plain, warm were seen by study 'study'" in reasons
 
 
-def test_the_plan_names_seeds_once_they_are_registered(folder: Path) -> None:
+def test_the_plan_names_seeds_once_they_are_registered(folder):
     file = write_study(folder, DRAWN)
     done = invoke("study", "study.toml", "--plan")
     assert "seeds      5 drawn when registered, judged after 3 and 5 seeds" in done.output
@@ -164,7 +162,7 @@ def test_the_plan_names_seeds_once_they_are_registered(folder: Path) -> None:
         ('seeds = "0..1"', "grow = 3", "tuning.grow"),
     ],
 )
-def test_wrong_numbers_of_seeds(folder: Path, old: str, new: str, key: str) -> None:
+def test_wrong_numbers_of_seeds(folder, old, new, key):
     with pytest.raises(RecipeError) as error:
         write_study(folder, STUDY.replace(old, new))
     assert [problem.key for problem in error.value.problems] == [key]

@@ -55,7 +55,7 @@ def trainers(folder: Path) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts processes by /proc")
-def test_a_study_survives_ctrl_c_and_kill_9(folder: Path) -> None:
+def test_a_study_survives_ctrl_c_and_kill_9(folder):
     (folder / "small.toml").write_text(SMALL)
     first = start(folder, "--jobs", "2")
     wait_until(lambda: rows_of(folder) > 4, first)
@@ -112,7 +112,7 @@ recipe = "warm.toml"
 
 
 @pytest.mark.slow
-def test_a_study_of_four_blocks_is_tuned_and_judged(folder: Path) -> None:
+def test_a_study_of_four_blocks_is_tuned_and_judged(folder):
     (folder / "small.toml").write_text(BLOCKS)
     done = start(folder, "--jobs", "2", "--format", "json")
     out, errors = done.communicate(timeout=900)

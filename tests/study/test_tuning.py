@@ -65,9 +65,7 @@ def growing(folder: Path, grow: int) -> StudyFile:
         (0, 8e-3, 8e-3, [1, 2, 4]),
     ],
 )
-def test_all_grids_grow_where_one_arm_is_at_the_edge(
-    folder: Path, grow: int, plain: float, warm: float, rates: list[float]
-) -> None:
+def test_all_grids_grow_where_one_arm_is_at_the_edge(folder, grow, plain, warm, rates):
     file = growing(folder, grow)
     for _ in range(4):
         write_tuning(file, {"plain": plain, "warm": warm})
@@ -81,7 +79,7 @@ def test_all_grids_grow_where_one_arm_is_at_the_edge(
         assert float(setting.removeprefix("optim.lr=")) == plain
 
 
-def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder: Path) -> None:
+def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder):
     path = folder / "study.toml"
     text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
     path.write_text('set = ["optim.min_lr=4e-4"]\n' + text)
@@ -102,7 +100,7 @@ def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder: Path) -> None:
     assert sorted(grid["optim.lr"]) == [5e-4, 1e-3, 2e-3, 4e-3]
 
 
-def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None:
+def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder):
     file = read_study(folder / "study.toml")
     assert file.grow == 0 and len(tuning(widest(file))) == 12
     path = folder / "study.toml"
@@ -110,7 +108,7 @@ def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder: Path) -> None
     assert read_study(path).grow == 2
 
 
-def test_growing_grids_get_two_points_at_either_end(folder: Path) -> None:
+def test_growing_grids_get_two_points_at_either_end(folder):
     """Seven rates, two arms, two tuning seeds."""
     trials = tuning(widest(growing(folder, 2)))
     names = {each.trial.name for each in trials}
@@ -118,7 +116,7 @@ def test_growing_grids_get_two_points_at_either_end(folder: Path) -> None:
     assert "study-plain-lr0.00025-tune-seed0" in names and "study-warm-lr0.016-tune-seed1" in names
 
 
-def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
+def test_a_study_trains_what_its_grids_have_grown(folder):
     """The stubs' losses do not depend on the rate: the lowest, which comes first, is taken, and one below it tried."""
     file = growing(folder, 2)
     register(file, allow=False)
@@ -137,13 +135,13 @@ def test_a_study_trains_what_its_grids_have_grown(folder: Path) -> None:
     assert len(plain["expected_best"]) == 4
 
 
-def test_the_expected_lowest_of_k() -> None:
+def test_the_expected_lowest_of_k():
     # Of two draws from 1, 2, 3 the lowest is 1 in five cases of nine, 2 in three, 3 in one.
     assert expected_lowest([2.0, 3.0, 1.0]) == pytest.approx([2, 14 / 9, 36 / 27])
     assert expected_lowest([4.0]) == [4.0]
 
 
-def test_a_failed_setting_counts_with_its_loss_before_training(folder: Path) -> None:
+def test_a_failed_setting_counts_with_its_loss_before_training(folder):
     file = read_study(folder / "study.toml")
     write_tuning(file, {"plain": 2e-3, "warm": 2e-3})
     starts = []
@@ -176,16 +174,14 @@ def test_a_failed_setting_counts_with_its_loss_before_training(folder: Path) -> 
         ([1, 2, 4], [None, None, None], None),
     ],
 )
-def test_a_parabola_says_where_the_optimum_is(
-    rates: list[float], losses: list[float | None], lowest: float | None
-) -> None:
+def test_a_parabola_says_where_the_optimum_is(rates, losses, lowest):
     curve = Curve("", tuple(rates), tuple((loss,) for loss in losses), (9.0,), (0,))
     assert optimum(curve) == (lowest and pytest.approx(lowest))
     table = "\n".join(curve_lines([curve]))
     assert ("optimum" in table) == (lowest is not None)
 
 
-def test_the_optimum_stands_in_table_and_json(folder: Path) -> None:
+def test_the_optimum_stands_in_table_and_json(folder):
     """The losses are parabolas over the log rate about 0.0015 and, beyond the grid, 0.009."""
     file = read_study(folder / "study.toml")
     register(file, allow=False)
@@ -198,7 +194,7 @@ def test_the_optimum_stands_in_table_and_json(folder: Path) -> None:
     assert [each["optimum"] for each in values["sensitivity"]] == [pytest.approx(1.5e-3), None]
 
 
-def test_the_best_of_k_is_drawn() -> None:
+def test_the_best_of_k_is_drawn():
     plot = best_of_k_plot({"plain": [3.5, 3.25], "warm": [3.75, 3.5, 3.0]})
     assert plot.curves.x.tolist() == [1, 2, 1, 2, 3]
     assert plot.curves.y.tolist() == [3.5, 3.25, 3.75, 3.5, 3.0]
@@ -207,9 +203,7 @@ def test_the_best_of_k_is_drawn() -> None:
     assert drawn.endswith("settings tried (k)".center(60).rstrip() + "\nA plain, B warm")
 
 
-def test_a_study_draws_rates_and_best_of_k(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_draws_rates_and_best_of_k(folder, monkeypatch, capsys):
     file = read_study(folder / "study.toml")
     monkeypatch.setattr(main, "conduct", lambda *_, **__: judge_runs(file, allow=False))
     register(file, allow=False)
@@ -229,7 +223,7 @@ def test_a_study_draws_rates_and_best_of_k(
     "rates",
     ['["a", "b"]', "[0, 1e-3]", "[true, false]", "[-1e-3, 1e-3]"],
 )
-def test_a_grid_that_grows_has_learning_rates(folder: Path, rates: str) -> None:
+def test_a_grid_that_grows_has_learning_rates(folder, rates):
     path = folder / "study.toml"
     path.write_text(
         STUDY.replace("[tuning]", "[tuning]\ngrow = 2").replace("[1e-3, 2e-3, 4e-3]", rates)
@@ -238,7 +232,7 @@ def test_a_grid_that_grows_has_learning_rates(folder: Path, rates: str) -> None:
         read_study(path)
 
 
-def test_a_grid_too_fine_to_round_does_not_grow(folder: Path) -> None:
+def test_a_grid_too_fine_to_round_does_not_grow(folder):
     """The next rates, 0.0009999 and 0.00100020001, would be 0.001 again with three digits."""
     path = folder / "study.toml"
     text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
@@ -247,9 +241,7 @@ def test_a_grid_too_fine_to_round_does_not_grow(folder: Path) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_take_over_reaches_the_runs_of_a_grown_grid(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_take_over_reaches_the_runs_of_a_grown_grid(folder, monkeypatch):
     """The seeds are drawn, as those of a registered study are once more when it goes on."""
     path = folder / "study.toml"
     path.write_text(STUDY.replace('seeds = "0..1"\n', "n_seeds = 2\ngrow = 2\n"))

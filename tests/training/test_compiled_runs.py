@@ -104,9 +104,7 @@ def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, obje
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_compiled_run_is_an_eager_one_in_few_graphs(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_run_is_an_eager_one_in_few_graphs(name, tmp_path, monkeypatch):
     waited: list[bool] = []
 
     class Watched(Stopwatch):
@@ -149,7 +147,7 @@ def test_a_compiled_run_is_an_eager_one_in_few_graphs(
         assert {row["stage"] for row in rows} == {0, 1}
 
 
-def test_micro_batches_of_a_step_have_one_shape_or_two() -> None:
+def test_micro_batches_of_a_step_have_one_shape_or_two():
     def plan(batch_size: int, accumulation_steps: int) -> StepPlan:
         return StepPlan(1, 0.0, batch_size, 16, accumulation_steps, 0, 1, (1.0,), False)
 

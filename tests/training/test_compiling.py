@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,6 @@ from efftrain_cli.training.compiling import (
     full_micro_batch,
     middle_micro_batch,
 )
-from tests.conftest import Efftrain
 from tests.tiny import changed, tiny_recipe
 
 FULL = 1024
@@ -74,11 +72,11 @@ def graphs_of(recipe: Recipe, shapes: list[tuple[int, int]]) -> int:
 
 
 @pytest.mark.slow
-def test_fixed_shapes_need_one_graph() -> None:
+def test_fixed_shapes_need_one_graph():
     assert graphs_of(RECIPE, [(2, FULL)] * 3) == 1
 
 
-def test_the_micro_batch_of_a_full_step() -> None:
+def test_the_micro_batch_of_a_full_step():
     assert full_micro_batch(RECIPE) == (2, FULL)
     uneven = changed(RECIPE, "train.batch_size=5")
     assert full_micro_batch(uneven) is None
@@ -94,8 +92,8 @@ def test_the_micro_batch_of_a_full_step() -> None:
     (4, 100, None),
 ])  # fmt: skip
 def test_simigrad_keeps_the_full_shape_where_its_quantum_is_two_micro_batches(
-    quantum: int, micro_batch_tokens: int, want: tuple[int, int] | None
-) -> None:
+    quantum, micro_batch_tokens, want
+):
     recipe = changed(
         RECIPE,
         "train.batch_size=8",
@@ -110,7 +108,7 @@ def test_simigrad_keeps_the_full_shape_where_its_quantum_is_two_micro_batches(
             assert {len(part) for part in parts} == {want[0]}, batch_size
 
 
-def test_the_shipped_recipes_keep_the_full_shape_and_the_logits_below_2_to_the_31() -> None:
+def test_the_shipped_recipes_keep_the_full_shape_and_the_logits_below_2_to_the_31():
     for name in ("gpt2-117m", "gpt2-117m-simigrad", "gpt2-117m-slw", "gpt2-1.5b", "gpt3-125m"):
         recipe = load_recipe(name)
         shape = full_micro_batch(recipe)
@@ -118,7 +116,7 @@ def test_the_shipped_recipes_keep_the_full_shape_and_the_logits_below_2_to_the_3
         assert shape[0] * shape[1] * 50304 < 2**31, name
 
 
-def test_the_graph_for_every_length_is_compiled_at_a_middle_one() -> None:
+def test_the_graph_for_every_length_is_compiled_at_a_middle_one():
     assert middle_micro_batch(RECIPE) is None, "lengths stay"
     warming = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
     assert middle_micro_batch(warming) == (2, FULL // 2)
@@ -164,7 +162,7 @@ def broken_backward(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Ca
 
 
 @pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
-def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks: bool) -> None:
+def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks):
     recipe = changed(RECIPE, "train.compile=on")
     with pytest.raises(UsageError) as caught:
         loss_by(broken_backend, recipe, by_blocks)
@@ -179,12 +177,7 @@ def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks: bool) -> None:
 
 @pytest.mark.parametrize("backend", [broken_backend, broken_backward])
 @pytest.mark.parametrize("by_blocks", [False, True], ids=["whole", "by blocks"])
-def test_auto_trains_uncompiled_if_the_compiler_fails(
-    by_blocks: bool,
-    backend: object,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_auto_trains_uncompiled_if_the_compiler_fails(by_blocks, backend, monkeypatch, capsys):
     monkeypatch.setattr(compiling, "_FAULTS", [])
     cuda = torch.device("cuda")
     assert RECIPE.train.compile == "auto" and compiles(RECIPE, cuda)
@@ -224,7 +217,7 @@ def loss_by(backend: object, recipe: Recipe, by_blocks: bool) -> tuple[Tensor, G
     return compiled(tokens, tokens, None, None)["ce"], model
 
 
-def test_a_fault_in_the_backward_pass_is_named_and_others_pass() -> None:
+def test_a_fault_in_the_backward_pass_is_named_and_others_pass():
     """The graph of a backward pass may be compiled when it first runs."""
     from torch._dynamo.exc import BackendCompilerFailed
 
@@ -239,7 +232,7 @@ def test_a_fault_in_the_backward_pass_is_named_and_others_pass() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_deterministic_recipes_have_the_compiler_time_no_kernels() -> None:
+def test_deterministic_recipes_have_the_compiler_time_no_kernels():
     """PyTorch's switch sets the compiler's, and compiling leaves it set; else kernels are chosen by timing them."""
     import torch._inductor.config as inductor_config
 
@@ -250,9 +243,7 @@ def test_deterministic_recipes_have_the_compiler_time_no_kernels() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_compiler_pretrain_ends_with_two_lines_and_exit_2(
-    fresh_efftrain: Efftrain, tmp_path: Path
-) -> None:
+def test_without_a_compiler_pretrain_ends_with_two_lines_and_exit_2(fresh_efftrain, tmp_path):
     done = fresh_efftrain(
         "pretrain", "--recipe", "quickstart", "--steps", "1", "--set", "train.compile=on",
         CXX="/nonexistent", TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),
@@ -262,7 +253,7 @@ def test_without_a_compiler_pretrain_ends_with_two_lines_and_exit_2(
 
 
 @pytest.mark.slow
-def test_warmup_over_128_lengths_needs_two_graphs_at_most() -> None:
+def test_warmup_over_128_lengths_needs_two_graphs_at_most():
     recipe = changed(RECIPE, "seq_len_warmup={start = 8, steps = 130}")
     shapes = [(plan.batch_size, plan.seq_len) for plan, _ in plan_run(recipe)][:140]
     assert len({length for _, length in shapes}) == 128
@@ -310,7 +301,7 @@ DROPPING = changed(
 
 
 @pytest.mark.slow
-def test_all_blocks_share_a_graph_for_the_full_shape_and_one_for_every_other() -> None:
+def test_all_blocks_share_a_graph_for_the_full_shape_and_one_for_every_other():
     assert compiles_blocks(DROPPING, 4) and not compiles_blocks(RECIPE, 4)
     patterns = [[bool(pattern >> i & 1) for i in range(4)] for pattern in range(1, 16)]
     # A head and a block; a block whose input needs no gradient would be one more, and the embedding's always does.
@@ -322,7 +313,7 @@ def test_all_blocks_share_a_graph_for_the_full_shape_and_one_for_every_other() -
 
 
 @pytest.mark.slow
-def test_compiled_blocks_take_what_attention_may_use_at_their_own_shape() -> None:
+def test_compiled_blocks_take_what_attention_may_use_at_their_own_shape():
     """Dynamo does not look at the choice of kernels, so it must not pass from one kind of shape to the other."""
     torch._dynamo.reset()
     model = build_model(DROPPING, 60, CPU)
@@ -346,7 +337,7 @@ def test_compiled_blocks_take_what_attention_may_use_at_their_own_shape() -> Non
 
 
 @pytest.mark.slow
-def test_a_second_model_of_the_same_shape_needs_no_graph_of_its_own() -> None:
+def test_a_second_model_of_the_same_shape_needs_no_graph_of_its_own():
     """A probe before training, and the many short runs of tune-warmup, build the function anew."""
     recipe = changed(RECIPE, "model.seq_len=32")
     assert graphs_of(recipe, [(64, 32)]) == 1

@@ -26,16 +26,14 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     return current
 
 
-def test_a_named_cuda_device_becomes_the_current_one(two_devices: list[torch.device]) -> None:
+def test_a_named_cuda_device_becomes_the_current_one(two_devices):
     assert choose_device("cuda:1") == CUDA
     assert two_devices == [CUDA]
     assert choose_device("cuda") == choose_device("auto") == torch.device("cuda")
     assert two_devices == [CUDA]
 
 
-def test_a_cuda_device_that_is_not_there_is_refused(
-    two_devices: list[torch.device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cuda_device_that_is_not_there_is_refused(two_devices, monkeypatch):
     with pytest.raises(UsageError, match="cuda:2: there are cuda:0 to cuda:1"):
         choose_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -65,7 +63,7 @@ class FakeEvent:
         return float(other.time - self.time)
 
 
-def test_the_stopwatch_times_the_stream_of_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stopwatch_times_the_stream_of_its_own_device(monkeypatch):
     waited: list[torch.device] = []
     FakeEvent.recorded = []
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
@@ -79,7 +77,7 @@ def test_the_stopwatch_times_the_stream_of_its_own_device(monkeypatch: pytest.Mo
     assert Stopwatch(torch.device("cpu"), idle=True).stop().seconds() >= 0 and waited == [CUDA]
 
 
-def test_cudnn_attention_is_taken_away_for_changing_shapes_only() -> None:
+def test_cudnn_attention_is_taken_away_for_changing_shapes_only():
     before = torch.backends.cuda.cudnn_sdp_enabled()
     order = torch._C._get_sdp_priority_order()
     for device, same_shape, want in (
@@ -103,7 +101,7 @@ def test_cudnn_attention_is_taken_away_for_changing_shapes_only() -> None:
             torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-def test_tf32_is_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tf32_is_a_choice_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert compute_dtype("tf32", CUDA) == "tf32" and compute_dtype("fp32", CUDA) == "fp32"
     assert compute_dtype("tf32", torch.device("cpu")) == "fp32"
@@ -125,9 +123,7 @@ def test_tf32_is_a_choice_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
     ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}),
 ])  # fmt: skip
-def test_cuda_segments_grow_unless_the_user_chose_otherwise(
-    given: dict[str, str], want: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_segments_grow_unless_the_user_chose_otherwise(given, want, monkeypatch):
     code = """
 import os, sys
 from efftrain_cli import __main__

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -106,7 +104,7 @@ def norm(tensors: dict[str, np.ndarray], block: str) -> float:
 
 
 @pytest.mark.parametrize("model", [[], LLAMA], ids=["gpt2", "llama"])
-def test_columns_are_those_of_independent_arithmetic(model: list[str]) -> None:
+def test_columns_are_those_of_independent_arithmetic(model):
     recipe = load_recipe("small", [*TWO_BLOCKS, *model, "eval.internals=2", "optim.grad_clip=0.1"])
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
     val = data.validation()
@@ -138,7 +136,7 @@ def test_columns_are_those_of_independent_arithmetic(model: list[str]) -> None:
     assert len([name for name in row if "_h." in name]) == 8
 
 
-def test_the_largest_logit_looks_at_no_later_key() -> None:
+def test_the_largest_logit_looks_at_no_later_key():
     q = torch.tensor([[[[1.0, 0, 0, 0], [2.0, 0, 0, 0]], [[0, -3.0, 0, 0], [0, 1.0, 0, 0]]]])
     k = torch.tensor([[[[1.0, 0, 0, 0], [9.0, 0, 0, 0]], [[0, -1.0, 0, 0], [0, -7.0, 0, 0]]]])
     # Head 0 allows 1 x 1, 2 x 1, 2 x 9; head 1 allows 3 x 1, -1 x 1 ... and not -3 x -7; over sqrt(4).
@@ -146,7 +144,7 @@ def test_the_largest_logit_looks_at_no_later_key() -> None:
     assert float(largest_logit(q[:, 1:], k[:, 1:])) == 1.5
 
 
-def test_norms_of_parameters_make_those_of_layers() -> None:
+def test_norms_of_parameters_make_those_of_layers():
     norms = {"wte.weight": 7.0, "h.1.ln_1.weight": 3.0, "h.10.ln_1.weight": 5.0, "h.1.x": 4.0}
     found = norms_by_layer({name: torch.tensor(value) for name, value in norms.items()})
     assert {block: float(value) for block, value in found.items()} == {
@@ -167,7 +165,7 @@ CASES = METHODS | {
 @pytest.mark.parametrize(
     "method", ["none", "llama", "muon", "lanes", "simigrad", "ouroboros", "replay"]
 )
-def test_the_entropy_is_that_of_the_last_micro_batch(method: str) -> None:
+def test_the_entropy_is_that_of_the_last_micro_batch(method):
     """With two sequences in each micro-batch, of which a step has at least two; by the weights before the step."""
     overrides = [*FOUR_BLOCKS, *CASES[method], "eval.internals=3", "train.micro_batch_tokens=32"]
     recipe = load_recipe("small", overrides)
@@ -188,7 +186,7 @@ def test_the_entropy_is_that_of_the_last_micro_batch(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_measuring_moves_no_bit(method: str) -> None:
+def test_measuring_moves_no_bit(method):
     recipe = load_recipe("small", [*FOUR_BLOCKS, *CASES[method], "train.tokens=320"])
     one, other = fresh(recipe), fresh(recipe)
     plain, rows = run(one, recipe), run(other, changed(recipe, "eval.internals=2"))
@@ -210,13 +208,13 @@ LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
 
 
 @pytest.mark.parametrize("method", ["none", "ouroboros", "layer dropping"])
-def test_resuming_writes_the_same_rows(method: str) -> None:
+def test_resuming_writes_the_same_rows(method):
     overrides = [*FOUR_BLOCKS, *CASES[method], "eval.internals=3", "train.tokens=448"]
     rows = assert_resumes_exactly_at_every_step(load_recipe("small", overrides))
     assert [row["step"] for row in rows if "residual_rms_h.3" in row] == [3, 6]
 
 
-def test_compare_and_wandb_draw_every_block(tmp_path: Path) -> None:
+def test_compare_and_wandb_draw_every_block(tmp_path):
     """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every fifth RMS."""
     rows = rows_of(1000, 0)
     for row in rows[1:]:

@@ -53,7 +53,7 @@ def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
+def test_the_estimate_is_what_autograd_keeps(dtype):
     def activations(n_layer: int) -> tuple[int, int]:
         """(estimated, kept) bytes of a model so deep."""
         config = config_of(n_layer=n_layer, n_embd=32, seq_len=120, vocab_size=500)
@@ -67,7 +67,7 @@ def test_the_estimate_is_what_autograd_keeps(dtype: str) -> None:
     assert deep == pytest.approx(deep_kept, rel=0.1), "the whole"
 
 
-def test_without_compiling_more_is_kept() -> None:
+def test_without_compiling_more_is_kept():
     config = config_of(n_layer=2, n_embd=32, seq_len=120, vocab_size=500)
 
     def estimate(**options: bool) -> int:
@@ -76,7 +76,7 @@ def test_without_compiling_more_is_kept() -> None:
     assert estimate() == estimate(compiled=False) > estimate(compiled=True)
 
 
-def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> None:
+def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing():
     def gigabytes(sequences: int, recompute: bool) -> float:
         return (
             training_bytes(
@@ -101,9 +101,7 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing() -> 
 @pytest.mark.parametrize(
     "memory, want", [(85.0e9, False), (47.6e9, True), (150.0e9, False)]
 )  # H100, L40S, H200
-def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
-    monkeypatch: pytest.MonkeyPatch, memory: float, want: bool
-) -> None:
+def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(monkeypatch, memory, want):
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",
@@ -127,7 +125,7 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
     "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes",
 ])  # fmt: skip
-def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
+def test_out_of_memory_by_any_name_says_what_to_change(text):
     recipe = load_recipe("gpt2-117m")
     summary = summarize_plan(recipe, until=2)
     advice = r"micro_batch_tokens = 16384 .now 32768.*activation_checkpointing = true"
@@ -148,9 +146,7 @@ def test_out_of_memory_by_any_name_says_what_to_change(text: str) -> None:
         ),
     ],
 )
-def test_the_advice_says_when_it_changes_the_result(
-    recipe: str, micro_batch_tokens: int, fix: str
-) -> None:
+def test_the_advice_says_when_it_changes_the_result(recipe, micro_batch_tokens, fix):
     settings = [f"train.micro_batch_tokens={micro_batch_tokens}"]
     loaded = load_recipe(recipe, [*settings, "train.activation_checkpointing=true"])
     with (
@@ -176,9 +172,7 @@ def test_the_advice_says_when_it_changes_the_result(
         ),
     ],
 )
-def test_activations_that_no_memory_holds_are_refused_before_building(
-    words: list[str], fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_activations_that_no_memory_holds_are_refused_before_building(words, fix, monkeypatch):
     """GPT-2 117M: 2.0 GB of weights, gradients and moments; with 32 sequences of 1,024 tokens far more than 2.1 GB."""
     monkeypatch.setattr(memory, "machine_memory", lambda: int(2.1e9))
     recipe = load_recipe("gpt2-117m", words)
@@ -197,7 +191,7 @@ def test_activations_that_no_memory_holds_are_refused_before_building(
         pass
 
 
-def test_other_faults_pass_through() -> None:
+def test_other_faults_pass_through():
     recipe = load_recipe("gpt2-117m")
     with (
         pytest.raises(RuntimeError, match="illegal"),

@@ -71,7 +71,7 @@ def be_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
     set_all(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **own)
 
 
-def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_alone_looks_for_no_others(monkeypatch):
     assert ranks_wanted() is None
     set_all(monkeypatch, WORLD_SIZE="1", RANK="0")
     assert ranks_wanted() is None
@@ -80,9 +80,7 @@ def test_a_process_alone_looks_for_no_others(monkeypatch: pytest.MonkeyPatch) ->
     assert ranks_wanted() is None
 
 
-def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(monkeypatch):
     names = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE")
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is as before afterwards
@@ -96,12 +94,12 @@ def test_nccl_adds_up_in_one_order_where_the_recipe_asks_for_it(
     )
 
 
-def test_torchruns_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchruns_environment(monkeypatch):
     set_all(monkeypatch, **EIGHT)
     assert ranks_wanted() == (5, 8, 1, "gpu1", 29500)
 
 
-def test_a_step_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_srun(monkeypatch):
     step = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1"}
     set_all(monkeypatch, SLURM_STEP_NODELIST="gpu[03-05,9],login", SLURM_JOB_ID="100001", **step)
     assert ranks_wanted() == (9, 16, 1, "gpu03", 20000 + 1)
@@ -118,7 +116,7 @@ def test_a_step_of_srun(monkeypatch: pytest.MonkeyPatch) -> None:
         ("n[1,3]", "n1"),
     ],
 )
-def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
+def test_the_first_host_of_slurms_list(nodes, first):
     assert _first_host(nodes) == first
 
 
@@ -129,23 +127,19 @@ def test_the_first_host_of_slurms_list(nodes: str, first: str) -> None:
         ({"RANK": "8"}, "RANK = 8 is not below WORLD_SIZE = 8"),
     ],
 )
-def test_an_environment_that_cannot_be_is_refused(
-    monkeypatch: pytest.MonkeyPatch, changed: dict[str, str], message: str
-) -> None:
+def test_an_environment_that_cannot_be_is_refused(monkeypatch, changed, message):
     set_all(monkeypatch, **{**EIGHT, **changed})
     with pytest.raises(UsageError, match=message):
         ranks_wanted()
 
 
-def test_devices_are_not_launched_by_a_process_that_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_are_not_launched_by_a_process_that_was(monkeypatch):
     set_all(monkeypatch, WORLD_SIZE="2", RANK="0")
     with pytest.raises(UsageError, match="cannot be combined with torchrun or srun\\n  remove it"):
         launch(2, ["pretrain"])
 
 
-def test_a_command_of_one_process_is_refused_as_one_of_several(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch):
     """Else all of them would do the same in one folder."""
     refuse_several("sweep")
     set_all(monkeypatch, SLURM_STEP_NUM_TASKS="8")
@@ -183,28 +177,26 @@ def add(
     return losses["ce"].item(), parameter.grad.item(), together
 
 
-def test_lanes_are_added_in_a_balanced_tree() -> None:
+def test_lanes_are_added_in_a_balanced_tree():
     """(1 + e) + (e + e) is not ((1 + e) + e) + e = 1 if e is too small to be seen beside 1 alone."""
     small = 2.0**-24
     loss, gradient, _ = add({0: 1.0, 1: small, 2: small, 3: small}, 4, 4, range(4))
     assert (loss, gradient) == (12, 1 + 2 * small)
 
 
-def test_a_lane_is_a_stretch_of_neighbouring_micro_batches() -> None:
+def test_a_lane_is_a_stretch_of_neighbouring_micro_batches():
     """The second of two ranks has micro-batches 4 to 7 of eight: its lanes 2 and 3 of four take two each."""
     _, gradient, together = add(dict.fromkeys(range(4, 8), 1.0), 8, 4, range(2, 4))
     assert (gradient, together) == (4, [[4, 5], [6, 7]])
 
 
-def test_an_empty_lane_is_zero_and_the_tree_stays() -> None:
+def test_an_empty_lane_is_zero_and_the_tree_stays():
     """Five sequences in eight lanes: the last three have none."""
     assert add(dict.fromkeys(range(5), 2.0), 5, 8, range(8))[:2] == (15, 10)
     assert add({4: 2.0}, 5, 8, range(4, 8))[:2] == (3, 2)
 
 
-def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(monkeypatch):
     """Rank 0 has seen 10 of everything; rank 1 the numbers 3, 4, 5, ...: before LARGEST counts, then maxima."""
     here = torch.arange(3.0, 3.0 + SaturationStats.LARGEST + 10)
 
@@ -222,9 +214,7 @@ def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(
     assert found.tolist() == expected
 
 
-def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeypatch):
     class Child:
         def __init__(self, code: int | None) -> None:
             self.code = code
@@ -248,9 +238,7 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(monkeypatch):
     """It has reached the store, and says nothing more."""
     import torch.distributed as dist
 
@@ -268,9 +256,7 @@ def test_a_rank_that_is_lost_while_joining_is_not_waited_for_without_end(
 
 
 @pytest.mark.parametrize("error, aborts", [(LostProcessError, 1), (UsageError, 0)])
-def test_the_group_is_aborted_after_a_lost_rank(
-    monkeypatch: pytest.MonkeyPatch, error: type[Exception], aborts: int
-) -> None:
+def test_the_group_is_aborted_after_a_lost_rank(monkeypatch, error, aborts):
     """To destroy it, NCCL would wait for the lost rank."""
     import torch.distributed as dist
 
@@ -289,9 +275,7 @@ def test_the_group_is_aborted_after_a_lost_rank(
     assert len(aborted) == aborts and not dist.is_initialized()
 
 
-def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(monkeypatch):
     import torch.distributed as dist
 
     port = free_port()
@@ -305,7 +289,7 @@ def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(
     assert not _open_store("127.0.0.1", port, 2, 0).check(["start"])
 
 
-def test_copies_of_the_gradient_are_counted() -> None:
+def test_copies_of_the_gradient_are_counted():
     """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps a half beside
     them."""
 
@@ -329,15 +313,13 @@ def test_copies_of_the_gradient_are_counted() -> None:
     "ranks, lanes, want",
     [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))],
 )
-def test_the_full_shape_is_that_of_the_ranks_cut(
-    ranks: int, lanes: int | None, want: tuple[int, int]
-) -> None:
+def test_the_full_shape_is_that_of_the_ranks_cut(ranks, lanes, want):
     recipe = changed(RECIPE, f"parallel.lanes={lanes or 'false'}")
     assert full_micro_batch(recipe, ranks) == want
     assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}
 
 
-def test_a_silent_service_at_the_address_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_service_at_the_address_ends_the_start(monkeypatch):
     """F93: it takes connections and never answers."""
     with socket.socket() as service:
         service.bind(("127.0.0.1", 0))
@@ -362,7 +344,7 @@ def test_a_silent_service_at_the_address_ends_the_start(monkeypatch: pytest.Monk
         ("CUDA error: an illegal memory access was encountered", False),
     ],
 )
-def test_only_connection_errors_are_lost_peers(text: str, is_lost: bool) -> None:
+def test_only_connection_errors_are_lost_peers(text, is_lost):
     with (
         pytest.raises(LostProcessError if is_lost else RuntimeError) as caught,
         Ranks(rank=1, world_size=2).peer_errors(),
@@ -372,7 +354,7 @@ def test_only_connection_errors_are_lost_peers(text: str, is_lost: bool) -> None
 
 
 @pytest.mark.parametrize("device, keeps", [("cpu", 1), ("cuda", 0)])
-def test_nothing_is_read_after_a_lost_peer_on_cuda(device: str, keeps: int) -> None:
+def test_nothing_is_read_after_a_lost_peer_on_cuda(device, keeps):
     """The device waits for the lost rank, and reading from it would wait too."""
     model = SimpleNamespace(device=torch.device(device), zero_grad=lambda set_to_none: None)
     state, kept = SimpleNamespace(model=model), []
@@ -388,7 +370,7 @@ def test_nothing_is_read_after_a_lost_peer_on_cuda(device: str, keeps: int) -> N
     assert len(kept) == keeps + 1
 
 
-def test_a_hang_names_four_ranks_and_counts_the_others() -> None:
+def test_a_hang_names_four_ranks_and_counts_the_others():
     four = str(_hung([0, 1, 2, 3], 8))
     assert four.startswith("ranks 0, 1, 2, 3 did not answer in time; all 8 processes end\n")
     six = str(_hung([0, 1, 2, 3, 5, 6], 8))
@@ -404,12 +386,7 @@ def test_a_hang_names_four_ranks_and_counts_the_others() -> None:
         ({}, True, "ranks 1, 2, 3 did not answer"),
     ],
 )
-def test_ranks_that_do_not_notice_a_hang_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-    noticed: dict[int, bytes],
-    timed_out: bool,
-    message: str | None,
-) -> None:
+def test_ranks_that_do_not_notice_a_hang_are_named(monkeypatch, noticed, timed_out, message):
     from torch.distributed import HashStore
 
     monkeypatch.setattr("efftrain_cli.training.ranks.ANSWER", 0.5)
@@ -435,9 +412,7 @@ def test_ranks_that_do_not_notice_a_hang_are_named(
         ("small-simigrad", 4096, 2, 4),  # 8 to 64 sequences in halves: 2 or 4 micro-batches
     ],
 )
-def test_methods_that_depend_on_the_cut_need_lanes_where_it_changes(
-    name: str, tokens: int, alike: int, other: int
-) -> None:
+def test_methods_that_depend_on_the_cut_need_lanes_where_it_changes(name, tokens, alike, other):
     words = [f"train.micro_batch_tokens={tokens}"]
     recipe = load_recipe(name, words)
     summary = summarize_plan(recipe, until=1)
@@ -448,7 +423,7 @@ def test_methods_that_depend_on_the_cut_need_lanes_where_it_changes(
     check_ranks(in_lanes, summary, Ranks(0, other))
 
 
-def test_what_does_not_depend_on_the_cut_needs_no_lanes() -> None:
+def test_what_does_not_depend_on_the_cut_needs_no_lanes():
     per_token = ["standardization_loss.moments=token", "train.micro_batch_tokens=4096"]
     per_step = ["progressive_layer_drop.granularity=step", "train.micro_batch_tokens=4096"]
     for name, words in (

@@ -4,7 +4,6 @@ it."""
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +87,7 @@ def numbers_of(state: TrainState) -> dict[str, object]:
     return state.progress._replace(train_seconds=0.0)._asdict()
 
 
-def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None:
+def test_a_staged_recipe_trains_through_all_its_stages(windows):
     state = fresh(RECIPE, VOCAB)
     rows, growths = run(state, windows, RECIPE)
     assert [row["stage"] for row in rows] == [0] * 9 + [1] * 8 + [2] * 8
@@ -113,7 +112,7 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows: Windows) -> None
     assert state.progress.tokens == 24 * 64 and state.progress.windows == 24 * 4
 
 
-def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> None:
+def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows):
     section = ChunkedAccumulation(
         operands="fp8_e5m2",
         forward=Accumulator(bits=4, exponent_bits=6),
@@ -134,9 +133,7 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows: Windows) -> No
 
 
 @pytest.mark.parametrize("moments", ["ema", "paper", "reset"])
-def test_resuming_at_every_step_moves_no_bit(
-    windows: Windows, tmp_path: Path, moments: str
-) -> None:
+def test_resuming_at_every_step_moves_no_bit(windows, tmp_path, moments):
     """Before, at and after each growth: a checkpoint of every step is trained on to the same final bits."""
     recipe = changed(RECIPE, f"staged_growth.moments={moments}")
     whole = fresh(recipe, VOCAB)
@@ -159,7 +156,7 @@ def test_resuming_at_every_step_moves_no_bit(
         assert numbers_of(second) == numbers_of(whole)
 
 
-def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
+def test_a_slope_switch_resumes_with_its_curve(windows):
     """The switch decides from evaluations: those before a stop must count after it."""
     stages = (
         Stage(
@@ -181,7 +178,7 @@ def test_a_slope_switch_resumes_with_its_curve(windows: Windows) -> None:
     assert len(growths) == 1
 
 
-def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) -> None:
+def test_the_small_models_dynamics_continue_in_the_wide_one(windows):
     """dynamics = "small", no symmetry breaking, no schedule jump: the staged run repeats the losses of the ungrown
     one."""
     optim = Optim(lr=3e-3, warmup_steps=3, grad_clip=0.0)
@@ -209,9 +206,7 @@ def test_the_small_models_dynamics_continue_in_the_wide_one(windows: Windows) ->
 
 
 @pytest.mark.parametrize("symmetry, warned", [("none", True), ("offdiag", False), ("noise", False)])
-def test_equal_copies_are_warned_of_before_the_run(
-    windows: Windows, symmetry: str, warned: bool
-) -> None:
+def test_equal_copies_are_warned_of_before_the_run(windows, symmetry, warned):
     stages = (
         Stage(model=StageModel(n_head=1, n_embd=16), switch=Switch(rule="steps", value=2)),
         Stage(operators=("width",), rewarmup_steps=2),
@@ -223,7 +218,7 @@ def test_equal_copies_are_warned_of_before_the_run(
     assert len(warnings) == warned
 
 
-def test_a_run_that_ends_with_its_stage_does_not_grow(windows: Windows) -> None:
+def test_a_run_that_ends_with_its_stage_does_not_grow(windows):
     state = fresh(RECIPE, VOCAB)
     _, growths = run(state, windows, RECIPE, until=8)
     assert growths == [] and state.progress.stage == 0
@@ -231,5 +226,5 @@ def test_a_run_that_ends_with_its_stage_does_not_grow(windows: Windows) -> None:
     assert [g.step for g in growths] == [8]
 
 
-def test_stages_are_described_by_layers_and_width() -> None:
+def test_stages_are_described_by_layers_and_width():
     assert describe_stages(RECIPE) == "1 x 16 -> depth -> 2 x 16 -> width -> 2 x 32"

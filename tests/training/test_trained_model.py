@@ -30,7 +30,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_the_newest_or_the_one_asked_for(run: Path) -> None:
+def test_the_newest_or_the_one_asked_for(run):
     newest = load_trained_model("random", None, CPU)
     assert newest.progress.step == 20 and newest.checkpoint.name == "step-00000020"
     for wanted in ("10", "step-00000010"):
@@ -42,9 +42,7 @@ def test_the_newest_or_the_one_asked_for(run: Path) -> None:
         load_trained_model("random", "15", CPU)
 
 
-def test_a_damaged_checkpoint_is_passed_over_or_refused(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_or_refused(run, capsys):
     damage(run / "checkpoints" / "step-00000020" / "model.safetensors")
     assert load_trained_model("random", None, CPU).progress.step == 10
     assert "step-00000020" in capsys.readouterr().err
@@ -55,7 +53,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(
         load_trained_model("random", None, CPU)
 
 
-def test_no_checkpoint_and_no_run(run: Path) -> None:
+def test_no_checkpoint_and_no_run(run):
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):
         load_trained_model("random", None, CPU)
@@ -63,7 +61,7 @@ def test_no_checkpoint_and_no_run(run: Path) -> None:
         load_trained_model("randon", None, CPU)
 
 
-def test_another_tokenizer_is_refused(run: Path) -> None:
+def test_another_tokenizer_is_refused(run):
     path = run / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     # Two tokens trade places: every file is well formed, and every text would come out wrong.
@@ -77,9 +75,7 @@ def test_another_tokenizer_is_refused(run: Path) -> None:
         load_trained_model("random", None, CPU)
 
 
-def test_sample_and_export_commands(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sample_and_export_commands(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     first = cli("sample", "random", "--prompt", "Anna found", "--max-tokens", "30", "--seed", "3")
     assert first.stdout.startswith("Anna found") and len(first.stdout) > 20

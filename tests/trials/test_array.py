@@ -14,7 +14,7 @@ import pytest
 from efftrain_cli.run.lock import OWNER
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.trial import grid
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY
 from tests.faults.test_clusters import executable
 from tests.trials.stubs import both, write_trial
 
@@ -104,7 +104,7 @@ def stand_in(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_is_trained_by_arrays_phase_by_phase(folder: Path, efftrain: Efftrain) -> None:
+def test_a_study_is_trained_by_arrays_phase_by_phase(folder, efftrain):
     stand_in(folder)
     (folder / "small.toml").write_text(STUDY)
     words = ["study", "small.toml", "--device", "cpu", "--array", "--jobs", "3"]
@@ -141,10 +141,7 @@ def test_a_study_is_trained_by_arrays_phase_by_phase(folder: Path, efftrain: Eff
     assert "warm: equivalent to plain in final loss" in done.stdout
 
 
-def test_an_array_names_the_runs_that_are_left_and_nobody_trains(
-    folder: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_an_array_names_the_runs_that_are_left_and_nobody_trains(folder, capfd):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.betas", ["[0.9, 0.99]"])])
     writer = ArrayWriter(folder=folder / "logs", device="cpu", devices=2, jobs=1)
     write_trial(trials[0])
@@ -169,7 +166,7 @@ def test_an_array_names_the_runs_that_are_left_and_nobody_trains(
     assert capfd.readouterr().err == ""
 
 
-def test_a_sweep_is_compared_once_its_array_has_ended(folder: Path, efftrain: Efftrain) -> None:
+def test_a_sweep_is_compared_once_its_array_has_ended(folder, efftrain):
     words = ["sweep", "--recipe", "plain.toml", "--recipe", "warm.toml", "--seeds", "0", "--array"]
     first = efftrain(*words, "--jobs", "8")
     assert first.stdout == ""

@@ -28,7 +28,7 @@ from efftrain_cli.run.rates import Rate, remember_bench
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, choose, grid
-from tests.conftest import REPOSITORY, Efftrain
+from tests.conftest import REPOSITORY
 from tests.launch import wait_until
 from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
 
@@ -43,7 +43,7 @@ def cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(runner.os, "sched_getaffinity", lambda pid: every, raising=False)
 
 
-def test_arguments(folder: Path) -> None:
+def test_arguments(folder):
     (trial,) = grid(["plain.toml"], (3,), [("optim.lr", ["1e-3"])])
     words = pretrain_arguments(trial, "new", "cpu")
     assert words[3:] == [
@@ -79,7 +79,7 @@ def test_arguments(folder: Path) -> None:
         (3, "with exit code 3", 3),
     ],
 )
-def test_how_a_run_ended_is_told(folder: Path, code: int, message: str, exit_code: int) -> None:
+def test_how_a_run_ended_is_told(folder, code, message, exit_code):
     """F95: a signal by its name, and 128 + n."""
     trials = plain(0)
     with pytest.raises(EfftrainError, match=f"plain-seed0 .*{message}") as raised:
@@ -87,7 +87,7 @@ def test_how_a_run_ended_is_told(folder: Path, code: int, message: str, exit_cod
     assert raised.value.exit_code == exit_code
 
 
-def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path) -> None:
+def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     trials = both(0, 1)
     first = Pretrain(trials, {"plain-seed1": 75})
     with pytest.raises(StoppedError, match="plain-seed1 was stopped"):
@@ -101,9 +101,7 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder: Path)
     assert third.calls == []
 
 
-def test_as_many_runs_at_once_as_jobs_and_no_more(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_runs_at_once_as_jobs_and_no_more(folder, monkeypatch):
     cores(monkeypatch, 7)
     monkeypatch.delenv("OMP_NUM_THREADS")
     trials = both(0, 1, 2)
@@ -113,9 +111,7 @@ def test_as_many_runs_at_once_as_jobs_and_no_more(
     assert {environment["OMP_NUM_THREADS"] for environment in launch.environments} == {"2"}
 
 
-def test_threads_are_divided_and_never_more_than_the_user_allows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_threads_are_divided_and_never_more_than_the_user_allows(monkeypatch):
     cores(monkeypatch, 16)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert environments(4, "cpu") == [("cpu", {"OMP_NUM_THREADS": "3", "EFFTRAIN_JOBS": "4"})] * 4
@@ -133,9 +129,7 @@ def test_threads_are_divided_and_never_more_than_the_user_allows(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_all_runs_saved(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_signal_ends_all_runs_saved(folder, monkeypatch, number):
     cores(monkeypatch, 4)
     trials = both(0, 1)
     launch = Pretrain(trials, polls=10**9)
@@ -156,7 +150,7 @@ def test_a_signal_ends_all_runs_saved(
     assert signal.getsignal(number) == before
 
 
-def test_nohup_is_respected(folder: Path) -> None:
+def test_nohup_is_respected(folder):
     (trial,) = plain(0)
     launch = Pretrain([trial], polls=3)
     launch.on_launch = lambda name: os.kill(os.getpid(), signal.SIGHUP)
@@ -168,7 +162,7 @@ def test_nohup_is_respected(folder: Path) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
+def test_a_run_that_diverges_is_a_result(folder):
     trials = both(0)
     assert make_runner(folder, Pretrain(trials, {"plain-seed0": 4})).train(trials) == [
         "diverged",
@@ -179,9 +173,7 @@ def test_a_run_that_diverges_is_a_result(folder: Path) -> None:
     assert again.calls == []
 
 
-def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(folder, monkeypatch):
     cores(monkeypatch, 2)
     trials = both(0, 1)
     launch = Pretrain(trials, {"plain-seed0": 6})
@@ -195,7 +187,7 @@ def test_a_failure_ends_the_sweep_with_its_exit_code_and_the_others_saved(
     assert launch.children["warm-seed0"].signals == [signal.SIGTERM]
 
 
-def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
+def test_a_taken_name_is_found_before_anything_is_trained(folder):
     trials = both(0)
     make_runner(folder, Pretrain(trials)).train(trials)
     (folder / "warm.toml").write_text(
@@ -209,7 +201,7 @@ def test_a_taken_name_is_found_before_anything_is_trained(folder: Path) -> None:
     assert launch.calls == []
 
 
-def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: Path) -> None:
+def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder):
     trials = plain(0)
     make_runner(folder, Pretrain(trials)).train(trials)
     path = folder / "runs" / "plain-seed0" / "recipe.toml"
@@ -225,7 +217,7 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder: 
         make_runner(folder, launch).train(trials)
 
 
-def test_each_recipe_is_compared_at_its_own_best_setting(folder: Path) -> None:
+def test_each_recipe_is_compared_at_its_own_best_setting(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
     make_runner(folder, Pretrain(trials, {"plain-lr2e-3-seed1": 4})).train(trials)
     best = {(choice.recipe, choice.settings[0]): choice.best for choice in choose(trials)}
@@ -253,9 +245,7 @@ def begun_elsewhere(trial: Trial, host: str = "elsewhere", pid: int = 1, code: i
     [(0, ["warm-seed0"]), (75, ["warm-seed0", "resume plain-seed0"])],
     ids=["finished", "given back unfinished"],
 )
-def test_a_run_of_another_host_is_not_trained_here(
-    folder: Path, code: int, calls: list[str]
-) -> None:
+def test_a_run_of_another_host_is_not_trained_here(folder, code, calls):
     trials = both(0)
     owner = begun_elsewhere(trials[0])
     launch = Pretrain(trials)
@@ -270,7 +260,7 @@ def test_a_run_of_another_host_is_not_trained_here(
     assert launch.calls == calls
 
 
-def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
+def test_a_silent_host_is_named_and_never_robbed(folder):
     trials = both(0)
     owner = begun_elsewhere(trials[0])
     with pytest.raises(
@@ -283,7 +273,7 @@ def test_a_silent_host_is_named_and_never_robbed(folder: Path) -> None:
     assert make_runner(folder, Pretrain(trials)).train(trials) == ["finished", "finished"]
 
 
-def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_counted_on_our_own_clock(folder, monkeypatch):
     now = [1000.0]
     (trial,) = plain(0)
     owner = begun_elsewhere(trial)
@@ -299,7 +289,7 @@ def test_silence_is_counted_on_our_own_clock(folder: Path, monkeypatch: pytest.M
     assert working._silent_for(trial.name) == 0
 
 
-def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(folder: Path) -> None:
+def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(folder):
     host = os.uname().nodename
     (trial,) = plain(0)
     begun_elsewhere(trial, host, 2**22 - 1)  # no such process
@@ -315,7 +305,7 @@ def test_a_dead_process_of_this_host_is_followed_and_a_living_one_waited_for(fol
 @pytest.mark.parametrize(
     "left", ["", "[]", "[" * 20_000, '{"host": "HERE", "pid": 1%s}' % ("0" * 30)]
 )
-def test_what_a_power_failure_leaves_in_its_place_is_no_owner(folder: Path, left: str) -> None:
+def test_what_a_power_failure_leaves_in_its_place_is_no_owner(folder, left):
     (trial,) = plain(0)
     path = begun_elsewhere(trial)
     path.write_text(left.replace("HERE", os.uname().nodename))
@@ -323,7 +313,7 @@ def test_what_a_power_failure_leaves_in_its_place_is_no_owner(folder: Path, left
     assert make_runner(folder, Pretrain([trial])).train([trial]) == ["finished"]
 
 
-def test_a_run_that_another_process_took_first_is_waited_for(folder: Path) -> None:
+def test_a_run_that_another_process_took_first_is_waited_for(folder):
     (trial,) = plain(0)
     launch = Pretrain([trial], {"plain-seed0": RunLockedError.exit_code})
 
@@ -338,7 +328,7 @@ def test_a_run_that_another_process_took_first_is_waited_for(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_two_hosts_train_one_sweep_together(folder: Path, efftrain: Efftrain) -> None:
+def test_two_hosts_train_one_sweep_together(folder, efftrain):
     """A run that a process with another host's name was killed in is left alone until --take-over names it."""
     unshare = [
         "unshare",
@@ -385,9 +375,7 @@ def test_two_hosts_train_one_sweep_together(folder: Path, efftrain: Efftrain) ->
 # --- resources -------------------------------------------------------------------------------------------------------
 
 
-def test_more_runs_than_memory_holds_are_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
     recipe = load_recipe("plain.toml")
     each = cost.memory_bytes(recipe)
     monkeypatch.setattr(cost, "free_memory", lambda: int(2.5 * each))
@@ -402,9 +390,7 @@ def test_more_runs_than_memory_holds_are_refused(
     assert launch.calls == []
 
 
-def test_a_container_s_cache_of_files_counts_as_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_s_cache_of_files_counts_as_free(tmp_path, monkeypatch):
     """1,000 bytes allowed, 950 used, 300 + 400 of them by the cache: 750 can be taken."""
     monkeypatch.setattr(cost, "CONTROL_GROUP", tmp_path)
     (tmp_path / "memory.max").write_text("1000\n")
@@ -415,14 +401,14 @@ def test_a_container_s_cache_of_files_counts_as_free(
     assert cost.free_memory() == 750
 
 
-def test_disk_of_a_run_is_that_of_its_checkpoints(folder: Path) -> None:
+def test_disk_of_a_run_is_that_of_its_checkpoints(folder):
     recipe = load_recipe("plain.toml", ["checkpoint.keep=2"])
     # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
     assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
 
 
-def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
+def test_speed_is_that_of_finished_runs_of_the_same_model(folder):
     trials = both(0)
     assert rates.estimate_speed(load_recipe("plain.toml")) is None
     make_runner(folder, Pretrain(trials)).train(trials)
@@ -433,9 +419,7 @@ def test_speed_is_that_of_finished_runs_of_the_same_model(folder: Path) -> None:
     assert other == pytest.approx(1024 * 6e5 / 0.05 / 238_848)
 
 
-def test_time_is_known_where_pretrain_knows_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_time_is_known_where_pretrain_knows_it(folder, monkeypatch):
     """Without a run of the model by the nearest bench: 320 rows, a block of 12 d^2 + 13 d and the last norm of 2 d are
     N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are 10 tokens a second."""
     monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "cache"))
@@ -456,9 +440,7 @@ def test_time_is_known_where_pretrain_knows_it(
     assert rates.seconds_left(recipe, 100, {}) == pytest.approx(10 + rates.START_SECONDS)
 
 
-def test_no_time_left_is_told_from_the_first_minute(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
     """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
     (trial,) = plain(0)
     working = make_runner(folder, Pretrain([trial]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from efftrain_cli.run.small_files import read_run
 from efftrain_cli.sweep import grid_lines
 from efftrain_cli.trials.screen import _gain
 from efftrain_cli.trials.trial import grid
-from tests.conftest import Efftrain, cli
+from tests.conftest import cli
 from tests.launch import start_efftrain, wait_until
 from tests.trials.stubs import write_trial
 
@@ -32,7 +31,7 @@ WORDS = [
 ]
 
 
-def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
+def test_the_plan_as_a_table_and_as_json(folder):
     shown = cli(*WORDS, "--plan", "--jobs", "2")
     assert "4 of 4 runs to train, at most 10.2K tokens; time unknown" in shown.output
     found = json.loads(cli(*WORDS, "--plan", "--format", "json").output)
@@ -48,7 +47,7 @@ def test_the_plan_as_a_table_and_as_json(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_learning_rates_are_kept_as_curves(folder: Path) -> None:
+def test_learning_rates_are_kept_as_curves(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3", "4e-3"])])
     for trial in trials:
         write_trial(trial, 4 if trial.name == "plain-lr4e-3-seed1" else 0)
@@ -63,7 +62,7 @@ def test_learning_rates_are_kept_as_curves(folder: Path) -> None:
     assert "<svg" in (folder / "figures" / "learning-rate.svg").read_text()
 
 
-def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
+def test_budgets_become_a_ladder_and_never_a_choice(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])])
     for trial in trials:
         write_trial(trial)
@@ -94,16 +93,14 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder: Path) -> None:
         ((1.1, 1.31), 0, 1, "less than 0.25x in 1 of 3 seeds: the baseline's ladder begins there"),
     ],
 )
-def test_a_gain_at_a_rung_is_shown_with_its_bounds(
-    interval: tuple[float | None, float | None], above: int, below: int, shown: str
-) -> None:
+def test_a_gain_at_a_rung_is_shown_with_its_bounds(interval, above, below, shown):
     why = None if interval[0] else ONE_SEED
     estimate = Estimate(1.2, *interval, n=3, why=why)
     gain = Gain(1000, 3.0, estimate, above, below, most=4.0, least=0.25)
     assert _gain(gain) == shown
 
 
-def test_a_ladder_of_muon_from_before_has_no_flops(folder: Path) -> None:
+def test_a_ladder_of_muon_from_before_has_no_flops(folder):
     """Rows of older runs lack `optimizer_flops`."""
     (folder / "muon.toml").write_text(
         'base = "plain.toml"\n[optim]\nname = "muon"\nmuon_lr = 0.02\n'
@@ -121,7 +118,7 @@ def test_a_ladder_of_muon_from_before_has_no_flops(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sweep_end_to_end(folder: Path, efftrain: Efftrain) -> None:
+def test_sweep_end_to_end(folder, efftrain):
     """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once, compared."""
     budget = ["--set", "train.tokens=25600"]
     child = start_efftrain(folder, *WORDS, *budget)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
@@ -11,7 +9,7 @@ from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse
 from tests.trials.stubs import both
 
 
-def test_seeds() -> None:
+def test_seeds():
     assert parse_seeds("0..4") == (0, 1, 2, 3, 4)
     assert parse_seeds("7") == (7,)
     assert parse_seeds("1, 3 ,5..6") == (1, 3, 5, 6)
@@ -24,20 +22,20 @@ def test_seeds() -> None:
 @pytest.mark.parametrize(
     "text", ["0..1000000000", "0..9999999999999999999", "0..9999,10000", f"0..{'9' * 5000}"]
 )
-def test_too_many_seeds_are_refused_before_they_are_listed(text: str) -> None:
+def test_too_many_seeds_are_refused_before_they_are_listed(text):
     """F97."""
     with pytest.raises(UsageError, match=r"more than the 10,000|write 0\.\.4"):
         parse_seeds(text)
 
 
-def test_too_many_runs_are_refused_before_they_are_listed() -> None:
+def test_too_many_runs_are_refused_before_they_are_listed():
     """F97: 3 recipes x 2 seeds x 100 x 100 values."""
     values = [str(i) for i in range(1, 101)]
     with pytest.raises(UsageError, match="60,000 runs are more than the 10,000"):
         grid(["a", "b", "c"], (0, 1), [("optim.lr", values), ("train.batch_size", values)])
 
 
-def test_settings() -> None:
+def test_settings():
     assert parse_settings(
         ["optim.lr=1e-3,2e-3", "optim.betas=[0.9,0.95],[0.8,0.9]", 'data.train="a,b"']
     ) == [
@@ -60,7 +58,7 @@ def test_settings() -> None:
         parse_settings(["optim.lr=1", "optim.lr=2"])
 
 
-def test_grid_has_seeds_outermost_and_names_that_tell(folder: Path) -> None:
+def test_grid_has_seeds_outermost_and_names_that_tell(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
     assert [trial.name for trial in trials[:4]] == [
         "plain-lr1e-3-seed0",
@@ -77,7 +75,7 @@ def test_grid_has_seeds_outermost_and_names_that_tell(folder: Path) -> None:
         grid(["plain.toml", "sub/plain.toml"], (0,), [])
 
 
-def test_what_could_not_be_compared_is_refused_before_training(folder: Path) -> None:
+def test_what_could_not_be_compared_is_refused_before_training(folder):
     (folder / "long.toml").write_text('base = "plain.toml"\n[model]\nseq_len = 64\n')
     with pytest.raises(UsageError, match=r"model\.seq_len: 32 in plain\.toml; 64 in long\.toml"):
         check_comparable(grid(["plain.toml", "long.toml"], (0, 1), []))

@@ -31,7 +31,7 @@ from tests.tune_warmup.answers import (
 )
 
 
-def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
+def test_seeds_vote_and_the_share_is_said_with_its_error():
     search = options(SLW, seeds=(0, 1, 2))
     outcome, receipts = answered(
         search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None
@@ -59,7 +59,7 @@ def test_seeds_vote_and_the_share_is_said_with_its_error() -> None:
 
 
 @pytest.mark.parametrize("seeds", [3, 5])
-def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds: int) -> None:
+def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds):
     """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all seeds covers, or
     more."""
     search = options(SLW, seeds=tuple(range(seeds)))
@@ -92,7 +92,7 @@ def seen(start: int, steps: int, seed: int, stable: bool) -> Receipt:
     )  # fmt: skip
 
 
-def test_durations_end_where_the_share_of_the_budget_does() -> None:
+def test_durations_end_where_the_share_of_the_budget_does():
     for share in (0.2, 0.66, 1.0):
         grid = options(SLW, max_share=share).grid
         longest = grid.durations(8)[-1]
@@ -107,7 +107,7 @@ def test_durations_end_where_the_share_of_the_budget_does() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_neighbours_on_the_grid_differ_by_about_the_root_of_two(kind: str) -> None:
+def test_neighbours_on_the_grid_differ_by_about_the_root_of_two(kind):
     grid = KINDS[kind].grid
     durations = grid.durations(grid.starts[0])
     assert len(durations) >= 6
@@ -118,7 +118,7 @@ def test_neighbours_on_the_grid_differ_by_about_the_root_of_two(kind: str) -> No
     assert durations == tuple(sorted(durations, reverse=kind == "lr"))
 
 
-def test_probes_differ_from_the_recipe_in_the_setting_and_the_bookkeeping_alone() -> None:
+def test_probes_differ_from_the_recipe_in_the_setting_and_the_bookkeeping_alone():
     made = SLW.recipe_of(Probe(start=16, steps=60, seed=5, horizon=60))
     assert made.seq_len_warmup == SeqLenWarmup(start=16, steps=60)
     assert made.optim == SLW.recipe.optim
@@ -130,7 +130,7 @@ def test_probes_differ_from_the_recipe_in_the_setting_and_the_bookkeeping_alone(
     assert LR.grid.recipe_with(0, 60).optim.warmup_steps == 60
 
 
-def test_a_ramp_is_searched_in_steps_and_set_in_sequences() -> None:
+def test_a_ramp_is_searched_in_steps_and_set_in_sequences():
     ramp = RAMP.grid.recipe_with(4, 60).batch_size_warmup
     assert ramp is not None
     assert ramp.start == 4
@@ -138,7 +138,7 @@ def test_a_ramp_is_searched_in_steps_and_set_in_sequences() -> None:
     assert RAMP.grid.recipe_with(*RAMP.grid.own) == RAMP.recipe
 
 
-def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_peak() -> None:
+def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_peak():
     assert TWO.grid.horizon(8, 80) == 80 + 2 * WINDOW
     assert TWO.grid.horizon(8, 10) == WINDOW + 2 * WINDOW
     assert LR.grid.horizon(0, WINDOW) == 3 * WINDOW
@@ -153,7 +153,7 @@ def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_pe
     )
 
 
-def test_no_stable_setting_is_said() -> None:
+def test_no_stable_setting_is_said():
     outcome, receipts = answered(SLW, ordered(SLW, math.inf, 0))
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No seq_len_warmup.start that was probed is stable" in outcome.statement
@@ -171,7 +171,7 @@ def test_no_stable_setting_is_said() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_warmup_is_recommended_where_nothing_is_unstable(kind: str) -> None:
+def test_no_warmup_is_recommended_where_nothing_is_unstable(kind):
     search = KINDS[kind]
     grid = search.grid
     outcome, receipts = answered(search, lambda probe: None, plain=None)
@@ -198,14 +198,14 @@ def test_no_warmup_is_recommended_where_nothing_is_unstable(kind: str) -> None:
     assert "training without a warmup: not judged for want of budget" in outcome.statement
 
 
-def test_one_seed_s_verdict_says_so() -> None:
+def test_one_seed_s_verdict_says_so():
     said = "This is one seed's verdict, another seed may say otherwise: --seeds 0..2 asks three."
     assert said in answered(SLW, ordered(SLW, 16, 80))[0].statement
     three = options(SLW, seeds=(0, 1, 2))
     assert said not in answered(three, ordered(three, 16, 80))[0].statement
 
 
-def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:
+def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb():
     search = Search(recipe=recipe())
     assert search.grid.own == (8, BUDGET // (FULL * BATCH) // 3)
     outcome, _ = answered(search, lambda probe: None if probe.steps <= 104 else 2 * WINDOW)
@@ -220,7 +220,7 @@ def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"])
-def test_a_tenth_of_a_run_verifies_the_recipe_s_own_setting(name: str) -> None:
+def test_a_tenth_of_a_run_verifies_the_recipe_s_own_setting(name):
     search = Search(recipe=load_recipe(name))
     smallest = search.smallest_budget()
     assert smallest <= search.recipe.train.tokens / 10
@@ -258,6 +258,6 @@ DISCRETE = "seq_len_warmup={pacing = 'discrete', lengths = "
         ("seed=1", {"max_share": 1.5}, "--max-share 1.5"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(override: str, changed: dict, said: str) -> None:
+def test_what_cannot_be_searched_is_refused(override, changed, said):
     with pytest.raises(UsageError, match=said):
         Search(recipe=recipe(override), **changed)

@@ -31,7 +31,7 @@ from tests.tune_warmup.answers import (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(kind: str) -> None:
+def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(kind):
     search = KINDS[kind]
     grid = search.grid
     for start in grid.starts:
@@ -56,7 +56,7 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
                 assert "allowed" in outcome.statement
 
 
-def test_a_probe_ends_with_the_run() -> None:
+def test_a_probe_ends_with_the_run():
     """Steps of 640 tokens: the budget of 200,000 is reached by step 313, of 199,680 by step 312."""
     for budget, last in ((200_000, 313), (199_680, 312), (199_681, 313)):
         made = changed(LR.recipe, f"train.tokens={budget}")
@@ -64,7 +64,7 @@ def test_a_probe_ends_with_the_run() -> None:
         assert grid.horizon(1, 20) == last
 
 
-def test_the_recipe_s_own_setting_is_probed_first() -> None:
+def test_the_recipe_s_own_setting_is_probed_first():
     for search in KINDS.values():
         probe = first_probe(search)
         assert isinstance(probe, Probe)
@@ -75,9 +75,7 @@ def test_the_recipe_s_own_setting_is_probed_first() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seeds", [(), (0, 1, 2)])
-def test_the_plan_says_how_many_probes_and_tokens_at_most(
-    kind: str, seeds: tuple[int, ...]
-) -> None:
+def test_the_plan_says_how_many_probes_and_tokens_at_most(kind, seeds):
     search = options(KINDS[kind], seeds=seeds)
     grid = search.grid
     of_starts, of_durations = search.most_probes()
@@ -92,7 +90,7 @@ def test_the_plan_says_how_many_probes_and_tokens_at_most(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_of_a_probe_are_those_of_its_plan(kind: str) -> None:
+def test_the_tokens_of_a_probe_are_those_of_its_plan(kind):
     grid = KINDS[kind].grid
     for start, steps in itertools.islice(grid.settings(), 0, None, 3):
         probe = Probe(start=start, steps=steps, seed=1, horizon=1)
@@ -118,8 +116,8 @@ def hashed(seed: int, share: float) -> Callable[[Probe], float | None]:
     seeds=st.sampled_from([(), (0, 1), (0, 1, 2)]),
 )
 def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_was_probed(
-    kind: str, draw: int, share: float, budget: int | None, seeds: tuple[int, ...]
-) -> None:
+    kind, draw, share, budget, seeds
+):
     search = options(KINDS[kind], budget=budget, seeds=seeds)
     outcome, receipts = answered(search, hashed(draw, share))
     if budget is not None:
@@ -156,20 +154,20 @@ def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_
             assert claim not in outcome.statement or claim.strip() in probed
 
 
-def test_a_failure_of_every_duration_is_said_with_the_start_it_was_tried_from() -> None:
+def test_a_failure_of_every_duration_is_said_with_the_start_it_was_tried_from():
     """From 8 tokens the recipe's own duration alone survives the climb, and fails later."""
     outcome, _ = answered(SLW, lambda probe: 2 * WINDOW if probe.steps == 80 else WINDOW // 2)
     assert outcome.start is None
     assert "Longer starts were not probed with them." in outcome.statement
 
 
-def test_a_failure_after_the_climb_shortens_the_duration_and_leaves_the_start() -> None:
+def test_a_failure_after_the_climb_shortens_the_duration_and_leaves_the_start():
     outcome, receipts = answered(SLW, lambda probe: 2 * WINDOW if probe.steps > 40 else None)
     assert (outcome.start, outcome.steps) == (8, 40)
     assert {receipt.probe.start for receipt in receipts.values()} == {8}
 
 
-def test_a_survivor_goes_on_from_where_it_stands() -> None:
+def test_a_survivor_goes_on_from_where_it_stands():
     first = first_probe(SLW)
     assert isinstance(first, Probe) and first.horizon == WINDOW
     _, receipts = answered(SLW, lambda probe: None)
@@ -204,7 +202,7 @@ def curved(
     return answered(search, fails)
 
 
-def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> None:
+def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start():
     def losses(probe: Probe, step: int) -> float:
         jump = 2 * WINDOW + 4 if probe.start >= 24 else WINDOW - 4
         return 9.0 if step == jump and (probe.start < 24 or probe.steps > 160) else 9 - 0.05 * step
@@ -216,7 +214,7 @@ def test_curves_that_jump_while_the_learning_rate_climbs_raise_the_start() -> No
     assert "unstable at step 44" in outcome.statement
 
 
-def test_a_budget_returns_the_best_that_was_verified() -> None:
+def test_a_budget_returns_the_best_that_was_verified():
     own = SLW.grid.tokens(8, 80, 3 * WINDOW)
     assert own == SLW.smallest_budget()
     outcome, receipts = answered(options(SLW, budget=own), lambda probe: None)
@@ -245,7 +243,7 @@ def test_a_budget_returns_the_best_that_was_verified() -> None:
     assert "80 steps: unstable at step 60" in outcome.statement
 
 
-def test_a_budget_too_small_for_the_longest_says_so() -> None:
+def test_a_budget_too_small_for_the_longest_says_so():
     assert LAST.grid.own[1] == LAST.grid.durations(8)[-1]
     outcome, _ = answered(options(LAST, budget=LAST.smallest_budget() - 1), lambda probe: None)
     assert (outcome.start, outcome.steps, outcome.verified, outcome.needed is None) == (
@@ -261,7 +259,7 @@ def test_a_budget_too_small_for_the_longest_says_so() -> None:
     assert "before 340 steps could be judged" in outcome.statement
 
 
-def test_starts_are_named_with_what_is_known_of_them() -> None:
+def test_starts_are_named_with_what_is_known_of_them():
     outcome, _ = answered(SLW, ordered(SLW, 24, 57))
     assert "Starts below it: 8 unstable at step 20; 16 unstable at step 20." in outcome.statement
     enough = sum(SLW.grid.tokens(start, 80, WINDOW) for start in (8, 24))
@@ -279,7 +277,7 @@ def test_starts_are_named_with_what_is_known_of_them() -> None:
     assert "Starts below it: 8 unstable at step 20." in outcome.statement
 
 
-def test_more_budget_goes_on_where_less_ended() -> None:
+def test_more_budget_goes_on_where_less_ended():
     fails = ordered(SLW, 8, 110)
     little, receipts = answered(options(SLW, budget=SLW.smallest_budget()), fails)
     some, enough = list(receipts.values()), little.needed

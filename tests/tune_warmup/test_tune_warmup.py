@@ -13,20 +13,18 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import DivergedError
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training import logger
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.search import Search
-from tests.conftest import Efftrain, sets
+from tests.conftest import sets
 from tests.launch import start_efftrain, wait_until
 from tests.tiny import changed
 from tests.tune_warmup.conftest import lines
 
 
-def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(
-    recipe: Recipe, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(recipe, capsys):
     from efftrain_cli.pretrain import start
 
     folder = tune_warmup.tune(Search(recipe=recipe), recipe_name="tiny")
@@ -56,9 +54,7 @@ def test_a_search_leaves_receipts_curves_and_a_recipe_that_trains(
     assert (run / "checkpoints" / "step-00000002").is_dir()
 
 
-def test_the_batch_ramp_is_searched_too(
-    overrides: list[str], capsys: pytest.CaptureFixture
-) -> None:
+def test_the_batch_ramp_is_searched_too(overrides, capsys):
     ramp = [
         "batch_size_warmup.start=2",
         "batch_size_warmup.increment=2",
@@ -80,9 +76,7 @@ class Killed(BaseException):
     """Stands for a process that is gone from one line to the next."""
 
 
-def test_a_killed_search_goes_on_without_repeating_a_probe(
-    recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_search_goes_on_without_repeating_a_probe(recipe, monkeypatch):
     search = Search(recipe=recipe)
     whole = tune_warmup.tune(search, recipe_name="whole")
     expected = lines(whole)
@@ -128,9 +122,7 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(
 
 
 @pytest.mark.slow
-def test_a_search_killed_from_outside_goes_on(
-    overrides: list[str], efftrain: Efftrain, tmp_path: Path
-) -> None:
+def test_a_search_killed_from_outside_goes_on(overrides, efftrain, tmp_path):
     command = ["tune-warmup", "--recipe", "small", *sets(*overrides)]
     process = start_efftrain(tmp_path, *command, "--name", "killed")
     probes = tmp_path / "runs" / "killed" / "probes"
@@ -149,9 +141,7 @@ def test_a_search_killed_from_outside_goes_on(
     assert found == expected
 
 
-def test_where_nothing_is_stable_the_search_says_so_and_fails(
-    recipe: Recipe, capsys: pytest.CaptureFixture
-) -> None:
+def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe, capsys):
     search = Search(recipe=recipe)
     # A learning rate at which any training makes the perplexity rise.
     search = replace(search, recipe=changed(recipe, "optim.lr=1.0"))
@@ -170,7 +160,7 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(
     )
 
 
-def test_probes_that_fail_in_their_first_step_are_receipts(recipe: Recipe) -> None:
+def test_probes_that_fail_in_their_first_step_are_receipts(recipe):
     search = Search(recipe=changed(recipe, "optim.lr=1e30"), eval_every=2)
     with pytest.raises(DivergedError, match="no stable setting"):
         tune_warmup.tune(search, recipe_name="hopeless")
@@ -180,7 +170,7 @@ def test_probes_that_fail_in_their_first_step_are_receipts(recipe: Recipe) -> No
     }
 
 
-def test_a_survivor_whose_checkpoint_is_gone_begins_anew(recipe: Recipe) -> None:
+def test_a_survivor_whose_checkpoint_is_gone_begins_anew(recipe):
     """As after the end of a search that other seeds continue."""
     search = Search(recipe=recipe)
     folder = tune_warmup.tune(
@@ -197,7 +187,7 @@ def test_a_survivor_whose_checkpoint_is_gone_begins_anew(recipe: Recipe) -> None
     assert receipts == whole
 
 
-def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Recipe) -> None:
+def test_rivals_are_tuned_by_the_same_command(overrides, recipe):
     assert recipe.seq_len_warmup is None
     folder = tune_warmup.tune(Search(recipe=recipe, tune="lr", budget=8000), recipe_name="lr")
     assert folder.name == "lr-tune-lr"
@@ -215,7 +205,7 @@ def test_rivals_are_tuned_by_the_same_command(overrides: list[str], recipe: Reci
             assert int(receipt["stopped_at_step"]) >= int(receipt["steps"])
 
 
-def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: Path) -> None:
+def test_the_plan_is_printed_and_nothing_trained(efftrain, tmp_path):
     result = efftrain("tune-warmup", "--recipe", "gpt2-117m-slw", "--plan", "--budget", "10%")
     assert (
         "cost       8.58B tokens (5.5% of a full run) to verify start 8, 20,000 steps"
@@ -230,19 +220,19 @@ def test_the_plan_is_printed_and_nothing_trained(efftrain: Efftrain, tmp_path: P
 
 
 @pytest.mark.parametrize("budget", ["0%", "ten", "-5%", "0", "1e400%"])
-def test_a_budget_that_is_none_is_refused(efftrain: Efftrain, budget: str) -> None:
+def test_a_budget_that_is_none_is_refused(efftrain, budget):
     result = efftrain(
         "tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", budget, code=2
     )
     assert "write a share of a full run, such as 10%" in result.stderr
 
 
-def test_an_empty_budget_is_refused(efftrain: Efftrain) -> None:
+def test_an_empty_budget_is_refused(efftrain):
     result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", "", code=2)
     assert "--budget is empty\ngive it a value, or leave it out" in result.stderr
 
 
-def test_budgets_are_shares_or_tokens() -> None:
+def test_budgets_are_shares_or_tokens():
     from efftrain_cli.cli.tune_warmup import parse_budget
 
     assert parse_budget("10%", 600_000) == 60_000

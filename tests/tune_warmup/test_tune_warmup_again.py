@@ -12,13 +12,13 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import write_record
-from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.tune_warmup import tune as tune_warmup
 from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
 from tests.tune_warmup.conftest import lines
 
 
-def test_a_directory_of_another_search_is_refused(recipe: Recipe, overrides: list[str]) -> None:
+def test_a_directory_of_another_search_is_refused(recipe, overrides):
     tune_warmup._claim(
         folder := Path(os.environ["EFFTRAIN_RUNS"]) / "x-tune", Search(recipe=recipe)
     )
@@ -46,7 +46,7 @@ def receipt_of(probe: Probe, **changed: object) -> Receipt:
     return Receipt(probe=probe, **values)
 
 
-def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
+def test_a_finished_search_given_again_changes_nothing(recipe):
     search = Search(recipe=recipe, multiples=1)
     folder = tune_warmup.tune(search, recipe_name="tiny")
     # A survivor of another seed's search that was asked for no more; its checkpoint went with the end of the search.
@@ -62,9 +62,7 @@ def test_a_finished_search_given_again_changes_nothing(recipe: Recipe) -> None:
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("probe.json")} == written
 
 
-def test_a_budget_is_kept_and_more_of_it_goes_on(
-    recipe: Recipe, capfd: pytest.CaptureFixture
-) -> None:
+def test_a_budget_is_kept_and_more_of_it_goes_on(recipe, capfd):
     search = Search(recipe=recipe)
     little = replace(search, budget=search.smallest_budget() - 1)
     folder = tune_warmup.tune(little, recipe_name="tiny")
@@ -94,7 +92,7 @@ def test_a_budget_is_kept_and_more_of_it_goes_on(
     ]
 
 
-def test_seeds_are_probed_one_by_one(recipe: Recipe) -> None:
+def test_seeds_are_probed_one_by_one(recipe):
     folder = tune_warmup.tune(
         Search(recipe=recipe, seeds=(0, 1, 2), budget=6000), recipe_name="seeds"
     )
@@ -105,7 +103,7 @@ def test_seeds_are_probed_one_by_one(recipe: Recipe) -> None:
     assert load_recipe(str(folder / "tuned.toml")).seed == recipe.seed
 
 
-def test_fields_of_other_versions_are_passed_over(tmp_path: Path) -> None:
+def test_fields_of_other_versions_are_passed_over(tmp_path):
     path = tmp_path / "probes" / "start8-steps16-seed7"
     path.mkdir(parents=True)
     expected = receipt_of(Probe(start=8, steps=16, seed=7, horizon=2), max_fluctuation=math.inf)

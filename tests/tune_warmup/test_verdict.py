@@ -9,7 +9,7 @@ import pytest
 from efftrain_cli.run.stability import fluctuation
 
 
-def test_fluctuation_is_perplexity_over_the_best_before() -> None:
+def test_fluctuation_is_perplexity_over_the_best_before():
     log = math.log
     assert fluctuation(
         [(0, log(100)), (5, log(50)), (10, log(60)), (15, log(40)), (20, log(60))]

@@ -50,7 +50,7 @@ def on_three(work: Callable[[DistributedEval], Any]) -> list[Any]:
     return found
 
 
-def test_all_get_the_scores_of_one_process_bit_for_bit() -> None:
+def test_all_get_the_scores_of_one_process_bit_for_bit():
     model = random_gpt(CONFIG, spread=0.5, seed=7)
     requests = some_requests(model)
     alone = Evaluator(model=model, context_length=CONFIG.seq_len, batch_tokens=40).score(requests)
@@ -75,7 +75,7 @@ def test_all_get_the_scores_of_one_process_bit_for_bit() -> None:
     )
 
 
-def test_fewer_batches_than_processes() -> None:
+def test_fewer_batches_than_processes():
     model = random_gpt(CONFIG, spread=0.5, seed=7)
     request = Request((1, 2), (3,))
     found = on_three(
@@ -87,7 +87,7 @@ def test_fewer_batches_than_processes() -> None:
 
 
 @pytest.mark.parametrize("when", ["before the exchange", "after it"])
-def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
+def test_a_task_fails_on_all_where_it_fails_on_one(when):
     """And the next one is not disturbed by it."""
 
     def two_tasks(distributed: DistributedEval) -> Any:
@@ -114,14 +114,14 @@ def test_a_task_fails_on_all_where_it_fails_on_one(when: str) -> None:
         )
 
 
-def test_other_items_on_one_process_are_refused_by_all() -> None:
+def test_other_items_on_one_process_are_refused_by_all():
     found = on_three(lambda distributed: distributed.gather("t", distributed.ranks.rank == 2, []))
     assert all(
         isinstance(error, EfftrainError) and "read different items" in str(error) for error in found
     )
 
 
-def test_processes_that_are_at_different_places_are_told_so() -> None:
+def test_processes_that_are_at_different_places_are_told_so():
     """One compares facts for the next run, where the others exchange answers."""
 
     def work(distributed: DistributedEval) -> Any:

@@ -175,17 +175,13 @@ def compare_with_hflm(
 
 
 @pytest.mark.parametrize("file", sorted(MADE))
-def test_scores_are_hflm_s_on_made_sets(
-    file: str, ours: LanguageModel, theirs, made: Path, tmp_path: Path
-) -> None:
+def test_scores_are_hflm_s_on_made_sets(file, ours, theirs, made, tmp_path):
     task = next(name for name, task in TASKS.items() if task.file == file and task.definition)
     compare_with_hflm(task, ours, theirs, made, None, tmp_path)
 
 
 @pytest.mark.slow
-def test_scores_are_hflm_s_on_real_sets(
-    shared_data: Path, ours: LanguageModel, theirs, tmp_path: Path
-) -> None:
+def test_scores_are_hflm_s_on_real_sets(shared_data, ours, theirs, tmp_path):
     tasks = [name for name in tasks_in(shared_data / "evalpack") if TASKS[name].definition]
     assert len(tasks) == 13
     for task in tasks:
@@ -193,7 +189,7 @@ def test_scores_are_hflm_s_on_real_sets(
         compare_with_hflm(task, ours, theirs, shared_data / "evalpack", limit, tmp_path)
 
 
-def test_context_and_continuation_are_split_as_the_harness_splits(ours: LanguageModel) -> None:
+def test_context_and_continuation_are_split_as_the_harness_splits(ours):
     """Empty and blank contexts, trailing spaces and words that continue; (whole text, its context) by hand."""
     from lm_eval.api.instance import Instance
 
@@ -225,9 +221,7 @@ def test_context_and_continuation_are_split_as_the_harness_splits(ours: Language
         assert score == (pytest.approx(own.logprob, abs=1e-5), own.greedy)
 
 
-def test_scores_do_not_depend_on_the_batch(
-    trained: TrainedModel, made: Path, tmp_path: Path
-) -> None:
+def test_scores_do_not_depend_on_the_batch(trained, made, tmp_path):
     scores = []
     for batch_tokens in (64, 20_000):
         evaluator = Evaluator(model=trained.model, context_length=128, batch_tokens=batch_tokens)
@@ -244,7 +238,7 @@ def test_scores_do_not_depend_on_the_batch(
     assert marks == [["local"], [], ["window", "128"], ["local"]]
 
 
-def test_cut_contexts_are_counted(trained: TrainedModel, made: Path, tmp_path: Path) -> None:
+def test_cut_contexts_are_counted(trained, made, tmp_path):
     model = LanguageModel(Evaluator(model=trained.model, context_length=20), trained.tokenizer)
     score = evaluate_task(TASKS["anli_r1"], model, made, None, tmp_path)
     assert score.requests == 9 and score.truncated == 9
@@ -253,7 +247,7 @@ def test_cut_contexts_are_counted(trained: TrainedModel, made: Path, tmp_path: P
     )  # windows are not cuts
 
 
-def test_anli_is_the_harness_s_definition(made: Path, tmp_path: Path) -> None:
+def test_anli_is_the_harness_s_definition(made, tmp_path):
     task = load_task(TASKS["anli_r1"], made, tmp_path)
     documents = list(task.eval_docs)
     assert task.doc_to_text(documents[0]) == (
@@ -264,7 +258,7 @@ def test_anli_is_the_harness_s_definition(made: Path, tmp_path: Path) -> None:
     assert task.config.num_fewshot == 0
 
 
-def test_squad_measures() -> None:
+def test_squad_measures():
     """Values of the official script's rules, worked out by hand."""
     from efftrain_cli.zeroshot.squad_metrics import compute_exact, compute_f1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from efftrain_cli.zeroshot.local_data import FORMS, example, read_items, tasks_i
 from efftrain_cli.zeroshot.suites import TASKS
 
 
-def test_every_form_s_example_is_of_that_form(tmp_path: Path) -> None:
+def test_every_form_s_example_is_of_that_form(tmp_path):
     for name, form in FORMS.items():
         assert name in TASKS
         path = tmp_path / f"{name}.jsonl"
@@ -40,7 +39,7 @@ def test_every_form_s_example_is_of_that_form(tmp_path: Path) -> None:
         (b'{"query": "\xff"}', "byte 11 is not UTF-8"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+def test_a_bad_line_is_named(tmp_path, line, message):
     path = tmp_path / "hellaswag.jsonl"
     good = example(FORMS["hellaswag"]).encode()
     path.write_bytes(good + b"\n" + good + b"\n" + line + b"\n" + good + b"\n")
@@ -50,7 +49,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     assert error.value.exit_code == 3
 
 
-def test_an_empty_file_and_an_empty_folder(tmp_path: Path) -> None:
+def test_an_empty_file_and_an_empty_folder(tmp_path):
     with pytest.raises(DataError, match="none of the files"):
         tasks_in(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
@@ -61,7 +60,7 @@ def test_an_empty_file_and_an_empty_folder(tmp_path: Path) -> None:
         require_data(["piqa"], tmp_path)
 
 
-def test_all_missing_sets_are_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_sets_are_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
@@ -90,7 +89,7 @@ def test_all_missing_sets_are_said_at_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_the_real_sets_are_of_these_forms(shared_data: Path) -> None:
+def test_the_real_sets_are_of_these_forms(shared_data):
     folder = shared_data / "evalpack"
     counts = {
         name: len(read_items(folder / str(TASKS[name].file), FORMS[name]))

@@ -47,7 +47,7 @@ def logprobs(evaluator: Evaluator, tokens: list[int]) -> torch.Tensor:
     return found.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
 
 
-def test_last_token(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
+def test_last_token(evaluator, tokenizer):
     texts = ["Anna found the lantern", "the evening was cold", "a"]
     score = lambada_last_token(evaluator, tokenizer, texts, limit=2)
     assert (score.scored, score.total) == (2, 3)
@@ -59,7 +59,7 @@ def test_last_token(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
     )
 
 
-def test_strided_counts_each_token_once(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
+def test_strided_counts_each_token_once(evaluator, tokenizer):
     pages = [
         (" = Anna = \n walked , home . \n", " = Anna = \nwalked, home.\n"),
         (" cold \n", " cold\n"),
@@ -80,9 +80,7 @@ def test_strided_counts_each_token_once(evaluator: Evaluator, tokenizer: Tokeniz
     )
 
 
-def test_overlap_lowers_nothing_but_the_missing_context(
-    evaluator: Evaluator, tokenizer: Tokenizer
-) -> None:
+def test_overlap_lowers_nothing_but_the_missing_context(evaluator, tokenizer):
     """Every window's tokens are predicted once, whatever the stride."""
     pages = [(TEXT, TEXT)]
     count = len(tokenizer.encode([TEXT])[0]) - 1
@@ -92,7 +90,7 @@ def test_overlap_lowers_nothing_but_the_missing_context(
         assert score.protocol == f"strided WikiText-2 window 32 stride {stride}"
 
 
-def test_bytes(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
+def test_bytes(evaluator, tokenizer):
     documents = ["Anna walked home.", "Übel"]
     score = offline_bytes(evaluator, tokenizer, documents, limit=None)
     assert score.protocol == f"offline bytes, documents {fingerprint(documents)} window 32"
@@ -110,7 +108,7 @@ def test_bytes(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
     )
 
 
-def test_cloze_passages_end_before_a_word_and_do_not_overlap() -> None:
+def test_cloze_passages_end_before_a_word_and_do_not_overlap():
     passages = cloze_passages([TEXT, "too short to ask anything"])
     assert len(passages) >= 3
     at = 0
@@ -125,7 +123,7 @@ def test_cloze_passages_end_before_a_word_and_do_not_overlap() -> None:
     assert cloze_passages(["x\ny\n" * 1000]) == []
 
 
-def test_cloze_scores_the_whole_word(evaluator: Evaluator, tokenizer: Tokenizer) -> None:
+def test_cloze_scores_the_whole_word(evaluator, tokenizer):
     score = offline_cloze(evaluator, tokenizer, [TEXT], limit=2)
     context, word = cloze_passages([TEXT])[1]
     tokens = tokenizer.encode([context + word])[0].tolist()
@@ -135,7 +133,7 @@ def test_cloze_scores_the_whole_word(evaluator: Evaluator, tokenizer: Tokenizer)
     assert score.boundary_mismatches == 0 and score.truncated == 2
 
 
-def test_standard_errors() -> None:
+def test_standard_errors():
     """Mean 0.25, s = sqrt(4 * 3/16 / 3) for 1, 0, 0, 0; the perplexity's by the delta method against a bootstrap."""
     assert mean_and_error([1, 0, 0, 0]) == pytest.approx((0.25, 0.25))
     assert mean_and_error([0.5]) == (0.5, None)

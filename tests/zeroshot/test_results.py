@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     }
 
 
-def test_the_same_key_replaces_and_another_adds(tmp_path: Path) -> None:
+def test_the_same_key_replaces_and_another_adds(tmp_path):
     save_result(tmp_path, entry(), [{"doc_id": 0, "acc": 1.0}, {"doc_id": 1, "acc": 0.0}])
     save_result(tmp_path, entry(limit=1), [{"doc_id": 0, "acc": 1.0}])
     save_result(tmp_path, entry(checkpoint_sha256="b" * 64), [{"doc_id": 0, "acc": 0.0}])
@@ -40,7 +39,7 @@ def test_the_same_key_replaces_and_another_adds(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"zeroshot.json", "zeroshot_items.jsonl"}
 
 
-def test_what_json_cannot_hold_changes_nothing(tmp_path: Path) -> None:
+def test_what_json_cannot_hold_changes_nothing(tmp_path):
     save_result(tmp_path, entry(), [])
     with pytest.raises(ValueError):
         save_result(tmp_path, entry(value=float("nan")), [])
@@ -48,7 +47,7 @@ def test_what_json_cannot_hold_changes_nothing(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"zeroshot.json", "zeroshot_items.jsonl"}
 
 
-def test_a_damaged_or_newer_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_or_newer_file_is_refused(tmp_path):
     assert read_results(tmp_path) == [] and list(read_items(tmp_path)) == []
     path = tmp_path / "zeroshot.json"
     for content in ("{", "[1]", '[{"task": "piqa"}]'):

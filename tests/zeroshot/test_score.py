@@ -53,7 +53,7 @@ def some_requests(model: GPT) -> list[Request]:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 40, 4096])
-def test_every_batching_equals_the_plain_computation(model: GPT, batch_tokens: int) -> None:
+def test_every_batching_equals_the_plain_computation(model, batch_tokens):
     """1 is one request at a time."""
     requests = some_requests(model)
     evaluator = Evaluator(model=model, context_length=CONFIG.seq_len, batch_tokens=batch_tokens)
@@ -67,13 +67,13 @@ def test_every_batching_equals_the_plain_computation(model: GPT, batch_tokens: i
     assert sum(map(evaluator.is_truncated, requests)) == 4
 
 
-def test_a_shorter_context_length_cuts_from_the_left(model: GPT) -> None:
+def test_a_shorter_context_length_cuts_from_the_left(model):
     request = Request(tuple(range(20)), (7, 8))
     found = Evaluator(model=model, context_length=8).score([request])[0]
     assert found.logprob == pytest.approx(plain_score(model, request, 8).logprob, abs=1e-5)
 
 
-def test_a_shared_context_is_computed_once(model: GPT) -> None:
+def test_a_shared_context_is_computed_once(model):
     """Tokens that go through the blocks: the context once, and of each continuation all but its last token."""
     seen = []
     handle = model.h[0].register_forward_hook(
@@ -87,7 +87,7 @@ def test_a_shared_context_is_computed_once(model: GPT) -> None:
     assert [tuple(shape[:2]) for shape in seen] == [(1, 10), (2, 2)]
 
 
-def test_only_needed_positions_reach_the_head(model: GPT) -> None:
+def test_only_needed_positions_reach_the_head(model):
     seen = []
     handle = model.ln_f.register_forward_hook(
         lambda module, inputs, output: seen.append(inputs[0].shape[0])
@@ -99,7 +99,7 @@ def test_only_needed_positions_reach_the_head(model: GPT) -> None:
     assert sum(seen) == 3
 
 
-def test_impossible_requests_are_refused(model: GPT) -> None:
+def test_impossible_requests_are_refused(model):
     evaluator = Evaluator(model=model, context_length=4)
     with pytest.raises(ValueError, match="empty"):
         evaluator.score([Request((), (1,))])
@@ -108,7 +108,7 @@ def test_impossible_requests_are_refused(model: GPT) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 16, 17, 40])
-def test_disjoint_windows_are_the_harness_rolling_windows(n: int) -> None:
+def test_disjoint_windows_are_the_harness_rolling_windows(n):
     lm_eval_utils = pytest.importorskip("lm_eval.utils")
     tokens = list(range(100, 100 + n))
     theirs = [
@@ -123,7 +123,7 @@ def test_disjoint_windows_are_the_harness_rolling_windows(n: int) -> None:
     assert windows(tokens, length=8, stride=8, prefix=0) == theirs
 
 
-def test_strided_windows_predict_each_token_once_with_full_context() -> None:
+def test_strided_windows_predict_each_token_once_with_full_context():
     requests = windows(range(30), length=8, stride=3, prefix=None)
     assert [token for request in requests for token in request.continuation] == list(range(1, 30))
     assert all(len(request.context) + len(request.continuation) - 1 <= 8 for request in requests)

@@ -10,7 +10,7 @@ from efftrain_cli.zeroshot.suites import SUITES, TASKS, suite_mean, task_names
 from tests.conftest import python
 
 
-def test_names_stand_for_tasks_once() -> None:
+def test_names_stand_for_tasks_once():
     assert task_names(["piqa", "gpt2", "lambada_openai"]) == [
         "piqa", "lambada_openai", "lambada_last_token", "wikitext", "wikitext_strided",
     ]  # fmt: skip
@@ -18,7 +18,7 @@ def test_names_stand_for_tasks_once() -> None:
     assert all(name in TASKS for tasks in SUITES.values() for name in tasks)
 
 
-def test_every_unknown_name_is_said_with_the_nearest() -> None:
+def test_every_unknown_name_is_said_with_the_nearest():
     with pytest.raises(UsageError) as error:
         task_names(["piqa", "hellaswg", "arc_hard", "slw11"])
     for word in (
@@ -29,7 +29,7 @@ def test_every_unknown_name_is_said_with_the_nearest() -> None:
         assert word in str(error.value)
 
 
-def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
+def test_the_mean_is_the_paper_s_and_needs_every_task():
     """GPT-3 125M over the eleven tasks: 33.57 as published by the authors' script (sum of eleven numbers / 11)."""
     gpt3 = {
         r["task"]: r["value"]
@@ -44,7 +44,7 @@ def test_the_mean_is_the_paper_s_and_needs_every_task() -> None:
         suite_mean("gpt2", {name: 0.5 for name in SUITES["gpt2"]})
 
 
-def test_references_name_known_tasks_metrics_and_a_source() -> None:
+def test_references_name_known_tasks_metrics_and_a_source():
     for reference in read_references():
         assert reference["metric"] in TASKS[reference["task"]].metrics, reference
         assert reference["protocol"] and reference["source"]
@@ -52,7 +52,7 @@ def test_references_name_known_tasks_metrics_and_a_source() -> None:
             assert 0 <= reference["value"] <= 1, reference
 
 
-def test_names_and_refusals_import_nothing_slow() -> None:
+def test_names_and_refusals_import_nothing_slow():
     code = (
         "import sys; from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_run\n"
         "try: next(evaluate_run(EvalConfig(run='x', tasks=('nope',))))\n"
