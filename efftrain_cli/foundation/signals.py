@@ -110,21 +110,6 @@ class _Listener:
 _listener: _Listener | None = None
 
 
-def _forget() -> None:
-    """Give a forked worker signals of its own: without this they would arrive in the parent's
-    pipe."""
-    global _listener
-    if _listener is not None:
-        _listener = None
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-os.register_at_fork(after_in_child=_forget)
-
-
 def stop_before_training() -> None:
     """End with 75 on SIGTERM and SIGHUP outside of training, when nothing can be lost. Ctrl-C stays
     Python's. `stop_on_signals` takes over while there is something to save."""
@@ -143,9 +128,8 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(75)
 
 
-_LIBC = (
-    ctypes.CDLL(None) if sys.platform == "linux" else None
-)  # not in a child between fork and exec
+# Loaded here, as `end_with` may be called between fork and exec.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _PR_SET_PDEATHSIG = 1
 
 
@@ -155,7 +139,7 @@ def end_with(parent: int) -> None:
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it has ended already
-            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(128 + signal.SIGTERM)
 
 
 def describe_end(code: int) -> tuple[str, int]:
@@ -191,9 +175,8 @@ def stop_on_signals() -> Iterator[None]:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     # nohup asks that SIGHUP be ignored.
-    handled = [
-        n for n in _SIGNALS if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN
-    ]
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    handled = _SIGNALS[:2] if ignored else _SIGNALS
     before = {number: signal.signal(number, listener.handle) for number in handled}
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     sys.unraisablehook = listener.swallowed
