@@ -26,11 +26,10 @@ def metrics(run: str) -> pd.DataFrame:
         UsageError: there is no such run, or several.
         DataError: too much of the file is damaged.
     """
-    from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.metrics import read_metrics
     from efftrain_cli.run.names import find_run
 
-    return read_metrics(existing_run(find_run(run))).frame
+    return read_metrics(find_run(run)).frame
 
 
 def runs(*names: str, sort: Literal["age", "name", "loss", "tokens"] = "age") -> pd.DataFrame:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
+from efftrain_cli.run.directory import checkpoint_step, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 
 
-def list_checkpoints(name: str) -> list[dict[str, Any]]:
-    """Return the checkpoints of run `name`, oldest first: step, bytes, time, path.
-
-    Raises:
-        UsageError: there is no such run.
-    """
+def list_checkpoints(run: Path) -> list[dict[str, Any]]:
+    """Return the checkpoints of a run, oldest first: step, bytes, time, path."""
     checkpoints = []
-    for path in checkpoints_of(existing_run(name)):
+    for path in checkpoints_of(run):
         try:
             size = sum(file.stat().st_size for file in path.iterdir())
             written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
@@ -36,36 +33,32 @@ def list_checkpoints(name: str) -> list[dict[str, Any]]:
     return checkpoints
 
 
-def describe_checkpoints(name: str) -> list[str]:
-    """Return a line for each checkpoint of run `name`, oldest first, and for what else lies among them."""
+def describe_checkpoints(run: Path) -> list[str]:
+    """Return a line for each checkpoint of a run, oldest first, and for what else lies among them."""
     lines = []
-    for each in list_checkpoints(name):
+    for each in list_checkpoints(run):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
         size = human_bytes(each["bytes"])
         lines.append(f"step {each['step']:>10,}  {size:>9}  {when}  {each['path']}")
-    run = existing_run(name)
     others = set((run / "checkpoints").glob("*")) - set(checkpoints_of(run))
     lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
-    return lines or [f"run {name!r} has no checkpoint yet"]
+    return lines or [f"run {run.name!r} has no checkpoint yet"]
 
 
-def verify_checkpoints(name: str) -> list[dict[str, Any]]:
-    """Verify each checkpoint of run `name`.
+def verify_checkpoints(run: Path) -> list[dict[str, Any]]:
+    """Verify each checkpoint of a run.
 
     Returns:
         `checkpoint`, `sound`, `files` (None if it is damaged) and `problem` (None if it is not) of each.
     """
     verified: list[dict[str, Any]] = []
-    for path in checkpoints_of(existing_run(name)):
-        files = problem = None
+    for path in checkpoints_of(run):
+        entry = {"checkpoint": path.name, "sound": True, "files": None, "problem": None}
         try:
-            files = len(verify_checkpoint(path))
+            entry["files"] = len(verify_checkpoint(path))
         except CheckpointError as error:
-            problem = str(error)
-        sound = problem is None
-        verified.append(
-            {"checkpoint": path.name, "sound": sound, "files": files, "problem": problem}
-        )
+            entry |= {"sound": False, "problem": str(error)}
+        verified.append(entry)
     return verified
 
 
@@ -73,8 +66,7 @@ def describe_verified(verified: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each entry of `verify_checkpoints`."""
     lines = []
     for each in verified:
-        if each["sound"]:
-            lines.append(f"ok       {each['checkpoint']}  {each['files']} files")
-        else:
-            lines.append(f"DAMAGED  {each['checkpoint']}  {each['problem']}")
+        state = "ok" if each["sound"] else "DAMAGED"
+        what = each["problem"] or f"{each['files']} files"
+        lines.append(f"{state:<9}{each['checkpoint']}  {what}")
     return lines or ["no checkpoint yet"]

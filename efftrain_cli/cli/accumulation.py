@@ -82,16 +82,17 @@ def accumulation(
         return
     assert run is not None
     from efftrain_cli.foundation.files import make_folder
-    from efftrain_cli.run.directory import existing_run
+    from efftrain_cli.run.names import find_run
 
-    folder = out or existing_run(run) / "accumulation"
+    path = find_run(run)
+    folder = out or path / "accumulation"
     if out is None:
         make_folder(folder)
     from efftrain_cli.accumulation import analyse, lines, save
     from efftrain_cli.foundation.console import print_folded
 
     analysis = analyse(
-        run,
+        path.name,
         checkpoint=checkpoint,
         device=device,
         operands=operands,

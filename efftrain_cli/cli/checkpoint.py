@@ -18,11 +18,11 @@ def list_(run: RunArgument, format_: TableOrJson = "table") -> None:
     from efftrain_cli.checkpoint import describe_checkpoints, list_checkpoints
     from efftrain_cli.run.names import find_run
 
+    path = find_run(run)
     if format_ == "json":
-        print(json.dumps(list_checkpoints(find_run(run)), indent=1))
-        return
-    for line in describe_checkpoints(find_run(run)):
-        print(line)
+        print(json.dumps(list_checkpoints(path), indent=1))
+    else:
+        print("\n".join(describe_checkpoints(path)))
 
 
 @group.command(examples=("efftrain checkpoint verify small-seed1234",))
@@ -31,8 +31,8 @@ def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
     from efftrain_cli.checkpoint import describe_verified, verify_checkpoints
     from efftrain_cli.run.names import find_run
 
-    run = find_run(run)
-    verified = verify_checkpoints(run)
+    path = find_run(run)
+    verified = verify_checkpoints(path)
     if format_ == "json":
         print(json.dumps(verified, indent=1))
     else:
@@ -40,5 +40,5 @@ def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
     damaged = sum(not each["sound"] for each in verified)
     if damaged:
         raise CheckpointError(
-            f"{damaged} of {len(verified)} checkpoints of run {run!r} are damaged"
+            f"{damaged} of {len(verified)} checkpoints of run {path.name!r} are damaged"
         )

@@ -14,7 +14,7 @@ from efftrain_cli.cli.options import (
     CheckpointOption,
     Device,
     Devices,
-    NoProgress,
+    Quiet,
     TableOrJson,
     share,
 )
@@ -91,14 +91,14 @@ def eval_zeroshot(
     device: Device = "auto",
     devices: Devices = 1,
     format_: TableOrJson = "table",
-    quiet: NoProgress = False,
+    quiet: Quiet = False,
 ) -> None:
     """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
     # Before PyTorch is imported, which takes seconds.
     from efftrain_cli.run.names import find_run
     from efftrain_cli.zeroshot.results import is_exported
 
-    runs = [run if is_exported(run) else find_run(run) for run in runs]
+    runs = [run if is_exported(run) else find_run(run).name for run in runs]
     share(device, devices)
     from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_runs
     from efftrain_cli.zeroshot.local_data import tasks_in

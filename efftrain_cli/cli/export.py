@@ -30,7 +30,7 @@ def export(
     """Write a trained model, with its tokenizer, in a form that other programs can load."""
     from efftrain_cli.run.names import find_run
 
-    run = find_run(run)  # before PyTorch is imported, which takes seconds
+    run = find_run(run).name  # before PyTorch is imported, which takes seconds
     from efftrain_cli.export import export_run
 
     directory = out or Path(f"{run}-hf")

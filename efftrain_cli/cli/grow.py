@@ -160,7 +160,7 @@ def grow(
         raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
     from efftrain_cli.run.names import find_run
 
-    run = find_run(run)  # before PyTorch is imported, which takes seconds
+    run = find_run(run).name  # before PyTorch is imported, which takes seconds
     from efftrain_cli.foundation.console import make_console, print_folded, print_labelled
     from efftrain_cli.grow.grow import GrowOptions, grow_run
     from efftrain_cli.grow.plan_report import growth_lines

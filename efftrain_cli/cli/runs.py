@@ -73,11 +73,10 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
     """Show one run in full: its numbers, events, checkpoints, recipe and origin."""
     from efftrain_cli.compare.show import print_tables
     from efftrain_cli.foundation.console import make_console
-    from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
     from efftrain_cli.run_show import tables_of_run, values_of_run
 
-    path = existing_run(find_run(name))
+    path = find_run(name)
     if format_ == "json":
         import json
 
@@ -89,12 +88,12 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
 def verify(name: RunArgument) -> None:
     """Compare rows, events and small files with their check values; exit code 3 if one is damaged."""
-    from efftrain_cli.run.directory import existing_run, run_path, runs_root
+    from efftrain_cli.run.directory import run_path, runs_root
     from efftrain_cli.run.names import find_run
     from efftrain_cli.run_list import verify_run
 
     is_state = any((runs_root() / name / file).exists() for file in ("plan.json", "search.json"))
-    print(verify_run(run_path(name) if is_state else existing_run(find_run(name))))
+    print(verify_run(run_path(name) if is_state else find_run(name)))
 
 
 @runs_app.command(examples=("efftrain runs rm small-seed1234", "efftrain runs rm 'try-*' --yes"))

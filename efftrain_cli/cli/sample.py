@@ -67,7 +67,7 @@ def sample(
         raise UsageError(
             f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9"
         )
-    run = find_run(run)  # before PyTorch is imported, which takes seconds
+    run = find_run(run).name  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.trained_model import generate_text, load_trained_model

@@ -40,10 +40,9 @@ def wandb_sync(
 ) -> None:
     """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
     from efftrain_cli.run import wandb as wandb_sync
-    from efftrain_cli.run.directory import existing_run
     from efftrain_cli.run.names import find_run
 
-    path = Path(run) if (Path(run) / "recipe.toml").is_file() else existing_run(find_run(run))
+    path = Path(run) if (Path(run) / "recipe.toml").is_file() else find_run(run)
     if tensorboard:
         from efftrain_cli.run import tensorboard as board
 

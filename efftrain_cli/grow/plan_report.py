@@ -31,7 +31,6 @@ from efftrain_cli.grow.scaling_law import (
 from efftrain_cli.methods.staged_growth import Operator
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import find_run
 from efftrain_cli.run.origin import origin_data
@@ -125,7 +124,7 @@ def curve_of(source: str, window: int = 31) -> Curve:
     Raises:
         UsageError: there is no such run, its steps do not all cost the same, or its evaluations are too few.
     """
-    run = existing_run(find_run(source))
+    run = find_run(source)
     recipe = load_recipe(str(run / "recipe.toml"))
     if recipe.methods:
         raise UsageError(
@@ -156,7 +155,7 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
     curves = []
     batches = set()
     for source in sources:
-        recipe = load_recipe(str(existing_run(find_run(source)) / "recipe.toml"))
+        recipe = load_recipe(str(find_run(source) / "recipe.toml"))
         curves.append((12.0 * recipe.model.n_layer * recipe.model.n_embd**2, curve_of(source)))
         batches.add(recipe.train.batch_size * recipe.model.seq_len)
     if len(batches) > 1:

@@ -10,29 +10,30 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
-from efftrain_cli.run.directory import run_names, run_path, runs_root
+from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.origin import read_origin
 
 
-def find_run(name: str) -> str:
-    """Return the name of the run that `name` means: a run's name or its directory's path, a
-    recipe's name if one run was trained by it, or the beginning of one run's name. If a run and a
-    recipe share a name, the run is meant.
+def find_run(name: str) -> Path:
+    """Return the directory of the run that `name` means.
+
+    A run is named by its name, its directory's path, its recipe if one run was trained by it, or the beginning of its
+    name. If a run and a recipe share a name, the run is meant.
 
     Raises:
         UsageError: there is no such run, or there are several; the message names them, or the nearest ones.
+        DataError: its origin.json is missing or damaged, or has a format that this version does not read.
     """
     existing = run_names()
     path = Path(name)
     if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
         name = path.name
     if name in existing:
-        return name
+        return existing_run(name)
     by_recipe = runs_by_recipe(existing)
     matches = _runs_meant(name, existing, by_recipe)
     if len(matches) == 1:
-        run_path(matches[0])  # a link is refused
-        return matches[0]
+        return existing_run(matches[0])
     if matches:
         # Runs of studies are named last, and those with the fewest settings in their name first.
         studies = tuple(folder.name.removesuffix("study") for folder in runs_root().glob("*-study"))

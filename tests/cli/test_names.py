@@ -38,12 +38,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_run_is_found_by_what_names_it_alone(root, typed, meant):
-    assert find_run(typed) == meant
+    assert find_run(typed).name == meant
 
 
 def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
     write_run(root / "runs", "deep", 4, name="deep")
-    assert find_run("deep") == "deep"
+    assert find_run("deep").name == "deep"
 
 
 @pytest.mark.parametrize(
@@ -78,6 +78,7 @@ WRONG_RUN = {
     "grow": ["grow", "smal", "--operator", "depth"],
     "grow-plan": ["grow", "--plan", "--small", "smal", "--operator", "depth"],
     "pretrain": ["pretrain", "--resume", "smal"],
+    "accumulation": ["accumulation", "smal"],
     "runs-show": ["runs", "show", "smal"],
     "runs-rm": ["runs", "rm", "smal", "--yes"],
     "checkpoint-list": ["checkpoint", "list", "smal"],

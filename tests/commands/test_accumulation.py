@@ -151,7 +151,7 @@ def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
 def test_the_command_measures_a_run(efftrain, tmp_path):
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
     done = efftrain(
-        "accumulation", "random", "--samples", "32", "--operands", "bf16", "--error", "0.01"
+        "accumulation", "rand", "--samples", "32", "--operands", "bf16", "--error", "0.01"
     )
     assert "bf16 operands" in done.stdout
     assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == [
