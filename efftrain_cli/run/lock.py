@@ -13,7 +13,7 @@ import fcntl
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from pydantic import AfterValidator, ValidationError
 
@@ -73,7 +73,7 @@ def owner_of(run: Path) -> Owner | None:
 class RunLock:
     """The ownership of a run directory, until it is closed."""
 
-    file: IO[str]
+    descriptor: int
     run: Path
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class RunLock:
         if owner_of(self.run) == this_process():
             with contextlib.suppress(OSError):
                 (self.run / OWNER).unlink(missing_ok=True)
-        self.file.close()
+        os.close(self.descriptor)
 
 
 def take_lock(path: Path) -> RunLock:
@@ -91,28 +91,24 @@ def take_lock(path: Path) -> RunLock:
         RunLockedError: another process owns the run.
         CheckpointError: the lock file is a link.
     """
-    file = os.fdopen(
-        open_to_write(path, os.O_RDWR | os.O_APPEND), "a+", encoding="utf-8", errors="replace"
-    )
+    run = path.parent
+    lock = RunLock(open_to_write(path, os.O_RDWR), run)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
-        file.seek(0)
-        owner = printable(file.read(200).strip()) or "another process"
-        file.close()
+        os.close(lock.descriptor)
+        owner = owner_of(run) or "another process"
         raise RunLockedError(
-            f"run {path.parent.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
+            f"run {run.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
         ) from None
     try:
-        _write_owner(path.parent)
-        os.ftruncate(file.fileno(), 0)
-        os.pwrite(file.fileno(), str(this_process()).encode(), 0)
+        _write_owner(run)
     except RunLockedError:
-        file.close()
+        os.close(lock.descriptor)
         raise
     except OSError:
         pass  # a full disk: the lock holds without its owner's name
-    return RunLock(file, path.parent)
+    return lock
 
 
 def _write_owner(run: Path) -> None:
