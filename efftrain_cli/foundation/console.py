@@ -248,17 +248,15 @@ def steady_output() -> Iterator[None]:
 
 
 def _steady(stream: TextIO, number: int) -> TextIO:
+    """Return a stream that writes to the same descriptor as `stream` and never fails; `stream` if it is no file."""
     try:
-        if stream is None or stream.fileno() != number:
+        if stream.fileno() != number:
             return stream
-        stream.flush()
-    except (OSError, ValueError, AttributeError):
-        if stream is None or not isinstance(stream, io.TextIOWrapper):
-            return stream
-    try:
         raw = _Output(number, "wb", closefd=False)
-    except OSError:  # closed
+    except (OSError, ValueError, AttributeError):  # missing, closed, or in memory
         return stream
+    with contextlib.suppress(OSError):
+        stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(raw),
         stream.encoding,
