@@ -44,10 +44,12 @@ from efftrain_cli.plan.plan import (
 )
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.prepare import named_text
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.run.small_files import NOT_COMPUTED
+from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
+from efftrain_cli.run.small_files import computed_differences
 from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
@@ -60,6 +62,7 @@ from efftrain_cli.training.memory import memory_errors, peak_memory
 from efftrain_cli.training.session import (
     Session,
     choose_device,
+    device_name,
     environment_now,
     environment_of,
     fresh_state,
@@ -229,11 +232,7 @@ def _trained_longer(
         "train.tokens": (before, recipe.train.tokens),
         "optim.decay_tokens": (None, before),
     }
-    differences = [
-        list(entry)
-        for entry in recipe_differences(written, recipe)
-        if not entry[0].startswith(NOT_COMPUTED)
-    ]
+    differences = computed_differences(written, recipe)
     if all(longer.get(key) == (old, new) for key, old, new in differences):
         return recipe, differences
     return recipe, []
@@ -346,8 +345,31 @@ def _train(
     finished = state.progress.tokens >= recipe.train.tokens
     status = "finished" if finished else "paused"
     run.event("end", {"status": status, "step": state.progress.step})
+    _remember_rate(run, session)
     show_summary(console, run, state, val_loss, finished)
     return run.path
+
+
+def _remember_rate(run: Run, session: Session) -> None:
+    """Keep the speed of a run that one device trained in one go, for later estimates."""
+    row = last_row(run.path)
+    in_one_go = session.ranks.is_single_process and row.get("segment") == 0
+    if not in_one_go or row["step"] < FEWEST_STEPS:
+        return
+    model = session.recipe.model
+    remember_rate(
+        Rate(
+            device=device_name(session.device),
+            device_kind=session.device.type,
+            source=f"run {run.name}",
+            n_layer=model.n_layer,
+            n_embd=model.n_embd,
+            flops_per_second=row["total_flops"] / row["train_seconds"],
+            flops_per_token=row["total_flops"] / row["tokens"],
+            trained=digest_of_training(session.recipe),
+            tokens_per_second=row["tokens"] / row["wall_seconds"],
+        )
+    )
 
 
 def _show_time(console: Console, session: Session, state: TrainState, summary: PlanSummary) -> None:
@@ -368,7 +390,7 @@ def show_header(
 ) -> None:
     """Print what is about to be spent, before anything is."""
     recipe, corpus = session.recipe, session.corpus
-    model, text = recipe.model, named_text(recipe.data)
+    model = recipe.model
     rows = padded_vocab_size(recipe, corpus.vocab_size)
     parameters = model_parameters(recipe, rows)
     inside = inner_parameters(model_config(recipe, corpus.vocab_size))
@@ -388,7 +410,7 @@ def show_header(
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
         f"{human_count(parameters)} parameters ({human_count(inside)} without embeddings)",
-        f"data       {text if isinstance(text, str) else ' '.join(text)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
+        f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
         f"{counted(session.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
         f"{session.train_data.epochs(plan.windows):.2f} epochs of the data",

@@ -22,7 +22,6 @@ from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_o
 def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
     """Print the runs, and what is left to do of each."""
     runs: list[dict[str, Any]] = []
-    speeds: dict[tuple[object, int], float | None] = {}
     for trial in trials:
         recipe, state = recipe_of(trial), state_of(trial)
         left = 0 if state in ENDED else max(0, recipe.train.tokens - tokens_so_far(trial.name))
@@ -34,7 +33,7 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
             "state": state,
         }
         needs = {
-            "seconds_left": seconds_left(recipe, left, speeds),
+            "seconds_left": seconds_left(recipe, left),
             "disk_bytes": disk_bytes(recipe),
         }
         runs.append({**run, "tokens_left": left, **needs})

@@ -40,7 +40,6 @@ def bench(
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     share(device, devices)
     from dataclasses import asdict
-    from datetime import UTC, datetime
 
     from efftrain_cli.bench import bench as measure
     from efftrain_cli.foundation.console import (
@@ -52,7 +51,7 @@ def bench(
         print_labelled,
     )
     from efftrain_cli.plan.preview import summarize_plan
-    from efftrain_cli.run.rates import Rate, remember_bench
+    from efftrain_cli.run.rates import Rate, remember_rate
     from efftrain_cli.training.joining import joined
     from efftrain_cli.training.session import choose_device
     from efftrain_cli.training.strategy import check_ranks
@@ -68,15 +67,15 @@ def bench(
         if ranks.rank:
             return
     if result.devices == 1:  # plans are of one device, with all threads of its machine
-        remember_bench(
+        remember_rate(
             Rate(
-                flops_per_second=result.flops_per_second,
-                flops_per_token=result.flops_per_token,
+                device=result.device,
+                device_kind=chosen.type,
+                source=f"bench of {recipe}",
                 n_layer=loaded.model.n_layer,
                 n_embd=loaded.model.n_embd,
-                device=result.device,
-                source=f"bench of {recipe}",
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
+                flops_per_second=result.flops_per_second,
+                flops_per_token=result.flops_per_token,
             )
         )
     if format_ == "json":

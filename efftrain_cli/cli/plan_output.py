@@ -23,6 +23,7 @@ from efftrain_cli.foundation.console import (
     print_labelled,
     table_lines,
 )
+from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.foundation.step import Progress, StepPlan
@@ -128,6 +129,7 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
 
 def memory_of(device: str) -> tuple[str, int]:
     """Return whose memory training on `device` takes, and its bytes; 0 if no system says so. Import no PyTorch."""
+    device = planned_device(device)
     tool = None if device == "cpu" else which("nvidia-smi")
     if tool is not None:
         query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

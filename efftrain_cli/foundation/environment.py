@@ -53,6 +53,23 @@ def check_environment() -> None:
         environment_number(name, 0)
 
 
+def planned_device(device: str) -> str:
+    """Return "cpu" for "auto" if PyTorch will find no CUDA device, else `device`. Import no PyTorch.
+
+    It finds none if CUDA_VISIBLE_DEVICES names none or it was built for CPUs.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all").partition(",")[0].strip()
+    try:
+        for_cpus = version("torch").endswith("+cpu")
+    except PackageNotFoundError:
+        for_cpus = True
+    if device == "auto" and (for_cpus or visible in ("", "-1", "NoDevFiles")):
+        return "cpu"
+    return device
+
+
 def environment_folder(name: str, default: str) -> Path:
     """Return the folder that a variable names, ~ expanded; an unset or empty one is `default`.
 

@@ -1,56 +1,68 @@
-"""How fast models were trained before: by `efftrain bench`, or by earlier runs. Touches small files only."""
+"""How fast models were trained on this machine: lines of bench.jsonl, which `bench` and `pretrain` write."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import lru_cache
 from statistics import median
 
+from pydantic import Field
+
 from efftrain_cli.data.cache import cache_root
-from efftrain_cli.foundation.errors import CheckpointError, EfftrainError
+from efftrain_cli.foundation.environment import planned_device
+from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import open_to_write
-from efftrain_cli.foundation.records import Part
+from efftrain_cli.foundation.records import Part, digest_of
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import padded_vocab_size, token_flops
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
-from efftrain_cli.run.directory import run_names, runs_root
-from efftrain_cli.run.lines import Values
-from efftrain_cli.run.metrics import last_row
-from efftrain_cli.run.origin import read_origin
-from efftrain_cli.run.small_files import read_recipe_values
 
-_NEWEST = 200
-"""Runs that are looked at."""
-_FEWEST_STEPS = 10
+FEWEST_STEPS = 10
 """Shorter runs say little: the first steps are the slowest."""
+_NEWEST = 1000
+"""Lines that are looked at."""
 START_SECONDS = 5.0
 """What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
 
 
-class Rate(Part):
-    """One measured rate of training; a line of bench.jsonl."""
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
-    machine: str = os.uname().nodename
-    flops_per_second: float
-    """Logits included, over whole steps."""
-    n_layer: int
-    n_embd: int
+
+class Rate(Part):
+    """One measured rate of training on one device; a line of bench.jsonl."""
+
+    machine: str = Field(default_factory=lambda: os.uname().nodename)
+    time: str = Field(default_factory=_now)
+    """ISO 8601, UTC."""
     device: str
-    """As `bench` or the run's origin names it."""
+    """Its name, for people."""
+    device_kind: str
+    """"cpu" or "cuda"."""
     source: str
     """What measured it, for people: "bench of small", "run small-seed1234"."""
-    time: str
-    """ISO 8601, UTC."""
-    flops_per_token: float
+    n_layer: int
+    n_embd: int
+    flops_per_second: float = Field(gt=0)
+    """Logits included, over whole steps."""
+    flops_per_token: float = Field(gt=0)
     """Logits included, mean of the steps."""
+    trained: str = ""
+    """Of a run: `digest_of_training` of its recipe."""
+    tokens_per_second: float = 0.0
+    """Of a run: over its wall time, evaluation, checkpoints and preparing included."""
 
 
-def remember_bench(rate: Rate) -> None:
-    """Keep a benchmark's rate for later estimates on this machine, if the cache can be written."""
+def digest_of_training(recipe: Recipe) -> str:
+    """Return the hash of what decides a recipe's speed: its model and its batch size."""
+    return digest_of([recipe_values(recipe.model), recipe.train.batch_size])
+
+
+def remember_rate(rate: Rate) -> None:
+    """Keep a rate for later estimates on this machine, if the cache can be written."""
     with contextlib.suppress(OSError, CheckpointError):
         cache_root().mkdir(parents=True, exist_ok=True)
         bench = open_to_write(cache_root() / "bench.jsonl", os.O_WRONLY | os.O_APPEND)
@@ -65,52 +77,33 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
     a tenth the same blocks and width, then the newest.
 
     Args:
-        device: as --device names it; "auto" takes any.
+        device: as --device names it.
     """
     model = recipe.model
     per_token = _flops_per_token(recipe)
 
-    def rank(is_run: bool, rate: Rate) -> tuple[bool, float, bool, str]:
+    def rank(rate: Rate) -> tuple[bool, float, bool, str]:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
         distance = abs(math.log(rate.flops_per_token / per_token))
-        return is_run and same, -round(distance, 1), same, rate.time
+        return rate.trained != "" and same, -round(distance, 1), same, rate.time
 
-    ranked = []
-    for is_run, rates in ((True, _runs()), (False, _benches())):
-        for rate in rates:
-            if device == "auto" or (device == "cpu") == _is_cpu(rate.device):
-                ranked.append((rank(is_run, rate), rate))
-    return max(ranked, key=lambda entry: entry[0])[1] if ranked else None
+    return max(_rates_on(device), key=rank, default=None)
 
 
-def seconds_left(
-    recipe: Recipe, tokens: int, speeds: dict[tuple[object, int], float | None]
-) -> float | None:
-    """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was measured here.
-
-    `speeds` keeps what was looked up.
-    """
-    key = (recipe.model, recipe.train.batch_size)
-    if key not in speeds:
-        speeds[key] = estimate_speed(recipe)
-    speed = speeds[key]
+def seconds_left(recipe: Recipe, tokens: int) -> float | None:
+    """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was measured here."""
+    speed = estimate_speed(recipe)
     return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
 
 
 def estimate_speed(recipe: Recipe) -> float | None:
     """Return the tokens per second of wall time to expect of a recipe, None if nothing was measured here.
 
-    It is the median of the runs of the same model and batch, whose time includes evaluation, checkpoints and
-    preparing; without such a run it goes by `measured_rate` on any device, as `pretrain --plan`.
+    It is the median of the runs of the same model and batch; without such a run it goes by `measured_rate`, as
+    `pretrain --plan`.
     """
-    wanted = recipe_values(recipe.model), recipe.train.batch_size
-    speeds = []
-    for _, row, values in _newest_runs():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            seconds = float(row["wall_seconds"])
-            same = (values["model"], values["train"]["batch_size"]) == wanted
-            if same and seconds > 0 and row["segment"] == 0:
-                speeds.append(float(row["tokens"]) / seconds)
+    trained = digest_of_training(recipe)
+    speeds = [rate.tokens_per_second for rate in _rates_on("auto") if rate.trained == trained]
     if speeds:
         return median(speeds)
     rate = measured_rate("auto", recipe)
@@ -122,45 +115,24 @@ def _flops_per_token(recipe: Recipe) -> float:
     return token_flops(recipe, rows, recipe.model.seq_len, recipe.model.n_layer).with_logits
 
 
-def _is_cpu(device: str) -> bool:
-    return not any(word in device for word in ("NVIDIA", "AMD Instinct", "cuda"))
+def _rates_on(device: str) -> list[Rate]:
+    """Return this machine's rates of a kind of device; "auto" is CUDA if any was measured."""
+    rates: tuple[Rate, ...] = ()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        rates = _read((cache_root() / "bench.jsonl").read_text("utf-8"), os.uname().nodename)
+    kind = planned_device(device).partition(":")[0]
+    if kind == "auto":
+        kind = "cuda" if any(rate.device_kind == "cuda" for rate in rates) else "cpu"
+    return [rate for rate in rates if rate.device_kind == kind]
 
 
-def _benches() -> Iterator[Rate]:
-    with contextlib.suppress(OSError):
-        for line in (cache_root() / "bench.jsonl").read_text("utf-8").splitlines():
-            with contextlib.suppress(ValueError):
-                rate = Rate.model_validate_json(line)
-                if rate.machine == os.uname().nodename:
-                    yield rate
-
-
-def _newest_runs() -> Iterator[tuple[Path, Values, Values]]:
-    """Yield rows file, last row and recipe of the newest runs that can be read, the newest last."""
-    paths = [runs_root() / name / "metrics.jsonl" for name in run_names()]
-    paths = sorted(filter(Path.exists, paths), key=lambda path: path.stat().st_mtime)
-    for path in paths[-_NEWEST:]:
-        with contextlib.suppress(EfftrainError, OSError):
-            yield path, last_row(path.parent), read_recipe_values(path.parent)
-
-
-def _runs() -> Iterator[Rate]:
-    for path, row, values in _newest_runs():
-        with contextlib.suppress(
-            EfftrainError, OSError, ValueError, TypeError, KeyError, ZeroDivisionError
-        ):
-            origin = read_origin(path.parent)
-            model = values["model"]
-            # The rate of several devices is not that of one.
-            if row["step"] < _FEWEST_STEPS or origin.get("world_size", 1) != 1:
-                continue
-            written = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-            yield Rate(
-                flops_per_second=float(row["total_flops"]) / float(row["train_seconds"]),
-                flops_per_token=float(row["total_flops"]) / float(row["tokens"]),
-                n_layer=int(model["n_layer"]),
-                n_embd=int(model["n_embd"]),
-                device=str(origin["device"]),
-                source=f"run {path.parent.name}",
-                time=written.isoformat(timespec="seconds"),
-            )
+@lru_cache(maxsize=1)
+def _read(text: str, machine: str) -> tuple[Rate, ...]:
+    """Return the rates of a machine; lines of older versions, which lack the kind of device, are left out."""
+    rates = []
+    for line in text.splitlines()[-_NEWEST:]:
+        with contextlib.suppress(ValueError):
+            rate = Rate.model_validate_json(line)
+            if rate.machine == machine:
+                rates.append(rate)
+    return tuple(rates)

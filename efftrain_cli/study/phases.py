@@ -332,7 +332,6 @@ def phases_of(file: StudyFile) -> list[Phase]:
         UsageError: a run's name is taken by a run with another recipe.
     """
     runs: dict[tuple[str, str], list[Phase]] = {}
-    speeds: dict[tuple[object, int], float | None] = {}
     for phase, arm, trial, *_ in all_trials(file):
         recipe = recipe_of(trial)
         left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
@@ -342,7 +341,7 @@ def phases_of(file: StudyFile) -> list[Phase]:
             done = state_of(trial) in ENDED
         if done:
             left = 0
-        needs = (left, seconds_left(recipe, left, speeds), disk_bytes(recipe))
+        needs = (left, seconds_left(recipe, left), disk_bytes(recipe))
         runs.setdefault((phase, arm), []).append(
             Phase(
                 phase,

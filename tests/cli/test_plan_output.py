@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from efftrain_cli.cli import plan_output
-from efftrain_cli.run.rates import Rate, remember_bench
+from efftrain_cli.run.rates import Rate, remember_rate
 from tests.cli.test_names import NO_TORCH
 from tests.conftest import cli, python
 from tests.fake_runs import write_run
@@ -50,17 +51,14 @@ def plan(*words: str) -> dict[str, str]:
     return {name: rest for name, rest in lines}
 
 
-def rate(flops: float, source: str, layers: int = 2, device: str = "cpu", day: int = 1) -> Rate:
-    time = f"2026-01-{day:02}T00:00:00+00:00"
-    return Rate(
-        flops_per_second=flops,
-        flops_per_token=6.0 * 12 * layers * 32**2,
-        n_layer=layers,
-        n_embd=32,
-        device=device,
-        source=source,
-        time=time,
-    )
+def rate(source: str, flops: float, day: int, **values: Any) -> None:
+    """Keep a rate of that day, by default of a model of 2 x 32 on the CPU."""
+    shape = {"n_layer": 2, "n_embd": 32, "flops_per_token": 6.0 * 12 * 2 * 32**2}
+    place = {"device": "cpu", "device_kind": "cpu", "time": f"2026-01-{day:02}T00:00:00+00:00"}
+    remember_rate(Rate(**{**shape, **place, **values}, source=source, flops_per_second=flops))
+
+
+GPU = {"device": "Tesla V100-SXM2-16GB", "device_kind": "cuda"}
 
 
 def test_flops_memory_and_disk_are_those_of_the_formulas(home):
@@ -78,54 +76,59 @@ def test_flops_memory_and_disk_are_those_of_the_formulas(home):
 
 
 def test_time_is_estimated_by_the_bench_of_this_machine(home):
-    remember_bench(rate(2.446e7, "bench of same", day=1))
-    remember_bench(rate(1e9, "bench of other", layers=9, day=2))
+    rate("bench of same", 2.446e7, 1)
+    rate("bench of other", 1e9, 2, n_layer=9, flops_per_token=6.0 * 12 * 9 * 32**2)
     assert (
         plan()["time"]
         == "about 1 min 40 s of training, at the 24.5 MFLOP/s of bench of same (cpu, 2026-01-01)"
     )
-    remember_bench(rate(2.446e8, "bench of same, later", day=3))
+    rate("bench of same, later", 2.446e8, 3)
     assert "about 10 s of training" in plan()["time"], "the newest of the same shape"
-    remember_bench(rate(1e15, "bench of same", device="NVIDIA H100", day=4))
-    assert "later" in plan("--device", "cpu")["time"]
-    assert "NVIDIA H100" in plan("--device", "cuda")["time"]
     # Another machine's are not ours: a home folder may be shared.
     path = home / "cache" / "bench.jsonl"
     path.write_text("no json\n" + path.read_text().replace(os.uname().nodename, "elsewhere"))
     assert plan()["time"].startswith("not known")
 
 
-def test_without_a_bench_the_newest_run_is_taken(home):
-    """fake_runs: 100 steps of 1,024 x 6e5 FLOPs in 5 s are 12.288 GFLOP/s, of a model of 2 x 64."""
+def test_a_device_of_another_kind_says_nothing_of_this_one(home, monkeypatch):
+    rate("bench on the GPU", 1e15, 1, **GPU)
+    assert plan("--device", "cpu")["time"].startswith("not known")
+    rate("bench on the CPU", 1e9, 2)
+    assert "bench on the CPU" in plan("--device", "cpu")["time"]
+    assert "bench on the GPU (Tesla V100" in plan("--device", "cuda:1")["time"]
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "bench on the GPU" in plan()["time"], "training would take it"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "bench on the CPU" in plan()["time"]
+
+
+def test_rows_of_a_run_from_elsewhere_are_no_measurement(home):
+    """A run that was copied here has rows, but trained on another machine."""
     write_run(home / "runs", "small", 0)
-    shown = plan()["time"]
-    assert "about 199 ms of training, at the 12.3 GFLOP/s of run small-seed0 (Some CPU" in shown
-    assert "a model of 2 x 64: take it as a rough guess" in shown
-    write_run(home / "runs", "brief", 0, steps=9)
-    assert plan()["time"] == shown, "a few steps are slower than those that follow"
-    (home / "runs" / "small-seed0" / "origin.json").write_text("[")
-    assert plan()["time"].startswith("not known"), "one damaged run hides nothing else"
-    write_run(home / "runs", "tenth", 0, steps=10)
-    assert "of run tenth-seed0" in plan()["time"]
+    assert plan()["time"].startswith("not known")
 
 
 def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home):
     """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a later bench's 47."""
-    near = rate(1e8, "bench of near", layers=3, day=1)
-    remember_bench(near.model_copy(update={"flops_per_token": 3e5}))
-    far = rate(1e6, "bench of far", layers=9, day=2)
-    remember_bench(far.model_copy(update={"flops_per_token": 9e6}))
+    rate("bench of near", 1e8, 1, n_layer=3, flops_per_token=3e5)
+    rate("bench of far", 1e6, 2, n_layer=9, flops_per_token=9e6)
     assert "bench of near" in plan()["time"]
-    same = rate(2e8, "bench of same", day=1)
-    remember_bench(same.model_copy(update={"flops_per_token": 238_848.0}))
+    rate("bench of same", 2e8, 1, flops_per_token=238_848.0)
     assert "bench of same" in plan()["time"]
     # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
-    write_run(home / "runs", "wide", 0)
+    rate("run wide", 1.2e10, 3, n_embd=64, flops_per_token=6e5, trained="a", tokens_per_second=1.0)
     assert "bench of same" in plan()["time"]
-    own = write_run(home / "runs", "own", 0)
-    recipe = (own / "recipe.toml").read_text()
-    (own / "recipe.toml").write_text(recipe.replace("n_embd = 64", "n_embd = 32"))
-    assert "12.3 GFLOP/s of run own-seed0" in plan()["time"]
+    rate("run own", 1.2288e10, 1, flops_per_token=6e5, trained="b", tokens_per_second=1.0)
+    # 10,240 tokens of 238,848 FLOPs at 12.288 GFLOP/s are 0.199 s.
+    assert plan()["time"] == (
+        "about 199 ms of training, at the 12.3 GFLOP/s of run own (cpu, 2026-01-01)"
+    )
+
+
+def test_another_model_s_speed_is_a_rough_guess(home):
+    rate("bench of wide", 1e9, 1, n_embd=64)
+    assert plan()["time"].endswith(", a model of 2 x 64: take it as a rough guess")
 
 
 def test_a_narrow_terminal_cuts_no_number_short(home, monkeypatch):
@@ -193,3 +196,20 @@ def test_a_driver_that_hangs_says_nothing_of_the_gpu(device, monkeypatch):
     monkeypatch.setattr(plan_output, "which", lambda tool: f"/usr/bin/{tool}")
     monkeypatch.setattr(plan_output.subprocess, "run", hang)
     assert plan_output.memory_of(device) == ("the GPU", 0)
+
+
+def test_memory_is_that_of_the_device_that_training_takes(monkeypatch):
+    """A GPU of 81,559 MiB; without it, 7 bytes of this machine."""
+    asked = subprocess.CompletedProcess([], 0, "81559\n81559\n")
+    monkeypatch.setattr(plan_output, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(plan_output.subprocess, "run", lambda *words, **options: asked)
+    monkeypatch.setattr(plan_output, "machine_memory", lambda: 7)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert plan_output.memory_of("auto") == ("the GPU", 81_559 * 2**20)
+    assert plan_output.memory_of("cpu") == ("this machine", 7)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert plan_output.memory_of("auto") == ("this machine", 7)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
+    assert plan_output.memory_of("auto") == ("this machine", 7)

@@ -119,6 +119,7 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path
     (remembered,) = map(json.loads, (tmp_path / "cache" / "bench.jsonl").read_text().splitlines())
     assert remembered["flops_per_second"] == figures["flops_per_second"]
     assert (remembered["n_layer"], remembered["source"]) == (1, "bench of quickstart")
+    assert remembered["device_kind"] == "cpu"
 
 
 def test_peak_memory_is_the_process_s_own():

@@ -7,6 +7,9 @@ import json
 
 import pytest
 
+from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.run.rates import digest_of_training
+from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory, made_text
 
 
@@ -65,6 +68,23 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
     said = done.output
     assert said.index("jumps from") < said.index("40 steps,")
     assert trained.rows("r")[21]["lr"] == pytest.approx(0.00183, rel=5e-3)
+
+
+def test_the_speed_of_a_run_in_one_go_is_kept_for_plans(lab):
+    """6 x (320 x 64 + 2 x (12 x 64^2 + 13 x 64) + 2 x 64) + 12 x 2 x 64 x 32 = 772,608 FLOPs a token; a run that is
+    short, or was continued, says nothing."""
+    cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
+    lab.train("short", "--steps", "9", **cache)
+    lab.resume("short", **cache)
+    assert not (lab.folder / "cache" / "bench.jsonl").exists()
+    lab.train("whole", "--steps", "10", **cache)
+    (rate,) = read_jsonl(lab.folder / "cache" / "bench.jsonl")
+    assert (rate["source"], rate["n_layer"], rate["n_embd"]) == ("run whole", 2, 64)
+    assert rate["device_kind"] == "cpu" and rate["flops_per_token"] == 772_608
+    last = read_jsonl(lab.run("whole") / "metrics.jsonl")[-1]
+    assert rate["tokens_per_second"] == 10 * 128 / last["wall_seconds"]
+    assert rate["flops_per_second"] == pytest.approx(1280 * 772_608 / last["train_seconds"])
+    assert rate["trained"] == digest_of_training(load_recipe(lab.recipe()))
 
 
 @pytest.mark.parametrize("end", ["5", "5\ndecay_tokens = 2560"], ids=["by default", "said"])

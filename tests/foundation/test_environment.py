@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.environment import environment_folder, environment_number
+from efftrain_cli.foundation.environment import (
+    environment_folder,
+    environment_number,
+    planned_device,
+)
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.session import project_commit
 
@@ -72,6 +76,27 @@ def test_numbers_and_folders(monkeypatch):
     for text, folder in (("", "runs"), ("b/c", "b/c"), ("~/b", "/home/a/b")):
         monkeypatch.setenv("EFFTRAIN_RUNS", text)
         assert environment_folder("EFFTRAIN_RUNS", "runs") == Path(folder)
+
+
+@pytest.mark.parametrize(
+    "device, visible, torch, planned",
+    [
+        ("auto", None, "2.13.0", "auto"),
+        ("auto", "0,1", "2.13.0+cu130", "auto"),
+        ("auto", "GPU-8932f937", "2.13.0", "auto"),
+        ("auto", "", "2.13.0", "cpu"),
+        ("auto", "-1,0", "2.13.0", "cpu"),
+        ("auto", None, "2.13.0+cpu", "cpu"),
+        ("cuda:1", "", "2.13.0", "cuda:1"),
+        ("cpu", "0", "2.13.0", "cpu"),
+    ],
+)
+def test_auto_is_the_cpu_where_no_gpu_can_be_used(monkeypatch, device, visible, torch, planned):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: torch)
+    assert planned_device(device) == planned
 
 
 def test_no_code_of_a_foreign_repository_runs(tmp_path):

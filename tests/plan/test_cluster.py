@@ -127,7 +127,7 @@ def benched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which `efftrain bench` has measured 1 GFLOP/s."""
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path))
     rate = {"flops_per_second": 1e9, "flops_per_token": 1e6, "n_layer": 2, "n_embd": 32}
-    rate |= {"device": "cpu", "source": "bench"}
+    rate |= {"device": "cpu", "device_kind": "cpu", "source": "bench"}
     line = {"machine": os.uname().nodename, "time": "2026-01-01T00:00:00+00:00", **rate}
     (tmp_path / "bench.jsonl").write_text(json.dumps(line) + "\n")
 

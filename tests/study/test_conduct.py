@@ -17,6 +17,7 @@ from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.study import main
 from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
@@ -378,9 +379,25 @@ def test_the_plan_counts_what_is_left(file):
     )
     register(file, allow=False)
     conduct(file, make_runner(file, launcher(file)))
+    recipe = load_recipe("plain.toml")
+    remember_rate(
+        Rate(
+            device="cpu",
+            device_kind="cpu",
+            source="run plain",
+            n_layer=1,
+            n_embd=32,
+            flops_per_second=1.0,
+            flops_per_token=1.0,
+            trained=digest_of_training(recipe),
+            tokens_per_second=512.0,
+        )
+    )
     left = sum_phases("all", "", phases_of(file))
     assert left.runs_left == 4 and left.tokens_left == 4 * 2560
-    assert left.seconds_left == pytest.approx(4 * (6 + 5))  # 6 s by the stubs' rows, 5 s to start
+    assert left.seconds_left == pytest.approx(
+        4 * (5 + 5)
+    )  # 2,560 tokens at 512 a second, 5 s to start
 
 
 @pytest.mark.parametrize("name", recipe_names())

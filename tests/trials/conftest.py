@@ -12,8 +12,9 @@ from tests.trials.stubs import TINY
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two recipes that can be trained in a second, and the folder of runs."""
+    """Two recipes that can be trained in a second, and the folder of runs; nothing was measured on this machine yet."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "TICK", 0.0)
     (tmp_path / "plain.toml").write_text(TINY)
     (tmp_path / "warm.toml").write_text(

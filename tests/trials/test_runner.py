@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run import rates
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.lock import OWNER, TRIAL, owner_of, this_process
-from efftrain_cli.run.rates import Rate, remember_bench
+from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, choose, grid
@@ -408,36 +409,36 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder):
     assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
 
 
+def rate(**values: Any) -> None:
+    """Keep a rate of a model of 7 x 64: 1.50336 MFLOP/s."""
+    other = {"n_layer": 7, "n_embd": 64, "flops_per_token": 1e6, "flops_per_second": 1_503_360.0}
+    place = {"device": "cpu", "device_kind": "cpu", "source": "test"}
+    remember_rate(Rate(**{**other, **place, **values}))
+
+
 def test_speed_is_that_of_finished_runs_of_the_same_model(folder):
-    trials = both(0)
-    assert rates.estimate_speed(load_recipe("plain.toml")) is None
-    make_runner(folder, Pretrain(trials)).train(trials)
-    # 100 steps at 0.06 s of wall time: 2560 tokens in 6 s
-    assert rates.estimate_speed(load_recipe("plain.toml")) == pytest.approx(2560 / 6)
-    # Of another model by FLOPs: 1024 x 6e5 in 0.05 s, and 6 x 35,712 + 2 x 12 x 32 x 32 = 238,848 a token.
-    other = rates.estimate_speed(load_recipe("plain.toml", ["model.n_layer=2"]))
-    assert other == pytest.approx(1024 * 6e5 / 0.05 / 238_848)
+    """The median of 400, 440 and 900 tokens a second; two layers or half the batch are another model's."""
+    recipe = load_recipe("plain.toml")
+    assert rates.estimate_speed(recipe) is None
+    trained = digest_of_training(recipe)
+    for speed in (900.0, 400.0, 440.0):
+        rate(trained=trained, tokens_per_second=speed)
+    assert rates.estimate_speed(load_recipe("plain.toml", ["seed=7", "optim.lr=1"])) == 440
+    # By FLOPs: 6 x 35,712 + 2 x 12 x 32 x 32 = 238,848 a token.
+    deeper = rates.estimate_speed(load_recipe("plain.toml", ["model.n_layer=2"]))
+    assert deeper == pytest.approx(1_503_360 / 238_848)
+    narrower = rates.estimate_speed(load_recipe("plain.toml", ["train.batch_size=4"]))
+    assert narrower == pytest.approx(10)
 
 
-def test_time_is_known_where_pretrain_knows_it(folder, monkeypatch):
+def test_time_is_known_where_pretrain_knows_it(folder):
     """Without a run of the model by the nearest bench: 320 rows, a block of 12 d^2 + 13 d and the last norm of 2 d are
     N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are 10 tokens a second."""
-    monkeypatch.setenv("EFFTRAIN_CACHE", str(folder / "cache"))
     recipe = load_recipe("plain.toml")
-    assert rates.seconds_left(recipe, 100, {}) is None
-    time = "2026-01-01T00:00:00+00:00"
-    remember_bench(
-        Rate(
-            flops_per_second=1_503_360.0,
-            flops_per_token=1e6,
-            n_layer=7,
-            n_embd=64,
-            device="cpu",
-            source="bench of other",
-            time=time,
-        )
-    )
-    assert rates.seconds_left(recipe, 100, {}) == pytest.approx(10 + rates.START_SECONDS)
+    assert rates.seconds_left(recipe, 100) is None
+    rate()
+    assert rates.seconds_left(recipe, 100) == pytest.approx(10 + rates.START_SECONDS)
+    assert rates.seconds_left(recipe, 0) == 0
 
 
 def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
