@@ -110,7 +110,9 @@ def print_corpus(
         f"{about['validation_windows']:,}{fewer}",
     ]
     if recipe.data.valid is not None:
-        lines.insert(1, f"            validation: {_named(recipe.data.valid, valid['sources'])}")
+        lines.insert(
+            1, f"            validation: {_named(_joined(recipe.data.valid), valid['sources'])}"
+        )
     if about["epochs"] is not None:
         most = " of the source read most often" if about["mix"] else ""
         lines.append(
@@ -140,22 +142,23 @@ def print_corpus(
         console.print(f"\nnext\n  {train_command}", markup=False, soft_wrap=True)
 
 
-def named_text(data: Data) -> str | tuple[str, ...]:
+def named_text(data: Data) -> str:
     """Return the training text as the recipe names it."""
-    return (
-        data.train or "stdlib"
-        if data.sources is None
-        else tuple(source.path for source in data.sources)
-    )
+    if data.sources is not None:
+        return ", ".join(source.path for source in data.sources)
+    return _joined(data.train or "stdlib")
+
+
+def _joined(spec: str | tuple[str, ...]) -> str:
+    return spec if isinstance(spec, str) else ", ".join(spec)
 
 
 def _counted(side: dict[str, Any]) -> str:
     return f"{counted(side['documents'], 'document')}, {human_bytes(side['bytes'])}, {side['tokens']:,} tokens"
 
 
-def _named(spec: str | tuple[str, ...], sources: list[str]) -> str:
+def _named(text: str, sources: list[str]) -> str:
     """Return the text as the recipe names it, with the number of its files."""
-    if spec == "stdlib":
+    if text == "stdlib":
         return sources[0]
-    said = spec if isinstance(spec, str) else ", ".join(spec)
-    return said if len(sources) == 1 else f"{said} ({len(sources)} files)"
+    return text if len(sources) == 1 else f"{text} ({len(sources)} files)"

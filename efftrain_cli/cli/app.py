@@ -29,12 +29,10 @@ from efftrain_cli.training.launch import LOST, PARENT, process_rank, refuse_seve
 
 
 def _shortened(parameters: list[Any]) -> list[Any]:
-    """Show no type for a switch, and KEY=VALUE for --set."""
+    """Show no type for a switch."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
-        elif parameter.name == "set_":
-            parameter.metavar = "KEY=VALUE"
     return parameters
 
 

@@ -8,7 +8,7 @@ from typer import Argument
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
-from efftrain_cli.cli.options import Device, NoProgress
+from efftrain_cli.cli.options import Device, Quiet
 
 
 @app.command(
@@ -28,7 +28,7 @@ def calibrate(
         ),
     ],
     device: Device = "auto",
-    quiet: NoProgress = False,
+    quiet: Quiet = False,
 ) -> None:
     """Time steps of trained recipes side by side, so that compare can judge training seconds.
 

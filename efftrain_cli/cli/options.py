@@ -30,6 +30,7 @@ Overrides = Annotated[
     list[str] | None,
     Option(
         "--set",
+        metavar="KEY=VALUE",
         help="Override a recipe key: --set optim.lr=3e-4. Repeatable.",
         autocompletion=override_keys,
     ),
@@ -50,7 +51,7 @@ Devices = Annotated[
     int,
     Option(
         min=1,
-        help="Share each run between this many devices of this machine: CUDA devices, or CPU processes.",
+        help="Devices of this machine for each training, benchmark or evaluation: CUDA devices, or CPU processes.",
     ),
 ]
 
@@ -62,15 +63,12 @@ def _silenced(quiet: bool) -> bool:
 
 
 Quiet = Annotated[
-    bool, Option("--quiet", "-q", callback=_silenced, help="Print nothing but warnings and errors.")
-]
-NoProgress = Annotated[
     bool,
     Option(
         "--quiet",
         "-q",
         callback=_silenced,
-        help="Hide progress; print results, warnings and errors.",
+        help="Hide progress and summaries; print tables, warnings and errors.",
     ),
 ]
 Jobs = Annotated[

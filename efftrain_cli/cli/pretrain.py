@@ -141,20 +141,18 @@ def pretrain(
             raise UsageError(
                 f"--resume {resume} continues the run with its own recipe; leave out {', '.join(forbidden)}"
             )
-        from efftrain_cli.run.directory import existing_run
         from efftrain_cli.run.lock import take_lock
         from efftrain_cli.run.names import find_run
 
-        resume = find_run(resume)
-        if (
-            should_log()
-        ):  # whether another process owns it, before PyTorch is imported, which takes seconds
-            take_lock(existing_run(resume) / "lock").close()
+        run = find_run(resume)
+        # Whether another process owns it is said before PyTorch is imported, which takes seconds.
+        if should_log():
+            take_lock(run / "lock").close()
         share(device, devices or 1)
         from efftrain_cli.pretrain import resume as resume_run
 
         resume_run(
-            resume,
+            run.name,
             device=device,
             steps=steps,
             with_probe=not no_probe,

@@ -13,7 +13,7 @@ from efftrain_cli.cli.options import (
     Device,
     Devices,
     Jobs,
-    NoProgress,
+    Quiet,
     TableOrJson,
     TakeOver,
 )
@@ -65,7 +65,7 @@ def study(
         bool, Option("--plot", help="Draw the losses over learning rates in the terminal too.")
     ] = False,
     format_: TableOrJson = "table",
-    quiet: NoProgress = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train the runs of a study file, and judge them by the rules that it fixed beforehand.
 

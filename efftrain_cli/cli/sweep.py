@@ -10,7 +10,7 @@ from typer import Option
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.compare import CompareFormat, check_target_loss
 from efftrain_cli.cli.complete import override_keys, recipe_names
-from efftrain_cli.cli.options import Array, Device, Devices, Jobs, NoProgress, TakeOver
+from efftrain_cli.cli.options import Array, Device, Devices, Jobs, Quiet, TakeOver
 
 
 @app.command(
@@ -30,6 +30,7 @@ def sweep(
         list[str] | None,
         Option(
             "--set",
+            metavar="KEY=VALUE",
             help="Override for all runs; with several values, every recipe is trained with each: optim.lr=1e-3,2e-3.",
             autocompletion=override_keys,
         ),
@@ -64,7 +65,7 @@ def sweep(
     ] = None,
     take_over: TakeOver = None,
     array: Array = False,
-    quiet: NoProgress = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train every recipe with every seed and setting, then compare. A stopped sweep continues.
 

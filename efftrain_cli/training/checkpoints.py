@@ -25,7 +25,7 @@ from efftrain_cli.foundation.errors import (
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.plan.plan import model_parameters
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.origin import (
@@ -35,7 +35,7 @@ from efftrain_cli.run.origin import (
     read_origin,
     write_origin,
 )
-from efftrain_cli.run.small_files import NOT_COMPUTED
+from efftrain_cli.run.small_files import computed_differences
 from efftrain_cli.training.delayed_gradients import dropped
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.stages import set_stage
@@ -227,11 +227,7 @@ def check_recipe(
         UsageError: anything else that a step depends on differs, and `override` is not given.
     """
     written = read_recipe(checkpoint or run.path)
-    differences = [
-        list(entry)
-        for entry in recipe_differences(written, recipe)
-        if not entry[0].startswith(NOT_COMPUTED)
-    ]
+    differences = computed_differences(written, recipe)
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
         raise CheckpointError(
