@@ -36,16 +36,6 @@ COLUMNS = ("step", "loss_ratio", "nonfinite", *CORRELATED)
 """Columns that the measures read."""
 
 
-class Correlation(NamedTuple):
-    """Pearson's r of two columns over a run's steps. Steps are not independent of each other, so p is too small."""
-
-    r: float
-    p: float
-    """Two-sided probability of such an r between independent normal samples."""
-    n: int
-    """Steps."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stability:
     """How stable one run was."""
@@ -81,10 +71,11 @@ def measure(columns: Columns) -> Stability:
     )
 
 
-def correlations(columns: Columns) -> dict[str, Correlation]:
-    """Return Pearson's r of the loss ratio with each of CORRELATED, over the steps that have both.
+def correlations(columns: Columns) -> dict[str, Any]:
+    """Return scipy's Pearson correlation of the loss ratio with each of CORRELATED, over the steps that have both.
 
-    A column that is constant, or has fewer than three such steps, is left out.
+    A column that is constant, or has fewer than three such steps, is left out. Steps are not independent of each other,
+    so the p-values are too small.
     """
     import numpy as np
     from scipy.stats import pearsonr
@@ -95,37 +86,36 @@ def correlations(columns: Columns) -> dict[str, Correlation]:
         ratios = columns["loss_ratio"][both]
         values = columns[name][both]
         if len(ratios) >= 3 and np.ptp(ratios) > 0 and np.ptp(values) > 0:
-            result = pearsonr(ratios, values)
-            results[name] = Correlation(float(result.statistic), float(result.pvalue), len(ratios))
+            results[name] = pearsonr(ratios, values)
     return results
 
 
 def describe_run(path: Path) -> list[str]:
-    """Describe the jumps of a run in a few lines for the end of training; no line if it had none."""
-    # Training ends with this, so it reads without Arrow.
-    columns = columns_of(latest_rows(path), COLUMNS)
+    """Describe the stability of a run in a few lines for the end of its training; no line if it was calm.
+
+    It was calm if every loss was finite and no validation loss was above 1.2 times the lowest before it.
+    """
+    import numpy as np
+
+    rows = latest_rows(path)  # `read_metrics` would import Arrow, which nothing else needs here
+    columns = columns_of(rows, COLUMNS)
     stability = measure(columns)
-    if not stability.above_slight and stability.first_nonfinite_step is None:
+    losses = np.array([loss for _, loss in validation_curve(rows)])
+    jumped = (losses[1:] > SLIGHT * np.minimum.accumulate(losses)[:-1]).any()
+    is_calm = stability.first_nonfinite_step is None and not jumped
+    if is_calm or stability.max_loss_ratio is None:
         return []
-    return describe(columns)
-
-
-def describe(columns: Columns) -> list[str]:
-    """Describe the stability of the run with these columns in a few lines."""
-    stability = measure(columns)
-    if stability.max_loss_ratio is None:
-        return ["stability: no step has a loss ratio"]
     lines = [
         f"stability: loss ratio above {SLIGHT}: {stability.above_slight} of {stability.steps} steps "
         f"({stability.above_slight / stability.steps:.1%}), above {SEVERE}: {stability.above_severe} "
         f"({stability.above_severe / stability.steps:.1%}), "
         f"largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
     ]
-    known = [
-        f"{name} {each.r:+.2f} (p {each.p:.1g})" for name, each in correlations(columns).items()
-    ]
-    if known:
-        lines.append(f"  correlation of the loss ratio with {', '.join(known)}")
+    correlated = []
+    for name, each in correlations(columns).items():
+        correlated.append(f"{name} {each.statistic:+.2f} (p {each.pvalue:.1g})")
+    if correlated:
+        lines.append(f"  correlation of the loss ratio with {', '.join(correlated)}")
     if stability.first_nonfinite_step is not None:
         lines.append(f"  not finite from step {stability.first_nonfinite_step} on")
     return lines
