@@ -26,7 +26,7 @@ from efftrain_cli.training.session import fresh_state, prepare_session
 from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import model_tensors, read_checkpoint, write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, evaluate, read_records
-from efftrain_cli.verify_resume import compare_runs, cut_recipe
+from efftrain_cli.verify_resume import compare_runs, cut_recipe, describe_cut
 from tests.fake_runs import without_times
 from tests.launch import BASELINE, Laboratory, made_text
 from tests.tiny import assert_equal
@@ -220,9 +220,8 @@ def test_verify_resume_names_the_first_difference(lab):
     tensors = load_file(path)
     tensors["exp_avg_sq.h.1.mlp.c_fc.weight"][3, 5] += 1e-9
     save_file(tensors, path)
-    with pytest.raises(
-        CheckpointError, match=r"exp_avg_sq.h.1.mlp.c_fc.weight after step 20"
-    ) as raised:
+    found = r"tensors after step 20: .* Greatest absolute difference: .* at index \(3, 5\) .* 'exp_avg_sq.h.1.mlp.c_fc.weight'"
+    with pytest.raises(CheckpointError, match=found) as raised:
         compare_runs(lab.run("a"), lab.run("b"), 20)
     assert raised.value.exit_code == 3
     rows = (lab.run("b") / "metrics.jsonl").read_text().splitlines()
@@ -249,6 +248,23 @@ def test_verify_resume_cuts_every_method(method, tmp_path):
     if method not in ("baseline", "simigrad"):
         # What a method decides changes after the stop, or at it.
         assert plans[3][1:] != plans[7][1:]
+
+
+def test_verify_resume_says_what_it_cut():
+    """Two of 256 tokens fit into micro_batch_tokens = 512; half of the batch still is enough for four lanes."""
+    words = (
+        "seq_len_warmup={start = 8, steps = 99}",
+        "batch_size_warmup={start = 2, increment = 2, sequences = 99}",
+    )
+    recipe = load_recipe("small", ["train.micro_batch_tokens=512", *words])
+    assert describe_cut(cut_recipe(recipe, 4), 4) == (
+        "two micro-batches a step, of 2 x 256 tokens each, and 8 steps; "
+        "seq_len_warmup and batch_size_warmup moved into them"
+    )
+    lanes = load_recipe("small", ["train.micro_batch_tokens=256", "parallel.lanes=4"])
+    assert describe_cut(cut_recipe(lanes, 1), 1) == (
+        "8 micro-batches a step, of 1 x 256 tokens each, and 2 steps"
+    )
 
 
 def write(path: Path, text: str) -> Path:
