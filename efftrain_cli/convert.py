@@ -21,6 +21,16 @@ from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.session import software_origin
 from efftrain_cli.training.state import TrainState, create_run
 
+_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+)
+"""Files of a model repository that are read."""
+
 
 def import_hf(
     directory: Path,
@@ -105,7 +115,7 @@ def _local_copy(directory: Path) -> Path:
 
     Raises:
         UsageError: it is neither.
-        DataError: the model has no safetensors.
+        DataError: the model cannot be downloaded.
     """
     if directory.is_dir():
         return directory
@@ -115,19 +125,19 @@ def _local_copy(directory: Path) -> Path:
             f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub, as "
             "openai-community/gpt2"
         )
-    path = hub.hub_file(named[1], "config.json", named[2])
-    hub.hub_tokenizer(named[1], named[2])
+    import huggingface_hub
+
+    unreachable = hub.hub_unreachable()
     try:
-        hub.hub_file(named[1], "model.safetensors", named[2])
-    except DataError:
-        index = hub.hub_file(named[1], "model.safetensors.index.json", named[2])
-        try:
-            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} is not an index of weights: {error!r}") from None
-        for name in sorted(map(str, names)):
-            hub.hub_file(named[1], name, named[2])
-    return path.parent
+        copy = huggingface_hub.snapshot_download(
+            named[1],
+            revision=named[2],
+            allow_patterns=_FILES,
+            local_files_only=bool(unreachable),
+        )
+    except Exception as error:  # of several HTTP libraries
+        raise DataError(f"{directory} cannot be downloaded: {unreachable or error}") from error
+    return Path(copy)
 
 
 def _origin(

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
 
 from efftrain_cli import export
 from efftrain_cli.convert import import_hf
+from efftrain_cli.data import hub
 from efftrain_cli.foundation.errors import CheckpointError, DataError, EfftrainError, UsageError
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model
 from tests.conftest import cli, sets
@@ -137,34 +142,49 @@ def test_training_on_asks_for_text_where_the_import_named_none(exported, tmp_pat
 
 
 def test_a_model_of_the_hub_by_its_name(exported, tmp_path, monkeypatch):
-    """The Hub faked by a folder of files; without network the message is the Hub's, and a name that is none is
-    refused."""
-    from efftrain_cli.data import hub
-
+    """The Hub faked by a folder of files: whole, and in parts; others stay there."""
     before, directory = exported
-    asked = []
+    (directory / "onnx").mkdir()
+    (directory / "onnx" / "model.safetensors").write_text("large")
+    monkeypatch.setattr(hub, "hub_unreachable", lambda: "")
 
-    def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
-        asked.append((repository, name, revision))
-        if not (directory / name).is_file():
-            raise DataError(f"{name} of {repository!r} is not there")
-        return directory / name
+    def download(
+        name: str, *, revision: str | None, allow_patterns: tuple[str, ...], **_: Any
+    ) -> str:
+        copy = tmp_path / f"{name}@{revision}"
+        for file in filter_repo_objects(
+            [str(path.relative_to(directory)) for path in directory.rglob("*.*")],
+            allow_patterns=list(allow_patterns),
+        ):
+            copy.mkdir(parents=True, exist_ok=True)
+            shutil.copy(directory / file, copy / file)
+        return str(copy)
 
-    monkeypatch.setattr(hub, "hub_file", hub_file)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     cli("import", "openai-community/gpt2@main")
-    assert ("openai-community/gpt2", "model.safetensors", "main") in asked
     tokens = torch.arange(40)[None]
     assert torch.equal(load_trained_model("gpt2", None, CPU).model(tokens), before.model(tokens))
     origin = json.loads((tmp_path / "runs" / "gpt2" / "origin.json").read_text())
     assert origin["imported"]["source"] == "openai-community/gpt2@main"
-    (directory / "model.safetensors").rename(directory / "part-1.safetensors")
-    (directory / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {"a": "part-1.safetensors"}})
-    )
+    assert not (tmp_path / "openai-community" / "gpt2@main" / "README.md").exists()
+
+    names = load_file(directory / "model.safetensors").keys()
+    part = "model-00001-of-00001.safetensors"
+    (directory / "model.safetensors").rename(directory / part)
+    index = {"weight_map": dict.fromkeys(names, part)}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
     cli("import", "openai-community/gpt2", "--name", "shards")
+    assert torch.equal(load_trained_model("shards", None, CPU).model(tokens), before.model(tokens))
     for name in ("no-such", "./no-such", "a/b/c"):
         with pytest.raises(UsageError, match="the Hub as owner/name"):
             cli("import", name)
+
+
+def test_a_model_that_the_hub_cannot_give_is_missing_data(monkeypatch):
+    """Exit code 3, with the reason; a copy in the Hub's cache would do."""
+    monkeypatch.setattr(hub, "hub_unreachable", lambda: "HF_HUB_OFFLINE is set")
+    with pytest.raises(DataError, match="a/b cannot be downloaded: HF_HUB_OFFLINE is set"):
+        cli("import", "a/b")
 
 
 def test_hostile_directories_end_in_a_message(exported, tmp_path):
