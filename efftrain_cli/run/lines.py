@@ -65,10 +65,7 @@ class Lines:
 
 
 def split_lines(content: bytes) -> Lines:
-    """Split a file into lines and compare each with its check.
-
-    A line that a killed writer tore, with the next one glued to it, is damaged; the whole line at its end counts.
-    """
+    """Split a file into lines and compare each with its check."""
     *lines, rest = content.split(b"\n")
     # A last line that lacks nothing but its newline is whole if its check says so.
     torn = bool(rest)
@@ -86,18 +83,12 @@ def split_lines(content: bytes) -> Lines:
     corrupt = []
     for number, line in enumerate(lines, 1):
         state = _check(line)
-        last = line.rfind(b"{")
         if state is False:
             corrupt.append((number, "it does not match its check value"))
-            line = line[last:]
-            state = _check(line) or False
-        elif state is None and last > 0 and line.endswith(b"}") and parse(line) is None:
-            corrupt.append((number, "two lines in one"))
-            line = line[last:]
-        if state is not False:
-            texts.append(line)
-            numbers.append(number)
-            checked.append(state is True)
+            continue
+        texts.append(line)
+        numbers.append(number)
+        checked.append(state is True)
     return Lines(texts, numbers, checked, tuple(corrupt), torn)
 
 
@@ -167,8 +158,6 @@ class JsonLines:
         self._written = 0
         """Bytes of the first waiting line that are in the file already."""
         self._warned = -self.WARN_EVERY
-        self.delayed = 0
-        """Lines that had to wait since the file was last written to the end."""
         self._take_up()
 
     def _cut_torn_line(self) -> None:
@@ -196,13 +185,11 @@ class JsonLines:
     def write(self, values: Sequence[Fields]) -> None:
         """Append a line for each of `values`, now or as soon as there is room."""
         self._waiting += [f"{sealed(value)}\n".encode() for value in values]
-        if not self._flush():
-            self.delayed += len(values)
+        self._flush()
 
     def sync(self) -> None:
         """Write what waits and make the file survive a power failure, as far as the disk lets it."""
         if self._flush():
-            self.delayed = 0
             try:
                 os.fsync(self._file)
             except OSError as error:

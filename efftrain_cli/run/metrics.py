@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.run.lines import CHECK, Fields, Lines, Values, parse, read_file
+from efftrain_cli.run.lines import CHECK, Fields, Lines, Values, parse, read_file, split_lines
 from efftrain_cli.run.small_files import unreadable
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of metrics.jsonl that count, by column. Of a step written twice, the later value of a column counts."""
+    """The rows of metrics.jsonl that count, by column."""
 
     columns: Columns
     """float64, one value per step in increasing order, NaN where a row has null or lacks the key."""
@@ -85,12 +85,6 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
     starts = np.append(0, np.cumsum(np.diff(segment) != 0))[: len(segment)]
     latest = _latest(arrays["step"])
     kept = {name: values[latest] for name, values in arrays.items()}
-    if (np.diff(kept["step"]) == 0).any():
-        import pandas as pd
-
-        # Of a step that counts twice, the later number of a column counts.
-        merged = pd.DataFrame(kept).groupby("step", as_index=False).last()
-        kept = {name: merged[name].to_numpy() for name in kept}
     return Metrics(
         {name: kept[name] for name in columns or kept},
         segments=len(np.unique(starts)),
@@ -108,17 +102,8 @@ def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
     import numpy as np
 
     rows = all_rows(run)
-    latest: list[Values] = []
-    for index in _latest(np.array([row["step"] for row in rows], float)):
-        row = rows[index]
-        if row["step"] > until:
-            break
-        if latest and latest[-1]["step"] == row["step"]:
-            before = latest[-1]
-            before |= {k: v for k, v in row.items() if v is not None or k not in before}
-        else:
-            latest.append(row)
-    return latest
+    latest = [rows[index] for index in _latest(np.array([row["step"] for row in rows], float))]
+    return [row for row in latest if row["step"] <= until]
 
 
 def all_rows(run: Path) -> list[Values]:
@@ -131,7 +116,7 @@ def last_row(run: Path) -> Values:
     try:
         with (run / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
-            lines = file.read().splitlines()
+            lines = split_lines(file.read()).texts
     except OSError:
         return {}
     for line in reversed(lines):
@@ -154,19 +139,20 @@ def check_rows(run: Path) -> Lines:
 def follow_run(run: Path) -> Iterator[Values]:
     """Yield each row and each event that another process writes to a run, until standard input closes.
 
-    Rows come in their order, events in theirs; none is left out. An event has an `event`, a row none.
+    Rows come in their order, events in theirs; damaged ones are left out. An event has an `event`, a row none.
     """
     position = dict.fromkeys(("metrics.jsonl", "events.jsonl"), 0)
     closed = False
     while True:
         for name in position:
-            lines = []
+            content = b""
             with contextlib.suppress(FileNotFoundError), (run / name).open("rb") as file:
-                # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
                 file.seek(position[name])
-                *lines, _ = file.read().split(b"\n")
-            for line in lines:
-                position[name] += len(line) + 1
+                content = file.read()
+            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
+            content = content[: content.rfind(b"\n") + 1]
+            position[name] += len(content)
+            for line in split_lines(content).texts:
                 value = parse(line)
                 if value and ("event" in value or isinstance(value.get("step"), int)):
                     yield value
@@ -207,28 +193,30 @@ def _valid_rows(lines: Lines, numbers: Sequence[str] = ()) -> tuple[list[Values]
     Args:
         numbers: columns that must hold numbers or null.
     """
-    import numpy as np
-
     corrupt = dict(lines.corrupt)
-    rows = []
-    at = []
-    for index, text in enumerate(lines.texts):
+    rows = {}
+    unchecked = set()
+    for number, text, checked in zip(lines.numbers, lines.texts, lines.checked, strict=True):
         row = parse(text)
         if row is None:
-            corrupt[lines.numbers[index]] = "it is not a JSON object"
+            corrupt[number] = "it is not a JSON object"
             continue
         row.setdefault("segment", 0)
         wrong = _fault_of(row, numbers)
         if wrong:
-            corrupt[lines.numbers[index]] = wrong
-        else:
-            rows.append(row)
-            at.append(index)
-    place = columns_of(rows, ("step", "segment"))
-    odd = _misplaced(place["step"], place["segment"], np.array(lines.checked, bool)[at])
-    corrupt |= {lines.numbers[at[index]]: wrong for index, wrong in odd.items()}
-    valid = [row for index, row in enumerate(rows) if index not in odd]
-    return valid, tuple(sorted(corrupt.items()))
+            corrupt[number] = wrong
+            continue
+        rows[number] = row
+        if not checked:
+            unchecked.add(number)
+
+    # A segment's writer checks all of its rows or none.
+    with_checks = {row["segment"] for number, row in rows.items() if number not in unchecked}
+    for number in unchecked:
+        if rows[number]["segment"] in with_checks:
+            del rows[number]
+            corrupt[number] = "it has no check value, the others of its segment have"
+    return list(rows.values()), tuple(sorted(corrupt.items()))
 
 
 def _read(run: Path) -> Lines:
@@ -240,14 +228,11 @@ def _read(run: Path) -> Lines:
 
 
 def _latest(steps: np.ndarray) -> np.ndarray:
-    """Return the indices of the rows that count, in order of steps: those after which the file names no smaller step.
-
-    A step may count twice: its evaluation was made up for after a stop.
-    """
+    """Return the indices of the rows that count, in order of steps: those that only later steps follow in the file."""
     import numpy as np
 
     following = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
-    return np.flatnonzero(steps <= following)
+    return np.flatnonzero(steps < following)
 
 
 def _refuse_ruins(lines: Lines, rows: Sequence[Values], corrupt: CorruptLines, run: Path) -> None:
@@ -281,68 +266,26 @@ def _fault_of(row: Values, numbers: Sequence[str]) -> str:
     return ""
 
 
-def _misplaced(step: np.ndarray, segment: np.ndarray, checked: np.ndarray) -> dict[int, str]:
-    """Find rows that cannot be what was written; return what is wrong with each, by index.
-
-    They are rows without a check among checked ones of their segment, and rows without one whose step or segment does
-    not fit where the rows before and after fit each other.
-    """
-    import numpy as np
-
-    if checked.all():
-        return {}
-    apart = step[2:] - step[:-2]
-    neighbours = (segment[:-2] == segment[2:]) & (apart >= 1) & (apart <= 2)
-    fits = (segment[1:-1] == segment[:-2]) & (step[1:-1] == step[:-2] + 1)
-    odd = {
-        i: f"it says step {step[i]:.0f} of segment {segment[i]:.0f}, between steps {step[i - 1]:.0f} and {step[i + 1]:.0f}"
-        for i in (1 + np.flatnonzero(neighbours & ~fits & ~checked[1:-1])).tolist()
-    }
-    among_checked = np.flatnonzero(~checked & np.isin(segment, segment[checked])).tolist()
-    text = "it has no check value, the others of its segment have"
-    return odd | dict.fromkeys(among_checked, text)
-
-
 def _read_by_arrow(lines: Lines, columns: Sequence[str]) -> Columns | None:
-    """Return the columns, or all of numbers, as float64; None if a line needs a closer look."""
-    import numpy as np
+    """Return the columns, or all of numbers, as float64; None unless every line is a row as it was written."""
     import pyarrow as pa
     import pyarrow.json as pj
 
-    n = len(lines.texts)
-    text = b"\n".join([*lines.texts, b""])
-    # Flat objects only: Arrow's parser must not meet deep nesting. It takes NaN and Infinity for numbers: looking for
-    # their capitals, which no column's name has, is twenty times as fast as for the words. It passes over a column
-    # whose name is damaged; rows are written in ASCII.
-    plain = (
-        text.isascii()
-        and text.count(b"{") == n
-        and not any(mark in text for mark in (b"[", b"N", b"I"))
-    )
-    # More damage than one line is more than a kill explains, perhaps.
-    if not n or not plain or len(lines.corrupt) > 1:
+    if lines.corrupt or not lines.texts or not all(lines.checked):
         return None
     types = dict.fromkeys([*columns, *_COUNTERS], pa.float64()) | {"nonfinite": pa.bool_()}
-    unexpected = "ignore" if columns else "infer"
     try:
         table = pj.read_json(
-            pa.BufferReader(text),
+            pa.BufferReader(b"\n".join(lines.texts)),
             read_options=pj.ReadOptions(use_threads=False, block_size=1 << 22),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema(types), unexpected_field_behavior=unexpected
+                explicit_schema=pa.schema(types),
+                unexpected_field_behavior="ignore" if columns else "infer",
             ),
         )
-        wanted = [name for name in table.column_names if name != CHECK]
-        arrays = {name: table[name].cast(pa.float64()).to_numpy() for name in wanted}
-    except pa.ArrowInvalid:
+        if table["step"].null_count or table["segment"].null_count:
+            return None
+        names = [name for name in table.column_names if name != CHECK]
+        return {name: table[name].cast(pa.float64()).to_numpy() for name in names}
+    except pa.ArrowInvalid:  # a column holds no numbers
         return None
-    if table.num_rows != n or table["segment"].null_count:  # blank lines, or rows without a segment
-        return None
-    if any(np.isinf(values).any() for values in arrays.values()):
-        return None
-    step = arrays["step"]
-    if not ((step >= 0) & (step < 2**53) & (step == np.floor(step))).all():
-        return None
-    if _misplaced(step, arrays["segment"], np.array(lines.checked, bool)):
-        return None
-    return arrays

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 
-from efftrain_cli.run.metrics import _is_input_closed
+from efftrain_cli.run import metrics
+from efftrain_cli.run.lines import sealed
+from efftrain_cli.run.metrics import _is_input_closed, follow_run, last_row
 
 
 def test_input_is_closed_when_its_writer_has_gone(monkeypatch):
@@ -18,3 +20,15 @@ def test_input_is_closed_when_its_writer_has_gone(monkeypatch):
         os.close(write_end)
         assert _is_input_closed(0.0)
     assert _is_input_closed(0.0), "a standard input that was closed"
+
+
+def test_a_flipped_digit_is_not_sent_on(tmp_path, monkeypatch):
+    """The line is still JSON; its check value says that it is not the one that was written."""
+    rows = [{"step": step, "loss": 4.5} for step in (1, 2, 3, 4)]
+    lines = [sealed(row) for row in rows]
+    lines[1] = lines[1].replace("4.5", "4.4")
+    lines[3] = lines[3].replace("4.5", "4.6")
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))
+    monkeypatch.setattr(metrics, "_is_input_closed", lambda seconds: True)
+    assert list(follow_run(tmp_path)) == [rows[0], rows[2]]
+    assert last_row(tmp_path) == rows[2]
