@@ -45,6 +45,7 @@ from efftrain_cli.plan.plan import (
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.run import tensorboard
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.metrics import last_row
@@ -101,6 +102,7 @@ def start(
     name = name or f"{recipe_name}-seed{recipe.seed}"
     if run_path(name).exists():  # before the data is prepared: a taken name costs nothing
         raise taken(name)
+    _check_extra(recipe)
     with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
             run_worker(device, ranks)
@@ -139,6 +141,7 @@ def resume(
     """
     recipe_path = existing_run(name) / "recipe.toml"
     recipe = load_recipe(str(recipe_path), overrides)
+    _check_extra(recipe)
     with joined() as ranks, steady_output(), stop_on_signals():
         if ranks.rank:
             run_worker(device, ranks)
@@ -176,6 +179,12 @@ def resume(
                 write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
             _begin_segment(run, state, session, checkpoint)
             return _train(run, state, session, plan, steps, with_probe, rewinding)
+
+
+def _check_extra(recipe: Recipe) -> None:
+    """Check that what the recipe asks for is installed, before anything is spent."""
+    if recipe.wandb.tensorboard:
+        tensorboard.check_installed()
 
 
 def _begin_segment(run: Run, state: TrainState, session: Session, checkpoint: Path | None) -> None:

@@ -7,6 +7,7 @@ are made anew whenever a reading begins, from the rows that count, so a resume o
 from __future__ import annotations
 
 import shutil
+from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
@@ -14,6 +15,19 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.run.columns import grouped
 from efftrain_cli.run.metrics import follow_run, latest_rows
+
+
+def check_installed() -> None:
+    """Check that the extra `tensorboard` is there.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if find_spec("tensorboard") is None:
+        raise UsageError(
+            "TensorBoard is not installed\n"
+            "  in the folder of efftrain's source: `pip install '.[tensorboard]'`"
+        )
 
 
 def write(run: Path, follow: bool = False) -> tuple[Path, int]:
@@ -25,15 +39,11 @@ def write(run: Path, follow: bool = False) -> tuple[Path, int]:
     Raises:
         UsageError: tensorboard is not installed.
     """
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise UsageError(
-            f"TensorBoard cannot be imported ({error})\n"
-            "  in the folder of efftrain's source: `pip install '.[tensorboard]'`"
-        ) from None
+    check_installed()
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
     folder = run / "tensorboard"
     shutil.rmtree(folder, ignore_errors=True)
     make_folder(folder)

@@ -102,6 +102,18 @@ def test_a_form_without_a_plan_is_refused(lab):
     assert not (lab.folder / "runs").exists()
 
 
+def test_a_missing_extra_is_said_before_step_1(trained):
+    """Exit code 2, and nothing is made or changed."""
+    inject = "import efftrain_cli.run.tensorboard as board; board.find_spec = lambda name: None"
+    before = fingerprints(trained)
+    new = trained.train("new", "--tensorboard", inject=inject, code=2)
+    longer = ("r", "--tensorboard", "--set", "train.tokens=5120")
+    again = trained.resume(*longer, inject=inject, code=2)
+    for process in (new, again):
+        assert "TensorBoard is not installed\n  in the folder" in process.errors
+    assert fingerprints(trained) == before and not trained.run("new").exists()
+
+
 def test_no_step_at_all_is_said(lab):
     done = lab.train("r", "--steps", "0")
     assert "untrained: --steps 0" in done.output
