@@ -234,14 +234,8 @@ class Run:
 
     def sync(self) -> None:
         """Make the rows so far survive a power failure."""
-        delayed = self._metrics.delayed
         self._metrics.sync()
         self._events.sync()
-        if delayed and not self._metrics.delayed:
-            self.event(
-                "rows_delayed",
-                {"rows": delayed, "reason": "the disk was full; they are written now"},
-            )
         self._last_fsync = time.monotonic()
 
     def close(self) -> None:

@@ -45,7 +45,6 @@ ALERTS = {
     "rewind": ("rewound after a divergence", "WARN"),
     "fallback": ("a checkpoint was damaged; an older one was taken", "WARN"),
     "save_failed": ("a checkpoint could not be saved", "ERROR"),
-    "rows_delayed": ("rows could not be written at once", "WARN"),
     "gap": ("rows were lost", "WARN"),
 }
 """Events that wandb tells its user of at once: title and level. The others stay in events.jsonl."""
@@ -117,7 +116,7 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
     sent = -1
     with contextlib.suppress(DataError, OSError, ValueError, KeyError, TypeError):
         sent = int(read_json(state)["last_step"])
-    count = replaced = 0
+    count = 0
     old_events = len(directory.events)
     for record in follow_run(run):
         if "event" in record:
@@ -125,17 +124,12 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
             if old_events < 0:  # those of an earlier start have been sent
                 _alert(session, record)
             continue
-        step = record["step"]
-        if step <= sent:
-            replaced += record.get("segment", 0) > 0
-            continue
-        session.log(grouped(record), step=step)
-        sent = step
-        count += 1
+        if record["step"] > sent:
+            sent = record["step"]
+            session.log(grouped(record), step=sent)
+            count += 1
     _finish(session)
     write_whole(state, json.dumps({"last_step": sent}))
-    if replaced:
-        warning += f"{replaced} rows were written again after a resume; `efftrain wandb-sync {directory.name}` makes a clean copy"
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
     return Synced(count, run_id, mode)
@@ -212,13 +206,19 @@ def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.
 
 
 def _said(run: Path, log: str) -> str:
-    """Return the last line that the child itself wrote, its warning or error; wandb's own are greetings mostly."""
-    last = ""
+    """Return the last message that the child itself wrote; wandb's own are greetings mostly.
+
+    Its first line is not indented, all others are.
+    """
+    message: list[str] = []
     with contextlib.suppress(OSError):
         for line in (run / "wandb" / log).read_text(errors="replace").strip().splitlines():
-            if not line.startswith("wandb: "):
-                last = line
-    return last.removeprefix("warning: ").removeprefix("error: ")
+            if line.startswith("wandb: "):
+                continue
+            if not line.startswith(" "):
+                message = []
+            message.append(line)
+    return "\n".join(message).removeprefix("warning: ").removeprefix("error: ")
 
 
 def _init(

@@ -189,10 +189,9 @@ def test_a_disk_that_comes_back_gets_all_rows(rows, monkeypatch):
     for step in range(30):
         disk.room = step * 7 % 90
         file.write([row(step)])
-    assert file.delayed > 0
+    assert len(read_lines(rows)) < 30
     disk.room = 1 << 20
     file.sync()
-    assert file.delayed == 0
     file.close()
     assert read_lines(rows) == [row(step) for step in range(30)]
 
