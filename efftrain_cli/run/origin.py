@@ -47,6 +47,7 @@ class Origin(Record):
     efftrain: str | None = None
     git_commit: str | None = None
     project: dict[str, Any] | None = None
+    """Commit of the user's own project, in files of older versions."""
     python: str | None = None
     torch: str | None = None
     platform: str | None = None

@@ -11,7 +11,6 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -272,14 +271,9 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
     """
     corpus = session.corpus
     recipe = session.recipe
-    root = Path(__file__).resolve().parent.parent.parent
-    commit = None
-    if (root / ".git").exists():
-        commit = _git(root, "rev-parse", "HEAD")
     return {
         **software_origin(recipe_name),
-        "git_commit": commit,
-        "project": project_commit(Path.cwd()),
+        "git_commit": package_commit(),
         "device": device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
@@ -302,31 +296,12 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
     }
 
 
-def project_commit(folder: Path) -> dict[str, object] | None:
-    """Return the commit of the user's project around `folder`, and whether tracked files differ; None without git."""
-    commit = _git(folder, "rev-parse", "HEAD")
-    if not commit:
+def package_commit() -> str | None:
+    """Return the commit of the repository that this package runs from; None if it is installed without one."""
+    root = Path(__file__).resolve().parent.parent.parent
+    if not (root / ".git").exists():
         return None
-    pattern = r"^filter\..*\.(clean|process|required)$"
-    filters = _git(
-        folder, "config", "--local", "--includes", "--name-only", "--get-regexp", pattern
-    )
-    # A file whose time stamp changed is read through these.
-    inert = {f"{name}=" for name in (filters or "").splitlines()}
-    status = _git(folder, "status", "--porcelain", "--untracked-files=no", inert=inert)
-    return {"git_commit": commit, "dirty": bool(status)}
-
-
-def _git(folder: Path, *arguments: str, inert: Collection[str] = ()) -> str | None:
-    """Return what git prints, None if it fails. No hook and no monitor that the folder's configuration names is run.
-
-    Args:
-        inert: more settings "name=value" that win over the folder's.
-    """
-    command = ["git", "--no-optional-locks", "-C", str(folder)]
-    for setting in ("core.fsmonitor=false", "core.hooksPath=/dev/null", *inert):
-        command += ["-c", setting]
-    command += arguments
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

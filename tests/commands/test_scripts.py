@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 from efftrain_cli.foundation.errors import CheckpointError
-from efftrain_cli.training.session import project_commit
 from tests.conftest import cli, invoke
 from tests.data.test_cli import RECIPE
 from tests.trained_run import make_run
@@ -89,19 +87,3 @@ def test_quiet_prints_nothing(efftrain, tmp_path):
     )
     assert "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert json.loads(swept.stdout)["groups"]
-
-
-def test_the_users_own_commit_and_its_dirty_flag(tmp_path):
-    assert project_commit(tmp_path) is None
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    (tmp_path / "recipe.toml").write_text("a = 1\n")
-    for args in (["init", "-q"], ["add", "recipe.toml"], ["commit", "-q", "-m", "first"]):
-        subprocess.run([*git, *args], check=True)
-    head = subprocess.run(
-        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout.strip()
-    assert project_commit(tmp_path) == {"git_commit": head, "dirty": False}
-    (tmp_path / "untracked").write_text("")
-    assert project_commit(tmp_path)["dirty"] is False
-    (tmp_path / "recipe.toml").write_text("a = 2\n")
-    assert project_commit(tmp_path) == {"git_commit": head, "dirty": True}

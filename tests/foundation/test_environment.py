@@ -1,9 +1,8 @@
-"""Environment variables: numbers and folders that cannot be used, and a folder's git configuration."""
+"""Environment variables: numbers and folders that cannot be used, and which folder git looks at."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from efftrain_cli.foundation.environment import (
     planned_device,
 )
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.training.session import project_commit
+from tests.conftest import REPOSITORY
 
 RANKED = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
 UNUSABLE = [
@@ -99,36 +98,13 @@ def test_auto_is_the_cpu_where_no_gpu_can_be_used(monkeypatch, device, visible, 
     assert planned_device(device) == planned
 
 
-def test_no_code_of_a_foreign_repository_runs(tmp_path):
-    """F99: a monitor, hooks and filters that .git names are not run; its commit and changes are read."""
-    ran = tmp_path / "ran"
-    evil = tmp_path / "evil"
-    evil.write_text(f"#!/bin/sh\necho $0 $@ >> {ran}\ncat\n")
-    evil.chmod(0o755)
-    folder = tmp_path / "project"
-    folder.mkdir()
-
-    def git(*words: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
-
-    git("init")
-    (folder / "file").write_text("a\n")
-    git("add", "file")
-    git("commit", "-m", "first")
-    for hook in ("post-index-change", "fsmonitor-watchman", "pre-commit"):
-        (folder / ".git" / "hooks" / hook).symlink_to(evil)
-    git("config", "core.fsmonitor", str(evil))
-    git("config", "filter.f.clean", str(evil))
-    git("config", "filter.f.required", "true")
-    (folder / ".git" / "info" / "attributes").write_text("* filter=f\n")
-    ran.unlink(missing_ok=True)
-    os.utime(folder / "file", (1, 1))  # so that git reads it again
-    found = project_commit(folder)
-    assert found is not None and len(str(found["git_commit"])) == 40 and found["dirty"] is False
-    (folder / "file").write_text("b\n")
-    found = project_commit(folder)
-    assert found is not None and found["dirty"] is True
-    assert not ran.exists(), ran.read_text()
-    subprocess.run(["git", "-C", str(folder), "status"], check=False, capture_output=True)
-    assert ran.exists(), "the trap is set"
+def test_no_code_of_a_foreign_repository_runs(lab, tmp_path):
+    """F99: a monitor, hooks and filters that its .git names are not run, as git only looks at efftrain's own folder."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    git = tmp_path / "git"
+    git.write_text(f'#!/bin/sh\necho "$*" >> {calls}\nexit 1\n')
+    git.chmod(0o755)
+    lab.train(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    allowed = {f"-C {REPOSITORY} rev-parse HEAD"}
+    assert set(calls.read_text().splitlines()) <= allowed
