@@ -36,6 +36,7 @@ from efftrain_cli.foundation.signals import (
 )
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import inner_parameters
+from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.plan.plan import (
     model_config,
     model_parameters,
@@ -112,7 +113,7 @@ def start(
             session = replace(prepare_session(recipe, chosen), ranks=ranks)
             plan = _plan(session, Progress(), steps)
             state = fresh_state(session)
-        checkpoints.check_disk(run_path(name), state, recipe)
+        checkpoints.check_disk(run_path(name), recipe, session.corpus.vocab_size)
         origin = origin_of(session, recipe_name)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
             run.event("start", environment_of(session))
@@ -170,7 +171,8 @@ def resume(
                 print(_nothing_left(run, state.progress, recipe, steps))
                 return run.path
             _show_rate(run, state.progress, written, recipe)
-            checkpoints.check_disk(run.path, state, recipe, existing=len(checkpoints_of(run.path)))
+            existing = len(checkpoints_of(run.path))
+            checkpoints.check_disk(run.path, recipe, session.corpus.vocab_size, existing)
 
             # Nothing is written before all that refuses to go on.
             if changes:
@@ -402,7 +404,8 @@ def show_header(
     model = recipe.model
     rows = padded_vocab_size(recipe, corpus.vocab_size)
     parameters = model_parameters(recipe, rows)
-    inside = inner_parameters(model_config(recipe, corpus.vocab_size))
+    config = model_config(recipe, corpus.vocab_size)
+    inside = inner_parameters(config)
     before = state.progress
     threads = (
         f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
@@ -414,7 +417,7 @@ def show_header(
         if ranks.is_single_process
         else f"{ranks.world_size} x {session.device.type}{sharded}"
     )
-    on_disk = checkpoints.largest_checkpoint_bytes(state, recipe)
+    on_disk = checkpoint_bytes(recipe, config)
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "

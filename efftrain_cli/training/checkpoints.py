@@ -24,7 +24,8 @@ from efftrain_cli.foundation.errors import (
 )
 from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.tensors import read_tensors
-from efftrain_cli.plan.plan import model_parameters
+from efftrain_cli.plan.cost import checkpoint_bytes
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
@@ -42,9 +43,7 @@ from efftrain_cli.training.stages import set_stage
 from efftrain_cli.training.state import (
     TrainState,
     load_tensors,
-    model_tensors,
     nonfinite_tensors,
-    progress_to_json,
     read_checkpoint,
     write_checkpoint,
 )
@@ -106,8 +105,9 @@ def _not_saved(
             "Check that the disk is mounted, writable and sound"
         )
     free = free_bytes(run.path)
+    needed = checkpoint_bytes(recipe, state.model.config)
     return DiskError(
-        f"{path}: the disk is full ({error.strerror}): {checkpoint_bytes(state, recipe):,} bytes needed, {free:,} bytes free. "
+        f"{path}: the disk is full ({error.strerror}): {needed:,} bytes needed, {free:,} bytes free. "
         f"Earlier checkpoints are untouched. Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
     )
 
@@ -352,42 +352,16 @@ def new_differences(
     return fresh
 
 
-def checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
-    """Return the bytes that a checkpoint of `state` takes on disk, within 2 %."""
-    total = 0
-    if not state.method_tensors:
-        batch_size = recipe.train.batch_size
-        for method in recipe.methods.values():
-            total += method.in_flight_bytes(state.model.config, batch_size)
-    for tensors in (model_tensors(state), state.optimizer.tensors(), state.method_tensors):
-        data = sum(tensor.nbytes for tensor in tensors.values())
-        # safetensors' header has an entry per tensor: name, dtype, shape and two offsets.
-        total += data + sum(len(f"{name}{data}{data}") + 60 for name in tensors)
-    progress = len(str(progress_to_json(state.progress))) + 60
-    return total + progress + len(dump_recipe(recipe).encode()) + 700  # manifest.json
-
-
-def largest_checkpoint_bytes(state: TrainState, recipe: Recipe) -> int:
-    """Return the bytes on disk of a checkpoint of the recipe's last stage, whose model is the largest."""
-    size = checkpoint_bytes(state, recipe)
-    if not recipe.stages:
-        return size
-    parameters = model_parameters(
-        recipe, state.model.config.padded_vocab_size, len(recipe.stages) - 1
-    )
-    return int(size * parameters / state.model.parameter_count)
-
-
-def check_disk(folder: Path, state: TrainState, recipe: Recipe, existing: int = 0) -> None:
+def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0) -> None:
     """Check that the checkpoints that are kept, and the one being written, fit on the disk of `folder`.
 
-    The folder need not exist; the run has `existing` checkpoints already.
+    The folder need not exist; the run has `existing` checkpoints already. All are as large as those of the last stage.
 
     Raises:
         DiskError: with bytes needed and free.
     """
     keep = recipe.checkpoint.keep
-    size = largest_checkpoint_bytes(state, recipe)
+    size = checkpoint_bytes(recipe, model_config(recipe, vocab_size))
     missing = keep + 1 - min(existing, keep)
     needed = missing * size * 11 // 10
     free = free_bytes(folder)

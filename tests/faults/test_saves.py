@@ -12,13 +12,18 @@ import pytest
 
 from efftrain_cli.foundation.errors import DiskError
 from efftrain_cli.foundation.files import temporary_beside
-from efftrain_cli.recipe.sections import Checkpoint, Model
+from efftrain_cli.plan.cost import checkpoint_bytes
+from efftrain_cli.plan.plan import model_config
+from efftrain_cli.recipe.recipe import dump_recipe
+from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
-from efftrain_cli.training.checkpoints import check_disk, checkpoint_bytes, newest_checkpoint, save
+from efftrain_cli.training.build import build_state
+from efftrain_cli.training.checkpoints import check_disk, newest_checkpoint, save
 from efftrain_cli.training.state import read_checkpoint, write_checkpoint
 from tests.faults.conftest import RECIPE, save_step, step_of, truncate
-from tests.tiny import fresh
+from tests.resume_law import run as train_made
+from tests.tiny import CPU, VOCAB_SIZE, changed, fresh
 
 
 @pytest.mark.slow
@@ -211,29 +216,44 @@ def test_a_failed_save_leaves_nothing(run, monkeypatch):
     assert step_of(newest_checkpoint(run)) == 10
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 64, 32, 300), (1, 1, 16, 8, 20), (12, 4, 128, 256, 2000)])
-def test_the_estimate_of_a_checkpoints_size(shape, tmp_path):
-    """F16: within 2 %."""
-    n_layer, n_head, n_embd, seq_len, vocab_size = shape
-    recipe = replace(
-        RECIPE, model=Model(n_layer=n_layer, n_head=n_head, n_embd=n_embd, seq_len=seq_len)
-    )
-    state = fresh(recipe, vocab_size)
-    from efftrain_cli.recipe.recipe import dump_recipe
+STAGES = """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operators=["depth"]}]"""
 
-    write_checkpoint(tmp_path / "step-00000001", state, dump_recipe(recipe))
-    size = sum(file.stat().st_size for file in (tmp_path / "step-00000001").iterdir())
-    assert checkpoint_bytes(state, recipe) == pytest.approx(size, rel=0.02)
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.n_layer=6", "model.n_embd=128"],
+        ["optim.name=muon", "optim.muon_lr=0.02"],
+        ["ouroboros.modules=3"],
+        ["ouroboros={modules = 3, variant = 'replay'}"],
+        [STAGES],
+    ],
+    ids=["adamw", "wide", "muon", "stash", "replay", "staged"],
+)
+def test_the_estimate_of_a_checkpoints_size(overrides, tmp_path):
+    """F16: within 2 %, gradients in flight and the last stage included."""
+    recipe = changed(RECIPE, *overrides)
+    stage = max(0, len(recipe.stages) - 1)
+    state = build_state(recipe, VOCAB_SIZE, CPU, stage)
+    if recipe.ouroboros is not None:
+        train_made(state, recipe, until=3)
+    folder = tmp_path / "step-00000001"
+    write_checkpoint(folder, state, dump_recipe(recipe))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    estimate = checkpoint_bytes(recipe, model_config(recipe, VOCAB_SIZE))
+    assert estimate == pytest.approx(size, rel=0.02)
 
 
 def test_too_little_disk_is_refused(tmp_path, monkeypatch):
     """F16: (keep + 1) checkpoints and 10 %; one byte less is refused."""
-    state = fresh(RECIPE, 300)
-    needed = 3 * checkpoint_bytes(state, RECIPE) * 11 // 10
+    size = checkpoint_bytes(RECIPE, model_config(RECIPE, 300))
+    needed = 3 * size * 11 // 10
     usage = shutil.disk_usage(tmp_path)
+    folder = tmp_path / "runs" / "new"
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed))
-    check_disk(tmp_path / "runs" / "new", state, RECIPE)
+    check_disk(folder, RECIPE, 300)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=needed - 1))
     with pytest.raises(DiskError, match=f"{needed:,} bytes needed, {needed - 1:,} bytes free"):
-        check_disk(tmp_path / "runs" / "new", state, RECIPE)
-    check_disk(tmp_path / "runs" / "new", state, RECIPE, existing=1)
+        check_disk(folder, RECIPE, 300)
+    check_disk(folder, RECIPE, 300, existing=1)
