@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from efftrain_cli.training.ranks import (
     LONG,
     Ranks,
     answer_within,
-    differences,
     limit_seconds,
 )
 
@@ -94,30 +92,6 @@ def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Sto
     return dist.PrefixStore(f"efftrain/{restart}", store)
 
 
-def _check_commands(store: dist.Store, rank: int, world_size: int) -> None:
-    """Wait for all ranks, and compare what they were started as.
-
-    Raises:
-        UsageError: rank 0 finds another command or another source of this package.
-        LostProcessError: the same, on the other ranks.
-        RuntimeError: a rank did not come within `JOINING`.
-    """
-    started = {"command": sys.argv[1:], "source": source_hash()}
-    store.set(f"started/{rank}", json.dumps(started))
-    if rank:
-        store.wait(["go"], JOINING + timedelta(seconds=5))
-        if store.get("go") != b"yes":
-            raise LostProcessError(f"rank {rank}: the processes differ; rank 0 says how")
-        return
-    keys = [f"started/{other}" for other in range(world_size)]
-    store.wait(keys, JOINING)
-    different = differences([json.loads(value) for value in store.multi_get(keys)])
-    if different:
-        store.set("go", "no")
-        raise UsageError(different)
-    store.set("go", "yes")
-
-
 def source_hash() -> str:
     """Return a hash of this package's Python files: their version does not change with every edit."""
     package = Path(__file__).resolve().parent.parent
@@ -132,7 +106,9 @@ def joined() -> Iterator[Ranks]:
     """Join the ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
 
     Raises:
-        UsageError: the environment is wrong, or the others were not reached within `JOINING`.
+        UsageError: the environment is wrong, the others were not reached within `JOINING`, or one runs another command
+            or another source of this package.
+        LostProcessError: rank 0 has found that.
     """
     wanted = ranks_wanted()
     if wanted is None:
@@ -148,7 +124,9 @@ def joined() -> Iterator[Ranks]:
         store = answer_within(
             JOINING.total_seconds(), lambda: _open_store(address, port, world_size, rank)
         )
-        _check_commands(store, rank, world_size)
+        # From here on the ranks wait for each other as long as within a step only.
+        store.set(f"joined/{rank}", "")
+        store.wait([f"joined/{other}" for other in range(world_size)], JOINING)
         dist.init_process_group(
             backend,
             store=store,
@@ -163,9 +141,11 @@ def joined() -> Iterator[Ranks]:
             "check MASTER_ADDR and MASTER_PORT, that all processes were started, and that the port is free;\n"
             "on nodes with several networks set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the shared one (ip addr)"
         ) from None
+    ranks = Ranks(rank, world_size, local_rank, store, patient)
     leave = dist.destroy_process_group
     try:
-        yield Ranks(rank, world_size, local_rank, store, patient)
+        ranks.check_alike({"command": sys.argv[1:], "source": source_hash()})
+        yield ranks
     except LostProcessError:
         # With NCCL the usual end would wait for the lost rank.
         leave = dist.distributed_c10d._abort_process_group

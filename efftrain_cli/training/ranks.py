@@ -277,21 +277,29 @@ class Ranks:
             dist.all_reduce(texts, group=self.patient)
         return [json.loads(part.numpy().tobytes()) for part in parts]
 
-    def check_alike(self, facts: Mapping[str, str]) -> None:
-        """Compare facts (versions, hashes) that must be the same on every rank.
+    def check_alike(self, facts: Mapping[str, object]) -> None:
+        """Compare facts (versions, hashes), JSON values, that must be the same on every rank.
 
         Raises:
             UsageError: they are not; the message names rank, fact and values.
             LostProcessError: they are not, on the other ranks.
         """
-        if self.is_single_process:
-            return
         # A collective rather than the store: it notices a rank that has ended.
-        different = differences(self.all_gather_json(facts))
-        if different and self.rank:
+        by_rank = self.all_gather_json(facts)
+        different = []
+        for rank, of_rank in enumerate(by_rank):
+            for name, expected in by_rank[0].items():
+                value = of_rank.get(name)
+                if value != expected:
+                    different.append(f"{name}: {value!r} on rank {rank}, {expected!r} on rank 0")
+        if not different:
+            return
+        if self.rank:
             raise _lost(self.rank, "it says why")
-        if different:
-            raise UsageError(different)
+        raise UsageError(
+            f"the processes of this run differ, so they would not train one model: {'; '.join(different)}\n"
+            "start all of them by one command, from the same installation, recipe and data"
+        )
 
     # --- lost ranks ---
 
@@ -367,22 +375,6 @@ def answer_within(seconds: float, work: Callable[[], Any]) -> Any:
         return answer.result(seconds)
     except TimeoutError:
         raise RuntimeError("no answer") from None
-
-
-def differences(facts: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how the facts of ranks differ from rank 0's, as an error message; "" if they are equal."""
-    different = []
-    for rank, of_rank in enumerate(facts):
-        for name, expected in facts[0].items():
-            value = of_rank.get(name)
-            if value != expected:
-                different.append(f"{name}: {value!r} on rank {rank}, {expected!r} on rank 0")
-    if not different:
-        return ""
-    return (
-        f"the processes of this run differ, so they would not train one model: {'; '.join(different)}\n"
-        "start all of them by one command, from the same installation, recipe and data"
-    )
 
 
 def describe_tensors(tensors: Tensors) -> dict[str, tuple[list[int], str]]:
