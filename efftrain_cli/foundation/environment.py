@@ -25,6 +25,13 @@ RANGES = {
 """Variable -> its smallest and its largest whole number. matplotlib and numpy read SOURCE_DATE_EPOCH too."""
 
 
+def usable_cores() -> int:
+    """Return how many processor threads this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def environment_number(name: str, default: int) -> int:
     """Read a variable of `RANGES`; an unset or empty one is `default`.
 

@@ -19,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from efftrain_cli.foundation.console import human_seconds, say, silent
+from efftrain_cli.foundation.environment import usable_cores
 from efftrain_cli.foundation.errors import (
     DivergedError,
     EfftrainError,
@@ -105,9 +106,7 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     """
     if jobs == 1:
         return [(device, {})]
-    cores = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if jobs > cores:
         raise UsageError(
             f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one; use --jobs {cores} or fewer"
