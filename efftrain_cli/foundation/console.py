@@ -57,6 +57,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def listed(names: Sequence[object], most: int = 4) -> str:
+    """Join the first names: (0, 1, 2, 3, 5, 6) -> "0, 1, 2, 3 and 2 more"."""
+    text = ", ".join(map(str, names[:most]))
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text
+
+
 def human_seconds(seconds: float) -> str:
     """Format seconds: 3725 -> "1 h 02 min"."""
     if 0 < seconds < 0.9995:

@@ -21,11 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import HungError, LostProcessError, UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.training.launch import HUNG, HUNG_FIRST, PARENT
+from efftrain_cli.training.launch import HUNG, PARENT
 from efftrain_cli.training.stopwatch import CommStats, Stopwatch
 
 BUCKET = 1 << 24
@@ -397,20 +398,12 @@ ALONE = Ranks()
 
 
 def _hung(ranks: Sequence[int], world_size: int) -> HungError:
-    names = "rank "
-    if len(ranks) > 1:
-        names = "ranks "
-    names += ", ".join(map(str, ranks[:4]))
-    if len(ranks) > 4:
-        names += f" and {len(ranks) - 4} more"
     error = HungError(
-        f"{names} did not answer in time; all {world_size} processes end\n"
+        f"rank {listed(ranks)} did not answer in time; all {world_size} processes end\n"
         f"resume the run from its last checkpoint; where a machine is that slow, raise {LIMIT} (now {limit_seconds()})"
     )
     if PARENT in os.environ:
         error.exit_code = HUNG
-        if 0 in ranks:
-            error.exit_code = HUNG_FIRST
     return error
 
 
