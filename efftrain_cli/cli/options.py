@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated, Literal
 
 from typer import Argument, Exit, Option
 
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.foundation.console import silence
-from efftrain_cli.training.launch import check_devices, launch_this
+from efftrain_cli.training.launch import PARENT, check_devices, launch
 
 
 def share(device: str, devices: int) -> None:
-    """Start a process for each device if several share the work, and end with their exit code."""
-    if devices > 1:
+    """Start a process for each device if several share the work, and end with their exit code.
+
+    Such a process has the same command line, and goes on.
+    """
+    if devices > 1 and PARENT not in os.environ:
         check_devices(device, devices)
-        raise Exit(launch_this(devices))
+        raise Exit(launch(devices, sys.argv[1:]))
 
 
 RecipeOption = Annotated[

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from efftrain_cli.foundation.environment import environment_number
+from efftrain_cli.foundation.environment import environment_number, usable_cores
 from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import STOPPABLE, describe_end, end_with
 
@@ -26,10 +26,10 @@ PATIENCE = 60.0
 """Seconds in which the others must end once one process has failed."""
 HALTED = 5.0
 """Seconds in which the others must end once a rank hangs: a process that was halted (SIGSTOP) cannot end."""
-LOST, HUNG, HUNG_FIRST = 96, 97, 98
-"""Exit codes between a rank and this launcher: it lost another rank, whose end the launcher reports; a rank hangs; rank
-0 is among those that do. The run's own is 1."""
-FOLLOWING = (0, LostProcessError.exit_code, LOST, HUNG, HUNG_FIRST)
+LOST, HUNG = 96, 97
+"""Exit codes between a rank and this launcher: it lost another rank, whose end the launcher reports; a rank hangs. The
+run's own is 1."""
+FOLLOWING = (0, LostProcessError.exit_code, LOST, HUNG)
 """Exit codes of a rank that is not the cause of the run's end."""
 
 
@@ -96,8 +96,7 @@ def _rank_environment(devices: int) -> dict[str, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    cores = os.cpu_count() or 1
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // devices))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, usable_cores() // devices))
     return {
         # PyTorch's report of a lost connection is a page of C++ frames; ours is a line.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -121,18 +120,19 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
             code = child.poll()
             if code is not None and rank not in codes:
                 codes[rank] = code
-                if code in (HUNG, HUNG_FIRST):
+                if code == HUNG:
                     deadline = min(deadline, time.monotonic() + HALTED)
                 elif code:
                     deadline = min(deadline, time.monotonic() + PATIENCE)
 
         ends = set(codes.values())
         stuck = set(range(len(children))) - codes.keys() - killed
-        if HUNG_FIRST not in ends:
-            # Rank 0 saves after the others have stopped, however long that takes.
+        if HUNG not in ends:
+            # Rank 0 saves after the others have stopped, however long that takes. A hang is reported by rank 0 itself,
+            # or it is what hangs.
             stuck.discard(0)
         if stuck and time.monotonic() > deadline:
-            if not {HUNG, HUNG_FIRST} & ends:  # else the message is out
+            if HUNG not in ends:  # else the message is out
                 names = ", ".join(map(str, sorted(stuck)))
                 what = f"did not end within {PATIENCE:.0f} s of another and was killed"
                 print(f"error: rank {names} {what}", file=sys.stderr)
@@ -177,18 +177,6 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
         )
 
 
-def launch_this(devices: int) -> int:
-    """Run this command in as many processes; return its exit code."""
-    arguments = []
-    words = iter(sys.argv[1:])
-    for word in words:
-        if word == "--devices":
-            next(words)
-        elif not word.startswith("--devices="):
-            arguments.append(word)
-    return launch(devices, arguments)
-
-
 def is_one_of_several() -> bool:
     """Return whether torchrun, srun or `--devices` has started this process as one of several."""
     started = ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -200,14 +188,8 @@ def is_by_srun() -> bool:
     return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
 
-ALONE = {
-    "sweep": "; --devices N shares each run",
-    "tune-warmup": "; --devices N shares each probe",
-    "verify-resume": "; --devices N shares its runs",
-    "study": "; --devices N shares each run",
-    "grow": "",
-}
-"""Commands of one process, with what they offer instead."""
+ALONE = ("sweep", "tune-warmup", "verify-resume", "study", "grow")
+"""Commands of one process."""
 
 
 def refuse_several(command: str) -> None:
@@ -219,7 +201,7 @@ def refuse_several(command: str) -> None:
     if command in ALONE and is_one_of_several():
         raise UsageError(
             f"{command} is one process, and was started as one of several by torchrun or srun\n"
-            f"start it once: on this machine as it is, under Slurm with --ntasks=1{ALONE[command]}"
+            "start it once: on this machine as it is, under Slurm with --ntasks=1; if it trains, --devices N shares each run"
         )
 
 

@@ -11,7 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typer import Exit
 
+from efftrain_cli.cli import options
+from efftrain_cli.cli.options import share
 from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
@@ -26,7 +29,14 @@ from efftrain_cli.training import gradient
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.devices import Devices, Passes, add_lanes
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
-from efftrain_cli.training.launch import _wait, launch, refuse_several
+from efftrain_cli.training.launch import (
+    HUNG,
+    PARENT,
+    _rank_environment,
+    _wait,
+    launch,
+    refuse_several,
+)
 from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks, _hung
 from efftrain_cli.training.strategy import check_ranks
@@ -139,12 +149,35 @@ def test_devices_are_not_launched_by_a_process_that_was(monkeypatch):
         launch(2, ["pretrain"])
 
 
+def test_the_command_line_of_a_process_that_devices_start(monkeypatch):
+    """It is the user's, which origin.json keeps; the process itself starts no others."""
+    words = ["pretrain", "--devices", "2", "--recipe", "small"]
+    started = []
+    monkeypatch.setattr("sys.argv", ["efftrain", *words])
+    monkeypatch.setattr(options, "launch", lambda devices, words: started.append((devices, words)))
+    monkeypatch.delenv(PARENT, raising=False)
+    with pytest.raises(Exit):
+        share("cpu", 2)
+    assert started == [(2, words)]
+    monkeypatch.setenv(PARENT, "7")
+    share("cpu", 2)
+    assert len(started) == 1
+
+
+def test_threads_are_those_that_the_process_may_use(monkeypatch):
+    """8 cores, of which a batch system left 4: two for each of two processes."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 4, 5}, raising=False)
+    assert _rank_environment(2)["OMP_NUM_THREADS"] == "2"
+
+
 def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch):
     """Else all of them would do the same in one folder."""
     refuse_several("sweep")
     set_all(monkeypatch, SLURM_STEP_NUM_TASKS="8")
     refuse_several("pretrain")
-    with pytest.raises(UsageError, match="--ntasks=1; --devices N shares each run"):
+    with pytest.raises(UsageError, match="--ntasks=1; if it trains, --devices N shares each run"):
         refuse_several("sweep")
 
 
@@ -230,6 +263,9 @@ def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeyp
     assert _wait([Child(75), Child(75)]) == 75
     assert _wait([Child(1), Child(-9)]) == 137
     assert _wait([Child(0), Child(0)]) == 0
+    monkeypatch.setattr("efftrain_cli.training.launch.HALTED", 0.0)
+    halted = Child(None)  # rank 0, as rank 1 reports
+    assert _wait([halted, Child(HUNG)]) == LostProcessError.exit_code and halted.code == -9
 
 
 def free_port() -> int:
@@ -372,18 +408,18 @@ def test_nothing_is_read_after_a_lost_peer_on_cuda(device, keeps):
 
 def test_a_hang_names_four_ranks_and_counts_the_others():
     four = str(_hung([0, 1, 2, 3], 8))
-    assert four.startswith("ranks 0, 1, 2, 3 did not answer in time; all 8 processes end\n")
+    assert four.startswith("rank 0, 1, 2, 3 did not answer in time; all 8 processes end\n")
     six = str(_hung([0, 1, 2, 3, 5, 6], 8))
-    assert six.startswith("ranks 0, 1, 2, 3 and 2 more did not answer in time; all 8")
+    assert six.startswith("rank 0, 1, 2, 3 and 2 more did not answer in time; all 8")
 
 
 @pytest.mark.parametrize(
     "noticed, timed_out, message",
     [
-        ({0: b"hang", 3: b"end"}, True, "ranks 1, 2 did not answer in time; all 4 processes end"),
+        ({0: b"hang", 3: b"end"}, True, "rank 1, 2 did not answer in time; all 4 processes end"),
         ({0: b"end", 1: b"hang", 2: b"end"}, False, "rank 3 did not answer in time"),
         ({0: b"end", 1: b"end"}, False, None),  # lost, and nobody has waited in vain
-        ({}, True, "ranks 1, 2, 3 did not answer"),
+        ({}, True, "rank 1, 2, 3 did not answer"),
     ],
 )
 def test_ranks_that_do_not_notice_a_hang_are_named(monkeypatch, noticed, timed_out, message):
