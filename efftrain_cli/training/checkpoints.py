@@ -9,11 +9,12 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.console import listed, printable
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     DiskError,
@@ -74,9 +75,9 @@ def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = 
     if path in run.verified or not devices.is_whole:
         return 0.0
     model, optimizer = devices.full_state_dict(state)
-    wrong = nonfinite_tensors({**model, **optimizer, **state.method_tensors})
-    if wrong:
-        raise UnsoundError(f"after step {state.progress.step}: {some_tensors(wrong)} not finite")
+    if wrong := nonfinite_tensors({**model, **optimizer, **state.method_tensors}):
+        where = f"after step {state.progress.step}"
+        raise UnsoundError(f"{where}: NaN or infinity in {listed(wrong)}")
     try:
         # A damaged checkpoint, one of abandoned steps, or a foreign file: it is not this state.
         if os.path.lexists(path):
@@ -110,16 +111,6 @@ def _not_saved(
         f"{path}: the disk is full ({error.strerror}): {needed:,} bytes needed, {free:,} bytes free. "
         f"Earlier checkpoints are untouched. Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
     )
-
-
-def some_tensors(names: list[str]) -> str:
-    """Return the names of tensors as the beginning of a sentence, with its verb."""
-    if len(names) == 1:
-        return f"tensor {names[0]} is"
-    shown = ", ".join(names[:3])
-    if len(names) > 3:
-        shown += f" and {len(names) - 3} more"
-    return f"tensors {shown} are"
 
 
 def newest_checkpoint(run: Run) -> Path | None:
@@ -180,7 +171,7 @@ def _check_finite(path: Path, files: frozenset[str]) -> None:
     """Check that weights and moments are finite: an older version saved states that are not."""
     for name in sorted({"model.safetensors", "optimizer.safetensors"} & files):
         if wrong := nonfinite_tensors(read_tensors(path / name)):
-            raise CheckpointError(f"{path / name}: {some_tensors(wrong)} not finite")
+            raise CheckpointError(f"{path / name}: NaN or infinity in {listed(wrong)}")
 
 
 def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
@@ -190,9 +181,13 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
         CheckpointError: it is damaged, or its tensors do not fit; `state` is untouched then.
     """
     progress, model, optimizer, method = read_checkpoint(path)
+    sized = replace(state)
     if progress.stage:
-        set_stage(state, recipe, progress.stage)
-    load_tensors(state, model, optimizer)
+        set_stage(sized, recipe, progress.stage)
+    load_tensors(sized, model, optimizer)
+
+    state.model = sized.model
+    state.optimizer = sized.optimizer
     device = next(state.model.parameters()).device
     state.method_tensors = {name: tensor.to(device) for name, tensor in method.items()}
     state.progress = progress

@@ -226,10 +226,6 @@ class Devices:
         """Return whether the state can be saved after this step; if not, ask for it after the next."""
         return True
 
-    def local_tensors(self, state: TrainState) -> Tensors:
-        """Return this rank's parameters and optimizer state by name."""
-        return {**model_tensors(state), **state.optimizer.tensors()}
-
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
         """Return (model tensors, optimizer tensors), whole, on rank 0."""
         return model_tensors(state), state.optimizer.tensors()

@@ -6,20 +6,28 @@ import math
 from dataclasses import replace
 from typing import NoReturn
 
-from efftrain_cli.foundation.errors import CheckpointError, DivergedError, EfftrainError
+from efftrain_cli.foundation.console import listed
+from efftrain_cli.foundation.errors import (
+    CheckpointError,
+    DivergedError,
+    EfftrainError,
+    UnsoundError,
+)
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.metrics import latest_rows, to_float
 from efftrain_cli.run.stability import SLIGHT
-from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save, some_tensors
+from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import norms_by_layer
 from efftrain_cli.training.session import Session, fresh_state
-from efftrain_cli.training.state import TrainState, nonfinite_tensors
+from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
+
+ADVICE = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
 
 
 def raise_diverged(
@@ -30,19 +38,24 @@ def raise_diverged(
     record: StepRecord,
     before: Progress,
 ) -> NoReturn:
-    """Record the first step that was not finite, save the state before it, and end the run with a DivergedError.
+    """Save the state before the first step that was not finite, record that step, and end the run with a DivergedError.
 
     The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
-    The step's gradient is computed again for the report: nothing was measured for it during training.
+    The step's gradient is computed again for the report: nothing was measured for it during training. If the weights
+    were not finite before the step, its gradient shows no cause, and nothing is saved.
     """
     assert record.plan is not None
     plan = record.plan
     state.progress = before
     state.nonfinite.zero_()
-    # If the weights were not finite before the step, its gradient shows no cause, and nothing can be saved.
-    if wrong := nonfinite_tensors(devices.local_tensors(state)):
-        what = f"step {plan.step}: {some_tensors(wrong)} not finite, and so the loss is not"
-        raise_unsound(run, state, session, what)
+    saved = "and are saved"
+    try:
+        save(run, state, session.recipe, devices)
+    except UnsoundError as error:
+        raise_unsound(run, state, session, str(error))
+    except EfftrainError as error:
+        run.event("save_failed", {"step": before.step, "reason": str(error)})
+        saved = f"but could not be saved: {error}"
     loss = math.nan
     norms: dict[str, float] = {}
     if devices.computes_alone:
@@ -64,16 +77,12 @@ def raise_diverged(
             "nonfinite_layers": bad,
         },
     )
-    try:
-        save(run, state, session.recipe, devices)
-    except EfftrainError as error:
-        run.event("save_failed", {"step": before.step, "reason": str(error)})
     cause = "each device has a part of the model: no layer is named"
     if devices.computes_alone:
         cause = _describe_cause(loss, bad)
     raise DivergedError(
         f"step {plan.step}: the loss or a gradient is not finite ({cause}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
-        f"The update was not applied; the weights are those after step {before.step}, and are saved. events.jsonl has the step's "
+        f"The update was not applied; the weights are those after step {before.step}, {saved}. events.jsonl has the step's "
         "windows and the gradient norm of every layer.\n"
         f"{_way_on(run, state, session.recipe)}"
     )
@@ -85,10 +94,7 @@ def _describe_cause(loss: float, bad: list[str]) -> str:
     `bad`: layers whose gradient is not finite.
     """
     if bad:
-        cause = f"gradients of {', '.join(bad[:4])}"
-        if len(bad) > 4:
-            cause += " and others"
-        return cause
+        return f"gradients of {listed(bad)}"
     if not math.isfinite(loss):
         return "the loss"
     return "computed once more, the same step is finite: memory or hardware may be faulty"
@@ -99,9 +105,7 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
 
     The message names the checkpoint to go on from: the newest, which is from before that.
     """
-    progress = state.progress
-    # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
-    run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
+    _record(run, state.progress, what)
     last = "there is no checkpoint from before that"
     for path in checkpoints_of(run.path):
         if path not in run.corrupt:
@@ -111,19 +115,24 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
     )
 
 
+def _record(run: Run, progress: Progress, reason: str) -> None:
+    # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
+    content = {"step": progress.step, "reason": reason, "next_window": progress.windows}
+    run.event("diverged", content)
+
+
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     """Return advice, with a command that continues from the newest sound checkpoint at half the learning rate."""
-    advice = "Lower optim.lr, lengthen optim.warmup_steps, or add a sequence length warmup"
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
-            f"{advice}: change the lr of stage {state.progress.stage} in {run.path / 'recipe.toml'}, delete its last line, then "
+            f"{ADVICE}: change the lr of stage {state.progress.stage} in {run.path / 'recipe.toml'}, delete its last line, then "
             f"`efftrain pretrain --resume {run.name} --override-resume` goes on"
         )
     lr = recipe.optim.lr / 2
     changes = f"--set optim.lr={lr:.6g}"
     if recipe.optim.min_lr > lr:
         changes += f" --set optim.min_lr={lr:.6g}"
-    return f"{advice}. To continue at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
+    return f"{ADVICE}. To continue at half the learning rate: efftrain pretrain --resume {run.name} {changes} --override-resume"
 
 
 def gradient_norms_by_layer(
@@ -161,20 +170,15 @@ LASTING = 10
 
 def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
     """End a session whose loss has stayed above its usual value for `LASTING` steps with a DivergedError."""
-    run.event(
-        "diverged",
-        {"step": progress.step, "loss": loss, "usual_loss": usual, "next_window": progress.windows},
-    )
-    raise DivergedError(
-        f"step {progress.step}: the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps. Lower optim.lr, "
-        "lengthen optim.warmup_steps, or add a sequence length warmup"
-    )
+    what = f"the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps"
+    _record(run, progress, what)
+    raise DivergedError(f"step {progress.step}: {what}. {ADVICE}")
 
 
 def raise_fluctuating(run: Run, progress: Progress, threshold: float) -> NoReturn:
     """End a probe whose validation perplexity has risen above `threshold` times its best with a DivergedError."""
     what = f"the validation perplexity is above {threshold:g} times its best"
-    run.event("diverged", {"step": progress.step, "reason": what, "next_window": progress.windows})
+    _record(run, progress, what)
     raise DivergedError(f"step {progress.step}: {what}")
 
 

@@ -184,10 +184,6 @@ class Sharded(Devices):
             if order == GATHER:
                 self.full_state_dict(state)
 
-    def local_tensors(self, state: TrainState) -> Tensors:
-        local = {name: parameter.detach() for name, parameter in self._local.items()}
-        return local | state.optimizer.tensors()
-
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
         """Gather the state on the CPU; the other ranks take part, and get empty dictionaries."""
         self._order(GATHER)

@@ -15,15 +15,19 @@ import torch
 
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import WITHOUT_OPTIMIZER, verify_checkpoint, write_manifest
+from efftrain_cli.training.build import build_state
 from efftrain_cli.training.checkpoints import (
     accepted_differences,
+    load_checkpoint,
     new_differences,
     newest_checkpoint,
 )
-from efftrain_cli.training.state import read_checkpoint
-from tests.faults.conftest import seal, step_of, truncate
+from efftrain_cli.training.state import read_checkpoint, write_checkpoint
+from tests.faults.conftest import RECIPE, seal, step_of, truncate
+from tests.tiny import CPU, changed, fresh
 
 
 def test_two_hundred_flipped_bits(run, capfd):
@@ -122,6 +126,22 @@ def test_no_valid_checkpoint_left(run):
     assert raised.value.exit_code == 3
     assert "step-00000005/optimizer.safetensors" in str(raised.value)
     assert "step-00000010/optimizer.safetensors" in str(raised.value)
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_state_as_it_was(tmp_path):
+    """Also if it is of a later stage: its model is of another size."""
+    stages = (
+        """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operators=["depth"]}]"""
+    )
+    recipe = changed(RECIPE, stages)
+    later = build_state(changed(recipe, "model.n_embd=32"), 300, CPU, stage=1)
+    later.progress = Progress(step=3, stage=1)
+    write_checkpoint(tmp_path / "step-00000003", later, "")
+    state = fresh(recipe, 300)
+    parts = (state.model, state.optimizer, state.progress)
+    with pytest.raises(CheckpointError, match="does not fit the recipe"):
+        load_checkpoint(tmp_path / "step-00000003", state, recipe)
+    assert (state.model, state.optimizer, state.progress) == parts
 
 
 def test_an_accepted_difference_is_accepted_with_its_values(run):

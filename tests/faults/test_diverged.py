@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
+
+from efftrain_cli.training.divergence import _describe_cause
 
 # What makes step 8 go wrong, every time that step is computed.
 NAN_IN_LOSS = """
@@ -72,6 +75,37 @@ def test_a_step_that_is_not_finite(lab, inject, value):
         lab.resume()
         lab.train("whole", recipe=recipe)
         lab.assert_equal_runs("r", "whole", 20)
+
+
+def test_a_state_that_could_not_be_saved_is_not_called_saved(lab):
+    full = """
+import efftrain_cli.training.divergence as divergence
+from efftrain_cli.foundation.errors import DiskError
+
+def save(*args):
+    raise DiskError("the disk is full")
+
+divergence.save = save
+"""
+    inject = NAN_IN_LOSS.replace("VALUE", 'float("nan")') + full
+    errors = lab.train(inject=inject, code=4).errors
+    assert "those after step 7, but could not be saved: the disk is full" in errors
+    assert "are saved" not in errors
+    assert lab.checkpoints("r") == ["step-00000005"]
+    assert lab.events("r", "save_failed")[-1]["step"] == 7
+
+
+@pytest.mark.parametrize(
+    "loss, bad, cause",
+    [
+        (1.0, ["h.1"], "gradients of h.1"),
+        (math.nan, ["wte", "wpe", "h.0", "h.1", "ln_f"], "gradients of wte, wpe, h.0, h.1 and 1 more"),
+        (math.inf, [], "the loss"),
+        (1.0, [], "computed once more, the same step is finite: memory or hardware may be faulty"),
+    ],
+)  # fmt: skip
+def test_the_cause_of_a_divergence(loss, bad, cause):
+    assert _describe_cause(loss, bad) == cause
 
 
 LITTLE_MEMORY = """

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from efftrain_cli.training.state import nonfinite_tensors
-from tests.faults.conftest import seal
+from efftrain_cli.foundation.errors import DivergedError
+from efftrain_cli.foundation.step import Progress
+from efftrain_cli.foundation.tensors import Tensors
+from efftrain_cli.plan.plan import plan_step
+from efftrain_cli.run.directory import checkpoints_of
+from efftrain_cli.training.devices import Devices
+from efftrain_cli.training.divergence import raise_diverged
+from efftrain_cli.training.state import TrainState, nonfinite_tensors
+from tests.faults.conftest import RECIPE, seal, step_of
 from tests.launch import Process
+from tests.tiny import fresh
 
 # Once, after the update of step 8: the steps before it are sound, step 9 computes with what is broken.
 BREAK = """
@@ -83,7 +92,7 @@ def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab):
         "BROKEN", MOMENT.replace("VALUE", "nan")
     )
     process = lab.train(recipe=lab.recipe(keep="1"), inject=inject, code=4)
-    assert "after step 10: tensor exp_avg_sq.h.0.attn.c_proj.weight is not finite" in process.errors
+    assert "after step 10: NaN or infinity in exp_avg_sq.h.0.attn.c_proj.weight." in process.errors
     assert lab.checkpoints("r") == ["step-00000005"]
 
 
@@ -145,7 +154,7 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab):
     tensors["wte.weight"][0, 0] = float("nan")
     save_file(tensors, path)
     seal(lab.checkpoint("r", 10))
-    assert "tensor wte.weight is not finite; trying the one before" in lab.resume().errors
+    assert "NaN or infinity in wte.weight; trying the one before" in lab.resume().errors
     assert "step-00000010.corrupt" in lab.checkpoints("r")
 
 
@@ -155,6 +164,27 @@ def test_rewinding_goes_back_to_before_it(lab):
     (event,) = lab.events("r", "rewind")
     assert (event["from_step"], event["to_step"]) == (8, 5)
     assert lab.last_step("r") == 20
+
+
+class WithAnotherShard(Devices):
+    """Rank 0 of several, of which another has a shard with a NaN."""
+
+    computes_alone = False
+
+    def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
+        model, optimizer = super().full_state_dict(state)
+        broken = torch.full_like(model["wpe.weight"], torch.nan)
+        return {**model, "wpe.weight": broken}, optimizer
+
+
+def test_a_shard_of_another_rank_that_is_not_finite_is_not_saved(run):
+    state = fresh(RECIPE, 300)
+    session = SimpleNamespace(recipe=RECIPE)
+    record = SimpleNamespace(plan=plan_step(RECIPE, Progress(step=12)))
+    message = "^after step 12: NaN or infinity in wpe.weight. This state was not saved; the last sound checkpoint is step-00000010"
+    with pytest.raises(DivergedError, match=message):
+        raise_diverged(run, state, session, WithAnotherShard(), record, Progress(step=12))
+    assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]
 
 
 def test_which_tensors_are_not_finite():
