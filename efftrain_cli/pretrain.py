@@ -179,7 +179,7 @@ def resume(
                 run.event("override", {"differences": changes})
             if overrides:
                 write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
-            _begin_segment(run, state, session, checkpoint)
+            _begin_segment(run, state, session, written, checkpoint)
             return _train(run, state, session, plan, steps, with_probe, rewinding)
 
 
@@ -189,9 +189,15 @@ def _check_extra(recipe: Recipe) -> None:
         tensorboard.check_installed()
 
 
-def _begin_segment(run: Run, state: TrainState, session: Session, checkpoint: Path | None) -> None:
-    """Record that the run goes on from `checkpoint`; None means from its beginning."""
-    reason = checkpoints.drop_in_flight(run, state, session.recipe)
+def _begin_segment(
+    run: Run,
+    state: TrainState,
+    session: Session,
+    written: Recipe,
+    checkpoint: Path | None,
+) -> None:
+    """Record that the run goes on from `checkpoint`, of the recipe `written`; None means from its beginning."""
+    reason = checkpoints.drop_in_flight(run, state, written, session.recipe)
     if reason is not None:
         print(f"warning: {reason}", file=sys.stderr)
     checkpoints.record_first_data(run, origin_of(session, run.name)["data"])

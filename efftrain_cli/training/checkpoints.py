@@ -188,17 +188,20 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
 
     state.model = sized.model
     state.optimizer = sized.optimizer
-    device = next(state.model.parameters()).device
-    state.method_tensors = {name: tensor.to(device) for name, tensor in method.items()}
+    method.pop("ouroboros.layout", None)  # of older versions
+    state.method_tensors = {name: tensor.to(state.model.device) for name, tensor in method.items()}
     state.progress = progress
 
 
-def drop_in_flight(run: Run, state: TrainState, recipe: Recipe) -> str | None:
-    """Drop the method tensors of a state if its recipe cannot use them, and record that.
+def drop_in_flight(run: Run, state: TrainState, written: Recipe, recipe: Recipe) -> str | None:
+    """Drop the method tensors of a state, which `written` has made, if `recipe` cannot use them, and record that.
 
     Return the reason; None if they are kept.
     """
-    reason = dropped(state.method_tensors, recipe.ouroboros, state.model.config)
+    before = written.delayed_gradients
+    if before is None or not state.method_tensors:
+        return None
+    reason = dropped(before, recipe.delayed_gradients, state.model.config)
     if reason is not None:
         state.method_tensors.clear()
         run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})

@@ -11,7 +11,6 @@ Tensors in flight between two steps have names with the 1-based step of their ba
     ouroboros.input.STEP.MODULE.MICROBATCH            replay: the module's input
     ouroboros.delta.STEP.MODULE.MICROBATCH            replay: gradient of the loss by the module's output
     ouroboros.tokens.STEP.MICROBATCH, .targets.       if cosines are measured: the batch, to be run again
-    ouroboros.layout                                  variant, K, blocks of each module
 
 A module is updated if a gradient is due, else it waits: at the start, after the warmup, after tensors were dropped.
 """
@@ -47,12 +46,11 @@ from efftrain_cli.training.compiling import (
     compiles,
     full_micro_batch,
 )
-from efftrain_cli.training.devices import GradientStep, Passes
+from efftrain_cli.training.devices import Devices, GradientStep, Losses, Passes
 from efftrain_cli.training.memory import checkpoints_activations
+from efftrain_cli.training.ranks import ALONE, Ranks
 
 PREFIX = "ouroboros."
-VARIANTS = ("stash", "replay")
-"""By their number in a layout."""
 EPSILON = 1e-6
 """Added to the norm that clipping divides by, as in torch.nn.utils.clip_grads_with_norm_."""
 
@@ -327,24 +325,40 @@ def lookup_apart(model: GPT, lookup: Tensor) -> Iterator[None]:
         yield
 
 
-class DelayedGradients:
-    """Gives the parameters the due gradients instead of the fresh ones.
+class DelayedGradients(Devices):
+    """This process alone, giving the parameters the due gradients instead of the fresh ones.
 
-    One per training. It keeps no in-flight tensors itself.
+    One per training.
     """
 
-    def __init__(self, recipe: Recipe, model: GPT, sharing: int = 1) -> None:
-        """`sharing` processes share each batch of a module."""
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: GPT,
+        in_flight: Tensors,
+        ranks: Ranks = ALONE,
+        sharing: Ranks = ALONE,
+    ) -> None:
+        """Cut `model` into modules.
+
+        Args:
+            in_flight: `TrainState.method_tensors`: read in each step, and not changed.
+            sharing: the processes that share each batch of a module.
+        """
+        super().__init__(ranks)
+        self.sharing = sharing
         section = recipe.delayed_gradients
         assert section is not None
         self.section = section
         split = section.blocks(model.config)
-        self.layout = layout_of(section, split)
-        self.modules = cut_gpt(model, split, build_run(recipe, model, sharing))
+        self.modules = cut_gpt(model, split, build_run(recipe, model, sharing.world_size))
+        self.module_numbers = range(1, section.modules + 1)
         self.parameters = dict(model.named_parameters())
         self._model = model
         self._grad_clip = recipe.optim.grad_clip
+        self._in_flight = in_flight
         self._stopped = False
+        """A step was not finite: nothing has changed since."""
 
         self.of_devices = [set[str]() for _ in range(section.devices)]
         """Names of the parameters whose gradient gathers on each device."""
@@ -358,96 +372,109 @@ class DelayedGradients:
             for names in self.of_devices:
                 self._groups.append([name for name in self.parameters if name in names])
 
-    def join(self, due: Due, delayed: bool) -> Tensors:
-        """Return the due gradients of a step, with or without delay, by parameter."""
-        mean = delayed and self.section.embedding_gradient == "mean"
-        return join_modules(self.modules, due, list(self.parameters), mean)
-
-    def leave(self, gradients: Tensors, norms: Tensors, delayed: bool) -> Tensor:
-        """Leave clipped gradients in `.grad`, by one norm in a step without delay; return the norm before clipping.
-
-        `norms` as in `clip_groups`.
-        """
-        groups = self._groups
-        if not delayed:
-            groups = [list(self.parameters)]
-        grad_norm, gradients = clip_groups(gradients, norms, groups, self._grad_clip)
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients.get(name)
-        return grad_norm
-
-    def columns(
-        self,
-        due: Collection[int],
-        cosines: Mapping[int, Tensor],
-        delayed: bool = True,
-    ) -> Tensors:
-        """Return the columns of a step, 0-d.
-
-        They are each module's staleness in steps, NaN if it is not `due` and waits, and the cosine between its due
-        gradient and that of the same batch at the current weights, NaN if not measured.
-        """
-        nan = torch.full((), math.nan, device=self._model.device)
-        columns = {}
-        for module in range(1, self.modules.count + 1):
-            staleness = nan
-            if module in due:
-                steps = 0
-                if delayed:
-                    steps = self.section.staleness(module)
-                staleness = torch.full_like(nan, steps)
-            columns[f"ouroboros_staleness_{module}"] = staleness
-        if self.section.cosine_every:
-            for module in range(1, self.modules.count):
-                columns[f"ouroboros_cosine_{module}"] = cosines.get(module, nan)
-        return columns
-
     def step(
         self,
         passes: Passes,
         micro_batches: Sequence[MicroBatch],
         plan: StepPlan,
-        in_flight: Tensors,
+    ) -> GradientStep:
+        if self.section.delays_at(plan.step):
+            return self.delayed_step(passes, micro_batches, plan)
+        columns = self.columns(dict.fromkeys(self.module_numbers, 0), {})
+        return super().step(passes, micro_batches, plan)._replace(columns=columns)
+
+    def delayed_step(
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
     ) -> GradientStep:
         """Leave the delayed gradients, clipped, in `.grad`; None if no gradient is due.
 
         The norm is not finite also if a gradient that is due only later is not: the in-flight tensors then stay as they
         were, in this step and all later ones.
         """
-        modules = self.modules
-        losses: Tensors
-        if self.section.variant == "stash":
-            with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
-                losses = passes(micro_batches)
-            due, after = delay(modules, in_flight, plan.step)
-        else:
-            due, after, loss = replay(
-                modules, in_flight, plan.step, micro_batches, plan.tokens, passes.note
-            )
-            losses = {"ce": loss}
+        due, after, losses = self.due_gradients(passes, micro_batches, plan)
         cosines = {}
         if self.section.cosine_every:
             cosines = self._cosines(due, after, micro_batches, plan.step, passes)
-
         # A longer warmup than the run began with leaves gradients that are never due.
-        oldest = plan.step - modules.count + 1
-        after.pop(f"{PREFIX}layout", None)
+        oldest = plan.step - self.section.staleness(1)
         for name in list(after):
             if int(name.split(".")[2]) < oldest:
                 del after[name]
-        after[f"{PREFIX}layout"] = self.layout
 
-        gradients = self.join(due, delayed=True)
-        norms = norms_of(gradients)
-        nan_or_zero = nan_unless_finite(after, in_flight)
-        grad_norm = self.leave(gradients, norms, delayed=True) + nan_or_zero
+        gradients = self._join(due)
+        nan_or_zero = nan_unless_finite(after, self._in_flight)
+        norms, updated, losses, nan_or_zero = self.exchange(gradients, due, losses, nan_or_zero)
+        grad_norm = self._leave(gradients, norms) + nan_or_zero
         is_finite = torch.isfinite(grad_norm) & torch.isfinite(losses["ce"])
         if not is_finite:
             self._stopped = True
-        step = GradientStep(losses, grad_norm, norms, columns=self.columns(due, cosines))
+        staleness = {module: self.section.staleness(module) for module in updated}
+        columns = self.columns(staleness, cosines)
+        step = GradientStep(losses, grad_norm, norms, columns=columns)
         if self._stopped:
             return step
         return step._replace(method_tensors=after)
+
+    def due_gradients(
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
+    ) -> tuple[Due, Tensors, Losses]:
+        """Return the due gradients, the new in-flight tensors, and the losses of the step."""
+        modules = self.modules
+        if self.section.variant == "stash":
+            with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
+                losses = passes(micro_batches)
+            due, after = delay(modules, self._in_flight, plan.step)
+            return due, after, losses
+        due, after, loss = replay(
+            modules, self._in_flight, plan.step, micro_batches, plan.tokens, passes.note
+        )
+        return due, after, {"ce": loss}
+
+    def exchange(
+        self,
+        gradients: Tensors,
+        due: Due,
+        losses: Losses,
+        nan_or_zero: Tensor,
+    ) -> tuple[Tensors, Collection[int], Losses, Tensor]:
+        """Return what the step needs of all devices: norms by parameter, due modules, losses, and `nan_or_zero`."""
+        return norms_of(gradients), due, losses, nan_or_zero
+
+    def columns(self, staleness: Mapping[int, int], cosines: Mapping[int, Tensor]) -> Tensors:
+        """Return the columns of a step, 0-d.
+
+        Args:
+            staleness: module -> its staleness in steps; a module that waits is missing, its column NaN.
+            cosines: module -> cosine between its due gradient and that of the same batch at the current weights; NaN if
+                not measured.
+        """
+        nan = torch.full((), math.nan, device=self._model.device)
+        columns = {}
+        for module in self.module_numbers:
+            steps = staleness.get(module, math.nan)
+            columns[f"ouroboros_staleness_{module}"] = torch.full_like(nan, steps)
+        if self.section.cosine_every:
+            for module in self.module_numbers[:-1]:
+                columns[f"ouroboros_cosine_{module}"] = cosines.get(module, nan)
+        return columns
+
+    def _join(self, due: Due) -> Tensors:
+        """Return the due gradients of a step by parameter."""
+        mean = self.section.embedding_gradient == "mean"
+        return join_modules(self.modules, due, list(self.parameters), mean)
+
+    def _leave(self, gradients: Tensors, norms: Tensors) -> Tensor:
+        """Leave clipped gradients in `.grad`; return their norm before clipping. `norms` as in `clip_groups`."""
+        grad_norm, gradients = clip_groups(gradients, norms, self._groups, self._grad_clip)
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients.get(name)
+        return grad_norm
 
     def _cosines(
         self,
@@ -467,7 +494,7 @@ class DelayedGradients:
 
         cosines = {}
         if self.section.measures_cosine_at(step):
-            for module in range(1, self.modules.count):
+            for module in self.module_numbers[:-1]:
                 parts = self._kept_batch(after, step - self.section.staleness(module))
                 if module in due and parts:
                     fresh = self._fresh_gradient(passes, parts, module)
@@ -499,7 +526,7 @@ class DelayedGradients:
         with lookup_apart(self._model, lookup), unnoticed(self._model):
             passes(micro_batches)
         fresh = {}
-        for k in range(1, self.modules.count + 1):
+        for k in self.module_numbers:
             fresh[k] = self.modules.take(k)
         return fresh[module]
 
@@ -536,28 +563,22 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
 # --- between two runs ------------------------------------------------------------------------------------------------
 
 
-def layout_of(section: Ouroboros, split: Sequence[int]) -> Tensor:
-    """Return the layout of in-flight tensors: variant, K and blocks of each module, int64 on the CPU."""
-    variant = VARIANTS.index(section.variant)
-    return torch.tensor([variant, section.modules, *split])
+def dropped(before: Ouroboros, now: Ouroboros | None, shape: GPTConfig) -> str | None:
+    """Return why a run with section `now` cannot use tensors in flight of one with `before`; None if it can.
 
+    Both sections delay gradients; `now` is None if the run delays none.
+    """
+    old_blocks = before.blocks(shape)
+    blocks = ", ".join(map(str, old_blocks))
+    was = f"{before.modules} modules of {blocks} blocks on gradients by {before.variant}"
+    if now is None:
+        return f"the checkpoint is of a run with {was}: those in flight, of up to {before.modules - 1} steps ago, are dropped, and training goes on without delay"
 
-def dropped(in_flight: Tensors, section: Ouroboros | None, shape: GPTConfig) -> str | None:
-    """Return why a run with `section` cannot use the in-flight tensors; None if it can, or has none."""
-    if f"{PREFIX}layout" not in in_flight:
+    new_blocks = now.blocks(shape)
+    if (before.variant, old_blocks) == (now.variant, new_blocks):
         return None
-    layout = in_flight[f"{PREFIX}layout"].cpu()
-    variant, modules, *split = layout.tolist()
-    blocks = ", ".join(map(str, split))
-    was = f"{modules} modules of {blocks} blocks on gradients by {VARIANTS[variant]}"
-    if section is None or section.modules == 1:
-        return f"the checkpoint is of a run with {was}: those in flight, of up to {modules - 1} steps ago, are dropped, and training goes on without delay"
-
-    new_split = section.blocks(shape)
-    if torch.equal(layout, layout_of(section, new_split)):
-        return None
-    blocks = ", ".join(map(str, new_split))
+    blocks = ", ".join(map(str, new_blocks))
     return (
-        f"the checkpoint is of a run with {was}, and this one has {section.modules} of {blocks} by "
-        f"{section.variant}: the gradients in flight are dropped, and in {section.modules - 1} steps every module has one again"
+        f"the checkpoint is of a run with {was}, and this one has {now.modules} of {blocks} by "
+        f"{now.variant}: the gradients in flight are dropped, and in {now.modules - 1} steps every module has one again"
     )

@@ -19,7 +19,12 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
 from efftrain_cli.run.metrics import latest_rows, to_float
 from efftrain_cli.run.stability import SLIGHT
-from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint, save
+from efftrain_cli.training.checkpoints import (
+    drop_in_flight,
+    load_checkpoint,
+    read_recipe,
+    save,
+)
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import norms_by_layer
@@ -248,6 +253,6 @@ def _newest_stable(run: Run, session: Session, before: int) -> TrainState:
         except CheckpointError as error:
             run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
             continue
-        drop_in_flight(run, state, session.recipe)
+        drop_in_flight(run, state, read_recipe(path), session.recipe)
         break
     return state

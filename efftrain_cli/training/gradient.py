@@ -189,12 +189,13 @@ def build_forward_backward(
 
     Args:
         devices: this process alone, with no gradients in flight, if None.
-        ranks: those that share a step of the run; None: those of `devices`. A probe runs alone, compiled as for them.
+        ranks: those that share a step of the run; None: those that share it on `devices`. A probe runs alone, compiled
+            as for them.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
     devices = devices or single_device(recipe, model)
-    ranks = ranks or devices.ranks
+    ranks = ranks or devices.sharing
     objective = build_objective(recipe, model, device, ranks)
     terms = Terms(recipe, model, device)
     full_shape = full_micro_batch(recipe, ranks.world_size)

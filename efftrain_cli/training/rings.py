@@ -8,9 +8,12 @@ A step of the ring (rank r holds module r + 1; rank 0 module K as well):
               send its input's gradient -> r - 1
     all       receive the gradient for the next step's delayed backward, add up norms, update this rank's modules
 
-The delayed backward of module 1 fills the time of the forward wave. Every number is that of one device, bit for bit, in
-fp32 with one thread per rank: both call the functions of `training/delayed_gradients.py`, and take each sum in the same
-order. Several rings share the batch: a module's delayed gradient is then added up over the rings, in its own group.
+The delayed backward of module 1 fills the time of the forward wave. In the warmup nothing is delayed, so nothing could
+overlap: the first rank of each ring computes the whole model and sends its gradient to the others.
+
+Every number is that of one device, bit for bit, in fp32 with one thread per rank: both call the functions of
+`training/delayed_gradients.py`, and take each sum in the same order. Several rings share the batch: a module's delayed
+gradient is then added up over the rings, in its own group.
 
 Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends
 never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, but
@@ -22,10 +25,8 @@ once; the next steps need not do that work again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -41,55 +42,28 @@ from efftrain_cli.training.delayed_gradients import (
     PREFIX,
     DelayedGradients,
     Due,
-    nan_unless_finite,
     pop,
     put,
     replay_backward,
 )
-from efftrain_cli.training.devices import Devices, GradientStep, Passes
+from efftrain_cli.training.devices import GradientStep, Losses, Passes
 from efftrain_cli.training.ranks import Ranks, describe_tensors, empty_tensors
 from efftrain_cli.training.state import TrainState
 
 
-class RingOnOneDevice(Devices):
-    """This process alone, computing what a ring of devices would."""
-
-    def __init__(self, delayed: DelayedGradients, in_flight: Tensors) -> None:
-        """`in_flight` are `TrainState.method_tensors`: read in each step, and not changed."""
-        super().__init__()
-        self._delayed = delayed
-        self._in_flight = in_flight
-
-    def step(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> GradientStep:
-        if self._delayed.section.delays_at(plan.step):
-            return self._delayed.step(passes, micro_batches, plan, self._in_flight)
-        every_module = range(1, self._delayed.modules.count + 1)
-        columns = self._delayed.columns(every_module, {}, delayed=False)
-        return super().step(passes, micro_batches, plan)._replace(columns=columns)
-
-
-class Rings(Devices):
+class Rings(DelayedGradients):
     """This rank's modules of its ring. Their in-flight tensors stay on this rank until they are gathered."""
 
     def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
-        super().__init__(ranks)
         section = recipe.delayed_gradients
         assert section is not None
         size = section.devices
         self._position = ranks.rank % size
-        self.sharing = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
+        sharing = Ranks(rank=ranks.rank // size, world_size=ranks.world_size // size)
+        super().__init__(recipe, state.model, {}, ranks, sharing)
         self._state = state
-        self._section = section
-        self._delayed = DelayedGradients(recipe, state.model, self.sharing.world_size)
-        self._modules = self._delayed.modules
-        self._module_numbers = range(1, self._modules.count + 1)
-        self._mine = [k for k in self._module_numbers if section.device_of(k) == self._position]
-        self._parameters = self._delayed.parameters
+        self._mine = [k for k in self.module_numbers if section.device_of(k) == self._position]
+        self._in_flight = self._select(state.method_tensors)
         self._boundary_dtype = torch.float32
         if compute_dtype(recipe.train.dtype, state.model.device) == "bf16":
             self._boundary_dtype = state.model.residual_dtype
@@ -102,9 +76,6 @@ class Rings(Devices):
         """The ranks with these modules in every ring; None if there is one ring."""
         self._mailbox: list[Tensor] = []  # messages to itself, if the ring is one rank
         self._sent: list[Any] = []
-        self._in_flight = self._select(state.method_tensors)
-        self._stopped = False
-        """A step was not finite: nothing has changed since."""
 
     def _select(self, tensors: Tensors) -> Tensors:
         """Return the tensors of this rank's modules; of several rings, those of this ring's share of the batch."""
@@ -130,7 +101,7 @@ class Rings(Devices):
         micro_batches: Sequence[MicroBatch],
         plan: StepPlan,
     ) -> GradientStep:
-        """Leave the gradients of this rank's modules in `.grad`, clipped; loss and norms are those of the whole.
+        """Leave the gradients of this rank's modules in `.grad`; loss and norms are those of the whole.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
@@ -138,31 +109,43 @@ class Rings(Devices):
         """
         self.sync_stop_flag(plan.step)
         self.is_whole = False
+        return super().step(passes, micro_batches, plan)
 
-        after = dict(self._in_flight)
-        delayed = self._section.delays_at(plan.step)
-        if delayed:
-            due, losses = self._delayed_pass(passes, micro_batches, plan, after)
-        else:
-            due, losses = self._fresh_pass(passes, micro_batches, plan)
-        gradients = self._delayed.join(due, delayed)
-        nan_or_zero = nan_unless_finite(after, self._in_flight)
-        all_norms, all_due, loss, nan_or_zero = self._exchange_norms(
-            gradients, due, losses, nan_or_zero
-        )
+    def gradient(
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
+    ) -> Losses:
+        """Leave the gradient of a step without delay in `.grad`, on every rank.
 
-        due_names = set[str]()
-        for k in all_due:
-            due_names.update(self._modules.leaves[k - 1])
-        norms = {name: norm for name, norm in all_norms.items() if name in due_names}
-        grad_norm = self._delayed.leave(gradients, norms, delayed) + nan_or_zero
-        is_finite = torch.isfinite(grad_norm) & torch.isfinite(loss)
-        if not is_finite:
-            self._stopped = True
-        if not self._stopped:
-            self._in_flight = after
-        columns = self._delayed.columns(all_due, {}, delayed)
-        return GradientStep({"ce": loss}, grad_norm, norms, columns=columns)
+        The first rank of each ring computes the whole model, as one device does, and sends the gradient to the others.
+        """
+        if self._position:
+            micro_batches = []
+        losses = super().gradient(passes, micro_batches, plan)
+        gradients = gradients_of(passes.parameters)
+        if not self._position:
+            unsummed = dict(zip(self.parameters, gradients, strict=True))
+            # The last module first: a tied matrix counts with it.
+            for leaves in reversed(self.modules.leaves):
+                own = {name: unsummed.pop(name) for name in leaves if name in unsummed}
+                self._sum_over_rings(own)
+            self._sum_over_rings(losses)
+        with self.ranks.timing_sum(self._state.model.device):
+            self.ranks.broadcast([*gradients, *losses.values()])
+        return losses
+
+    def delayed_step(
+        self,
+        passes: Passes,
+        micro_batches: Sequence[MicroBatch],
+        plan: StepPlan,
+    ) -> GradientStep:
+        step = super().delayed_step(passes, micro_batches, plan)
+        if step.method_tensors is not None:
+            self._in_flight = step.method_tensors
+        return step._replace(method_tensors=None)
 
     def sync_stop_flag(self, step: int) -> None:
         try:
@@ -173,7 +156,7 @@ class Rings(Devices):
 
     def norms(self, tensors: Tensors) -> Tensors:
         # One rank of the first ring has each tensor: the others add zeros.
-        updated = self._delayed.of_devices[self._position]
+        updated = self.of_devices[self._position]
         norms = super().norms(tensors)
         for name, norm in norms.items():
             if self.sharing.rank or name not in updated:
@@ -185,6 +168,7 @@ class Rings(Devices):
         return {}  # a rank has the moments of its modules only
 
     def end_step(self, state: TrainState, evaluates: bool, saves: bool) -> None:
+        self._stopped |= bool(state.nonfinite)
         saves |= self.asked or self._stopped
         if evaluates or saves:
             self._gather(everything=saves)
@@ -193,18 +177,18 @@ class Rings(Devices):
         self.wanted = not self.is_whole
         return self.is_whole
 
-    def _delayed_pass(
+    def due_gradients(
         self,
         passes: Passes,
         micro_batches: Sequence[MicroBatch],
         plan: StepPlan,
-        after: Tensors,
-    ) -> tuple[Due, list[Tensor]]:
-        """Return the due gradients of this rank's modules and, on rank 0, the losses of the step's micro-batches."""
-        modules = self._modules
+    ) -> tuple[Due, Tensors, Losses]:
+        """Return those of this rank's modules, and on rank 0 the loss of its micro-batches."""
+        after = dict(self._in_flight)
+        modules = self.modules
         module = self._mine[0]
         step = plan.step
-        if self._section.variant == "stash":
+        if self.section.variant == "stash":
             leaves = modules.leaves[module - 1].items()
             weights = {name: leaf.detach().clone() for name, leaf in leaves}
             put(after, f"{PREFIX}weights.{step}.{module}.", weights)
@@ -222,17 +206,18 @@ class Rings(Devices):
         due = {}
         if gradients:
             due[module] = gradients
-        losses = list[Tensor]()
+        loss = torch.zeros((), device=self._state.model.device)
         to_send = list(by_inputs.values())
         if module == 1:
             for part in micro_batches:
                 x = self._receive(part.tokens.shape, self._before)
-                loss, by_input = modules.last(x, part.targets, plan.tokens, passes.note_of(part))
-                losses.append(loss)
+                note = passes.note_of(part)
+                part_loss, by_input = modules.last(x, part.targets, plan.tokens, note)
+                loss = loss + part_loss
                 to_send.append(by_input)
             due[modules.count] = self._sum_over_rings(modules.take(modules.count))
         self._exchange(to_send, module, step, after)
-        return due, losses
+        return due, after, {"ce": loss}
 
     def _exchange(
         self,
@@ -248,7 +233,7 @@ class Rings(Devices):
         for delta in backward:
             self._send(delta, self._before)
 
-        batch = step - self._section.staleness(module + 1)
+        batch = step - self.section.staleness(module + 1)
         prefix = f"{PREFIX}input.{batch}.{module}."
         for number in numbers_after(prefix, after):
             shape = after[prefix + number].shape[:2]
@@ -266,73 +251,24 @@ class Rings(Devices):
         Return its gradients by parameter, added up over the rings, and those by its inputs. Gradients that a checkpoint
         held are returned without a pass.
         """
-        batch = step - self._section.staleness(module)
+        batch = step - self.section.staleness(module)
         if restored := pop(after, f"{PREFIX}gradient.{batch}.{module}."):
             return restored, {}
         weights = pop(after, f"{PREFIX}weights.{batch}.{module}.")
-        with at_weights(self._modules.leaves[module - 1], weights):
-            gradients, by_input = replay_backward(self._modules, module, step, after)
+        with at_weights(self.modules.leaves[module - 1], weights):
+            gradients, by_input = replay_backward(self.modules, module, step, after)
         return self._sum_over_rings(gradients), by_input
 
-    def _fresh_pass(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> tuple[Due, list[Tensor]]:
-        """Take each micro-batch forward through the ring and back, without delay; return as `_delayed_pass`."""
-        modules = self._modules
-        module = self._mine[0]
-        losses: list[Tensor] = []
-        # One device adds up both uses of a tied matrix within a micro-batch.
-        name = "wte.weight"
-        ends = (modules.leaves[-1], modules.leaves[0])
-        uses = [leaves[name] for leaves in ends if name in leaves]
-        tied: Tensor | None = None
-        for part in micro_batches:
-            x = part.tokens
-            shape = x.shape
-            if module > 1:
-                x = self._receive(shape, self._before).requires_grad_()
-            out = modules.run(module, x)
-            self._send(out, self._next)
-
-            if module == 1:
-                end = self._receive(shape, self._before)
-                loss, by_input = modules.last(end, part.targets, plan.tokens, passes.note_of(part))
-                losses.append(loss)
-                self._send(by_input, self._before)
-
-            out.backward(self._receive(shape, self._next))
-            if x.grad is not None:
-                self._send(x.grad, self._before)
-            self._wait()
-
-            if module == 1 and len(uses) == 2:
-                both = reduce(add, gradients_of(uses))
-                if tied is not None:
-                    both = tied + both
-                tied = both
-                for leaf in uses:
-                    leaf.grad = None
-
-        fresh = {k: modules.take(k) for k in self._mine}
-        if tied is not None:
-            fresh[modules.count][name] = tied
-            del fresh[1][name]
-        return {k: self._sum_over_rings(gradients) for k, gradients in fresh.items()}, losses
-
-    def _exchange_norms(
+    def exchange(
         self,
         gradients: Tensors,
         due: Due,
-        losses: Sequence[Tensor],
+        losses: Losses,
         nan_or_zero: Tensor,
-    ) -> tuple[Tensors, list[int], Tensor, Tensor]:
-        """Give every rank the step's norms by parameter, due modules, loss, and `nan_or_zero`.
+    ) -> tuple[Tensors, Collection[int], Losses, Tensor]:
+        """Give every rank what the step needs of all, by one sum.
 
-        It is one sum over the ranks. All terms but one of each number are zero, so it is exact; the loss has a term of
-        each ring.
+        All terms but one of each number are zero, so it is exact; the loss has a term of each ring.
         """
         zero = torch.zeros((), device=self._state.model.device)
         if self.sharing.rank:
@@ -340,15 +276,19 @@ class Rings(Devices):
             gradients = {}
             due = {}
         norms = norms_of(gradients)
-        values = [norms.get(name, zero) for name in self._parameters]
-        values += [torch.full_like(zero, k in due) for k in self._module_numbers]
-        values += [sum(losses, zero), nan_or_zero.to(zero.device)]
+        values = [norms.get(name, zero) for name in self.parameters]
+        values += [torch.full_like(zero, k in due) for k in self.module_numbers]
+        values += [losses["ce"], nan_or_zero.to(zero.device)]
 
         *numbers, loss, nan_or_zero = self._sum(values)
-        norms = dict(zip(self._parameters, numbers, strict=False))
-        flags = numbers[len(self._parameters) :]
-        all_due = [k for k, flag in zip(self._module_numbers, flags, strict=True) if flag]
-        return norms, all_due, loss, nan_or_zero
+        flags = numbers[len(self.parameters) :]
+        updated = [k for k, flag in zip(self.module_numbers, flags, strict=True) if flag]
+        names = set[str]()
+        for k in updated:
+            names.update(self.modules.leaves[k - 1])
+        all_norms = zip(self.parameters, numbers, strict=False)
+        norms = {name: norm for name, norm in all_norms if name in names}
+        return norms, updated, {"ce": loss}, nan_or_zero
 
     def _sum(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the sums of 0-d numbers over all ranks."""
@@ -400,9 +340,9 @@ class Rings(Devices):
         optimizer = {}
         if everything:
             optimizer = self._state.optimizer.tensors()
-        for position, names in enumerate(self._delayed.of_devices):
+        for position, names in enumerate(self.of_devices):
             tensors = []
-            for name, parameter in self._parameters.items():
+            for name, parameter in self.parameters.items():
                 if name in names:
                     tensors.append(parameter.detach())
             for key, tensor in optimizer.items():
@@ -412,7 +352,7 @@ class Rings(Devices):
         if not everything:
             return
 
-        if self._section.variant == "stash":
+        if self.section.variant == "stash":
             self._run_out(self._state.progress.step)
         self._collect()
         self.is_whole = True
@@ -422,8 +362,8 @@ class Rings(Devices):
         """Run backward all inputs in flight after `step`, in the order of the steps to come: gradients remain."""
         after = self._in_flight
         module = self._mine[0]
-        for later in range(step + 1, step + self._section.modules):
-            batch = later - self._section.staleness(module)
+        for later in range(step + 1, step + self.section.modules):
+            batch = later - self.section.staleness(module)
             prefix = f"{PREFIX}gradient.{batch}.{module}."
             to_send = list[Tensor]()
             if batch <= step and not any(name.startswith(prefix) for name in after):
@@ -435,7 +375,7 @@ class Rings(Devices):
     def _collect(self) -> None:
         """Bring all in-flight tensors to rank 0."""
         sent = self._in_flight
-        if self._section.variant == "stash" and self.sharing.rank:
+        if self.section.variant == "stash" and self.sharing.rank:
             sent = {}  # the rings have the same gradients
         gathered: Tensors = {}
         for rank, shapes in enumerate(self.ranks.all_gather_json(describe_tensors(sent))):
@@ -446,8 +386,6 @@ class Rings(Devices):
             gathered |= tensors
         if self.ranks.rank:
             return
-        if gathered:
-            gathered[f"{PREFIX}layout"] = self._delayed.layout
         self._state.method_tensors.clear()
         self._state.method_tensors.update(gathered)
 

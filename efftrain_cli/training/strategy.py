@@ -17,7 +17,7 @@ from efftrain_cli.training.delayed_gradients import DelayedGradients
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.replicated import Replicated
-from efftrain_cli.training.rings import RingOnOneDevice, Rings
+from efftrain_cli.training.rings import Rings
 from efftrain_cli.training.sharded import Sharded
 from efftrain_cli.training.state import TrainState
 
@@ -56,7 +56,7 @@ def single_device(
     if recipe.delayed_gradients:
         if method_tensors is None:
             method_tensors = {}
-        return RingOnOneDevice(DelayedGradients(recipe, model), method_tensors)
+        return DelayedGradients(recipe, model, method_tensors)
     return Devices(lanes=recipe.lanes)
 
 

@@ -19,6 +19,8 @@ from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
+from efftrain_cli.run.directory import Run
+from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint
 from efftrain_cli.training.delayed_gradients import (
     DelayedGradients,
     Modules,
@@ -32,6 +34,7 @@ from efftrain_cli.training.delayed_gradients import (
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.rings import at_weights
+from efftrain_cli.training.state import write_checkpoint
 from efftrain_cli.training.strategy import check_ranks, single_device
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run
@@ -337,7 +340,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step():
     section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
     recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
     model = fresh(recipe).model
-    modules = DelayedGradients(recipe, model).modules
+    modules = DelayedGradients(recipe, model, {}).modules
     tokens = torch.zeros(1, 16, dtype=torch.int64)
     matrices = [name for name in modules.leaves[0] if name.endswith(("fc.weight", "proj.weight"))]
     with torch.no_grad():
@@ -430,18 +433,47 @@ def test_modules_that_run_twice_are_counted():
 
 
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
-    recipe = recipe_of(3, split=(2, 1, 1))
+    shape = config_of(n_layer=4)
+    before = Ouroboros(modules=3, split=(2, 1, 1))
+    was = "the checkpoint is of a run with 3 modules of 2, 1, 1 blocks on gradients by stash"
+    assert dropped(before, replace(before, clip="module"), shape) is None
+    assert dropped(before, None, shape) == (
+        f"{was}: those in flight, of up to 2 steps ago, are dropped, and training goes on without delay"
+    )
+    for now, has, steps in (
+        (Ouroboros(modules=4, split=(1, 1, 1, 1)), "4 of 1, 1, 1, 1 by stash", 3),
+        (replace(before, split=(1, 1, 2)), "3 of 1, 1, 2 by stash", 2),
+        (replace(before, variant="replay"), "3 of 2, 1, 1 by replay", 2),
+    ):
+        assert dropped(before, now, shape) == (
+            f"{was}, and this one has {has}: the gradients in flight are dropped, and in {steps} steps every module has one again"
+        )
+
+
+def test_in_flight_tensors_are_dropped_by_the_recipe_that_wrote_them(tmp_path):
+    written = recipe_of(3)
+    state = fresh(written)
+    run(state, written, 3)
+    assert state.method_tensors
+    with Run.create("r", "", {}) as directory:
+        assert drop_in_flight(directory, state, written, written) is None and state.method_tensors
+        assert drop_in_flight(directory, state, written, PLAIN) and not state.method_tensors
+        assert drop_in_flight(directory, state, written, PLAIN) is None, "none are left"
+    (event,) = [entry for entry in directory.events() if entry["event"] == "in_flight_dropped"]
+    assert event["step"] == 3
+
+
+def test_a_layout_that_an_older_version_has_saved_is_left_out(tmp_path):
+    recipe = recipe_of(3)
     state = fresh(recipe)
     run(state, recipe, 3)
-    shape, tensors = state.model.config, state.method_tensors
-    assert dropped(tensors, recipe.ouroboros, shape) is None
-    assert "dropped, and training goes on without delay" in str(dropped(tensors, None, shape))
-    reason = str(dropped(tensors, Ouroboros(modules=4, split=(1, 1, 1, 1)), shape))
-    assert (
-        "3 modules of 2, 1, 1 blocks" in reason
-        and "in 3 steps every module has one again" in reason
-    )
-    assert dropped({}, recipe.ouroboros, shape) is None
+    state.method_tensors["ouroboros.layout"] = torch.tensor([0, 3, 1, 2, 1])
+    write_checkpoint(tmp_path / "step-00000003", state, "")
+    loaded = fresh(recipe)
+    load_checkpoint(tmp_path / "step-00000003", loaded, recipe)
+    del state.method_tensors["ouroboros.layout"]
+    assert_equal(loaded.method_tensors, state.method_tensors)
+    run(loaded, recipe, 4)
 
 
 def test_bytes_in_flight_are_those_of_the_tensors():
@@ -449,11 +481,7 @@ def test_bytes_in_flight_are_those_of_the_tensors():
         recipe = recipe_of(4, split=(1, 1, 1, 1), **keys)
         state = fresh(recipe)
         run(state, recipe, 6)
-        have = sum(
-            t.numel() * t.element_size()
-            for name, t in state.method_tensors.items()
-            if "layout" not in name
-        )
+        have = sum(tensor.nbytes for tensor in state.method_tensors.values())
         assert recipe.ouroboros is not None
         assert recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size) == have
 
@@ -491,5 +519,5 @@ def test_what_a_longer_warmup_leaves_is_dropped():
     state = fresh(short)
     run(state, short, 4)
     run(state, long, 10)
-    steps = {int(name.split(".")[2]) for name in state.method_tensors if name != "ouroboros.layout"}
+    steps = {int(name.split(".")[2]) for name in state.method_tensors}
     assert steps and min(steps) >= 8
