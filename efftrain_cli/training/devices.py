@@ -213,7 +213,8 @@ class Devices:
         self.asked = bool(wanted)
         if rewinds and not rewinding and not stops:
             raise Rewinding
-        if latest != -minus_earliest and not rewinds:
+        # If rank 0 wants something between two steps, the others may have begun the next one.
+        if latest != -minus_earliest and not rewinds and not wanted:
             steps = f"{-minus_earliest} and {latest}"
             raise EfftrainError(
                 f"the ranks of this run are at different steps, {steps}: please report it"

@@ -1,8 +1,8 @@
 """strategy = "shard": each rank keeps a shard of weights, gradients and moments, and gathers a block's weights for use.
 
 PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) shards block by block. The optimizer works on this
-rank's rows of every tensor as on tensors of their own. Between steps rank 0 tells the others what comes next: all ranks
-gather a checkpoint, which holds whole tensors under their names as that of one device does.
+rank's rows of every tensor as on tensors of their own. Between steps all ranks gather a checkpoint if rank 0 wants one:
+it holds whole tensors under their names as that of one device does.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_optimizer
-from efftrain_cli.training.devices import Devices, Losses, Passes, Rewinding, split_micro_batches
+from efftrain_cli.training.devices import Devices, Losses, Passes, split_micro_batches
 from efftrain_cli.training.ranks import Ranks
 from efftrain_cli.training.state import TrainState
-
-GO, GATHER, END, REWIND = range(4)
-"""Orders of rank 0: train the next step; gather all tensors; end; wait for an earlier state."""
 
 
 class Sharded(Devices):
@@ -70,7 +67,7 @@ class Sharded(Devices):
         for name, parameter in self._sharded.items():
             self._local[name] = nn.Parameter(_local(parameter))
 
-        state.optimizer = build_optimizer(recipe, model, self._local)
+        self._optimizer = state.optimizer = build_optimizer(recipe, model, self._local)
         with torch.no_grad():
             for key, tensor in state.optimizer.tensors().items():
                 tensor.copy_(self._rows(whole[key]))
@@ -86,9 +83,6 @@ class Sharded(Devices):
 
     def _rows_per_rank(self, shape: torch.Size) -> int:
         return math.ceil(shape[0] / self.ranks.world_size)
-
-    def begin_step(self, state: TrainState) -> None:
-        self._synchronize(state, GO)  # waits while rank 0 saves
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
         """Cut as `Devices`, with a micro-batch of weight 0 for each that is empty.
@@ -142,52 +136,30 @@ class Sharded(Devices):
 
     # --- between steps ---
 
-    def end(self, state: TrainState) -> None:
-        self._synchronize(state, END)
-        super().end(state)
-
     def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
         return (Stop,)  # a lost rank takes its shard with it
 
     def after_stop(self, state: TrainState) -> None:
-        self._synchronize(state, END)
+        self.end(state)
 
-    def rewind(self) -> None:
-        self._order(REWIND)
-
-    def _order(self, order: int) -> None:
-        """Send `order` from rank 0; do nothing on the other ranks."""
-        if self.ranks.rank == 0:
-            self._exchange(order)
-
-    def _exchange(self, order: int = -1) -> int:
-        """Return the order of rank 0; the other ranks give -1.
-
-        It is a max and no broadcast: only the max waits as long as a declared phase.
-        """
-        given = torch.tensor(order)
-        self.ranks.all_reduce_max(given, patient=True)
-        return int(given)
-
-    def _synchronize(self, state: TrainState, until: int) -> None:
-        """Send the order `until` from rank 0; on the other ranks carry out its orders until that one arrives.
-
-        Raises:
-            Rewinding: rank 0 has gone back to an earlier state.
-        """
-        self._order(until)
-        if self.ranks.rank == 0:
-            return
-        while (order := self._exchange()) != until:
-            if order == REWIND:
-                raise Rewinding
-            if order == GATHER:
-                self.full_state_dict(state)
+    def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
+        """Exchange as `Devices`; on the other ranks gather the state first, as often as rank 0 wants it."""
+        stops = super().exchange_flags(step, rewinding)
+        while self.asked and self.ranks.rank:
+            self._gather_state()
+            stops = super().exchange_flags(step)
+        return stops
 
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
-        """Gather the state on the CPU; the other ranks take part, and get empty dictionaries."""
-        self._order(GATHER)
-        return self._gather(self._local), self._gather(state.optimizer.tensors())
+        """Gather the state on the CPU of rank 0, between two steps; the other ranks wait for its next exchange."""
+        self.patient = True
+        self.wanted = True
+        self.exchange_flags(state.progress.step)
+        self.wanted = False
+        return self._gather_state()
+
+    def _gather_state(self) -> tuple[Tensors, Tensors]:
+        return self._gather(self._local), self._gather(self._optimizer.tensors())
 
     def _gather(self, tensors: Mapping[str, Tensor]) -> Tensors:
         """Gather whole tensors on the CPU of rank 0; return an empty dictionary on the other ranks."""
