@@ -174,7 +174,7 @@ def bench(
     per_token = model.flops_per_token(plan.seq_len, sum(plan.keep)).with_logits
     flops_per_second = (per_token * tokens + optimizer_flops(recipe, model.config)) / median
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    dtype = compute_dtype(recipe.train.dtype, device)
+    dtype = compute_dtype(recipe, device)
     peak = peak_flops(name, dtype)
     return BenchResult(
         device=name,

@@ -285,7 +285,7 @@ def measure(arms: Sequence[Arm], plan: Design, device: torch.device) -> Calibrat
         timed = []
         for step, of_step in zip(steps, of_arm, strict=True):
             timed.append(StepTimes(kind=step.kind, flops=step.flops, seconds=of_step))
-        dtype = compute_dtype(arm.recipe.train.dtype, device)
+        dtype = compute_dtype(arm.recipe, device)
         times.append(
             ArmTimes(recipe=arm.name, digest=arm.digest, run=arm.run, dtype=dtype, steps=timed)
         )

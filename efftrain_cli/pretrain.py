@@ -433,7 +433,7 @@ def show_header(
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
         f"{session.train_data.epochs(plan.windows):.2f} epochs of the data",
         f"compute    {human_flops(plan.flops - before.flops)}s on {devices} in "
-        f"{compute_dtype(recipe.train.dtype, session.device)}{threads}"
+        f"{compute_dtype(recipe, session.device)}{threads}"
         f"{', deterministic kernels' if recipe.train.deterministic else ''}",
         f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(on_disk)}",
     ]

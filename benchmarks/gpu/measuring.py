@@ -244,7 +244,7 @@ def rates(bench: Bench, run: Training, rounds: int = 5, steps: int = 5, warmup: 
     median = statistics.median(times)
     cuda = bench.device.type == "cuda"
     name = torch.cuda.get_device_name(bench.device) if cuda else "cpu"
-    peak = peak_flops(name, compute_dtype(run.recipe.train.dtype, bench.device))
+    peak = peak_flops(name, compute_dtype(run.recipe, bench.device))
     memory: Figure = {}
     if cuda:
         statistic = torch.cuda.memory_stats(bench.device)

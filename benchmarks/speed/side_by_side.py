@@ -31,7 +31,7 @@ from reference_loop import ReferenceLoop, Shape
 
 from efftrain_cli.bench import peak_resident_bytes, random_windows, started_state, wait_for
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.sections import Data, Eval, Model, Optim, Train
 from efftrain_cli.training import trainer
 from efftrain_cli.training.build import compute_dtype
@@ -282,7 +282,7 @@ def main() -> None:
     parser.add_argument("--times-of", choices=SIZES, help=argparse.SUPPRESS)
     options = parser.parse_args()
     device = torch.device(options.device)
-    dtype = compute_dtype(options.dtype, device)
+    dtype = compute_dtype(load_recipe("small", [f"train.dtype={options.dtype}"]), device)
     if options.memory_of:
         print(memory_here(options.sizes[0], dtype, device, options.memory_of))
         return

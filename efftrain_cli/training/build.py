@@ -27,11 +27,12 @@ OPTIMIZER_CLASSES: dict[str, type[Optimizer]] = {
 """The class of each optimizer in `optim/facts.py`."""
 
 
-def compute_dtype(dtype: str, device: torch.device) -> str:
+def compute_dtype(recipe: Recipe, device: torch.device) -> str:
     """Return "bf16", "tf32" or "fp32" for the recipe's train.dtype on this device.
 
     "auto" is bf16 if the device has units for bf16 matrix products.
     """
+    dtype = recipe.train.dtype
     on_cuda = device.type == "cuda"
     if dtype == "tf32":
         if on_cuda and torch.cuda.get_device_capability(device) >= (8, 0):  # from Ampere on

@@ -534,7 +534,7 @@ class DelayedGradients(Devices):
 def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]:
     """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for batches that `sharing` processes share."""
     device = model.device
-    dtype = compute_dtype(recipe.train.dtype, device)
+    dtype = compute_dtype(recipe, device)
     compiled = compiles(recipe, device)
     recompute = checkpoints_activations(
         recipe, model.config, device, dtype=dtype, compiled=compiled

@@ -59,7 +59,7 @@ def build_objective(
     "ce", the cross-entropy, comes first: it alone is the logged loss, which divergence and comparisons read.
     """
     world = ranks.world_size
-    dtype = compute_dtype(recipe.train.dtype, device)
+    dtype = compute_dtype(recipe, device)
     compiled = compiles(recipe, device) and not model.lockstep
     by_blocks = compiled and compiles_blocks(recipe, len(model.h), overlaps_sum(recipe, ranks))
     recompute = checkpoints_activations(
@@ -193,7 +193,7 @@ def build_forward_backward(
             as for them.
     """
     choose_determinism(recipe.train.deterministic)
-    choose_matmul_precision(compute_dtype(recipe.train.dtype, device), device)
+    choose_matmul_precision(compute_dtype(recipe, device), device)
     devices = devices or single_device(recipe, model)
     ranks = ranks or devices.sharing
     objective = build_objective(recipe, model, device, ranks)

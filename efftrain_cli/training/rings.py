@@ -65,7 +65,7 @@ class Rings(DelayedGradients):
         self._mine = [k for k in self.module_numbers if section.device_of(k) == self._position]
         self._in_flight = self._select(state.method_tensors)
         self._boundary_dtype = torch.float32
-        if compute_dtype(recipe.train.dtype, state.model.device) == "bf16":
+        if compute_dtype(recipe, state.model.device) == "bf16":
             self._boundary_dtype = state.model.residual_dtype
 
         first = ranks.rank - self._position

@@ -223,7 +223,7 @@ def environment_of(session: Session) -> dict[str, object]:
         "efftrain": __version__,
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "dtype": compute_dtype(session.recipe.train.dtype, session.device),
+        "dtype": compute_dtype(session.recipe, session.device),
         "devices": session.ranks.world_size,
     }
 
@@ -282,7 +282,7 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
         # Hash of the registration whose runs these are.
         "study": os.environ.get("EFFTRAIN_STUDY") or None,
         **sharing_facts(recipe, session.ranks),
-        "dtype": compute_dtype(recipe.train.dtype, session.device),
+        "dtype": compute_dtype(recipe, session.device),
         "data": {
             "train_hash": corpus.train.sha256,
             "valid_hash": corpus.valid.sha256,

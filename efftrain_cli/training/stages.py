@@ -122,7 +122,7 @@ def train_stages(
 
     At step `until` nothing grows any more: a run that goes on from there grows first.
     """
-    dtype = compute_dtype(recipe.train.dtype, state.model.device)
+    dtype = compute_dtype(recipe, state.model.device)
     devices = devices or single_device(recipe, state.model, state.method_tensors)
     ranks = devices.ranks
 

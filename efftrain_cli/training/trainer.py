@@ -296,7 +296,7 @@ def evaluate_state(
     """Return `record` with the validation loss of `state`."""
     ranks = devices.ranks
     watch = Stopwatch(state.model.device)
-    dtype = compute_dtype(recipe.train.dtype, state.model.device)
+    dtype = compute_dtype(recipe, state.model.device)
     size = recipe.train.micro_batch_tokens
     positions = {}
     with ranks.interruptible():
@@ -315,7 +315,7 @@ def measure_inside(
 ) -> StepRecord:
     """Return `record` with the columns of `measure_activations` of the first validation window."""
     assert record.result is not None
-    dtype = compute_dtype(recipe.train.dtype, state.model.device)
+    dtype = compute_dtype(recipe, state.model.device)
     with devices.ranks.peer_errors():
         columns = measure_activations(state.model, val_windows[:1], dtype)
     result = record.result._replace(scalars={**record.result.scalars, **columns})
@@ -430,7 +430,7 @@ def read_records(
     device = state.nonfinite.device
     peak = None
     if device.type == "cuda":
-        dtype = compute_dtype(recipe.train.dtype, device)
+        dtype = compute_dtype(recipe, device)
         peak = peak_flops(torch.cuda.get_device_name(device), dtype)
 
     best_loss = state.progress.best_loss

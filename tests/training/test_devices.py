@@ -12,6 +12,7 @@ from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.session import choose_device
 from efftrain_cli.training.trainer import Stopwatch
 from tests.conftest import python
+from tests.tiny import tiny_recipe
 
 CUDA = torch.device("cuda:1")
 
@@ -103,10 +104,12 @@ def test_cudnn_attention_is_taken_away_for_changing_shapes_only():
 
 def test_tf32_is_a_choice_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert compute_dtype("tf32", CUDA) == "tf32" and compute_dtype("fp32", CUDA) == "fp32"
-    assert compute_dtype("tf32", torch.device("cpu")) == "fp32"
+    tf32 = tiny_recipe("train.dtype=tf32")
+    assert compute_dtype(tf32, CUDA) == "tf32"
+    assert compute_dtype(tiny_recipe("train.dtype=fp32"), CUDA) == "fp32"
+    assert compute_dtype(tf32, torch.device("cpu")) == "fp32"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert compute_dtype("tf32", CUDA) == "fp32"
+    assert compute_dtype(tf32, CUDA) == "fp32"
     before = torch.backends.cuda.matmul.allow_tf32
     try:
         for dtype, want in (("tf32", True), ("fp32", False), ("tf32", True), ("bf16", False)):
