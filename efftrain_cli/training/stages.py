@@ -126,27 +126,31 @@ def train_stages(
     devices = devices or single_device(recipe, state.model, state.method_tensors)
     ranks = devices.ranks
 
-    def measure() -> float:
+    def measure() -> Tensor:
+        size = recipe.train.micro_batch_tokens
         with ranks.interruptible():
-            return float(
-                evaluate(state.model, val_windows, recipe.train.micro_batch_tokens, dtype, ranks)
-            )
+            return evaluate(state.model, val_windows, size, dtype, ranks)
 
     while True:
-        yield from train(state, recipe, train_data, val_windows, until, devices)
+        val_loss = None
+        for record in train(state, recipe, train_data, val_windows, until, devices):
+            val_loss = record.val_loss
+            yield record
         progress = state.progress
         over = is_spent(progress, recipe, until)
         if over or bool(state.nonfinite) or not stage_ended(recipe, progress):
             return
         devices.patient = True
         devices.sync_stop_flag(progress.step)
-        record = grow_stage(state, recipe, measure())
+        if val_loss is None:  # resumed at the end of a stage
+            val_loss = measure()
+        growth = grow_stage(state, recipe, float(val_loss))
         try:
-            record = replace(record, val_loss_after=measure())
+            growth = replace(growth, val_loss_after=float(measure()))
         except devices.survivable(state):
-            yield record
+            yield growth
             raise
-        yield record
+        yield growth
 
 
 def growth_message(record: GrowthRecord) -> str:

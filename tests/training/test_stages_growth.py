@@ -18,6 +18,7 @@ from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Eval, Model, Optim, Train
+from efftrain_cli.training import stages, trainer
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import (
     GrowthRecord,
@@ -34,7 +35,7 @@ from efftrain_cli.training.state import (
     read_checkpoint,
     write_checkpoint,
 )
-from efftrain_cli.training.trainer import read_records
+from efftrain_cli.training.trainer import evaluate, read_records
 from tests.tiny import assert_equal, changed, fresh, tensors_of, windows_of
 
 VOCAB = 60
@@ -224,6 +225,43 @@ def test_a_run_that_ends_with_its_stage_does_not_grow(windows):
     assert growths == [] and state.progress.stage == 0
     _, growths = run(state, windows, RECIPE, until=9)
     assert [g.step for g in growths] == [8]
+    _, undisturbed = run(fresh(RECIPE, VOCAB), windows, RECIPE, until=9)
+    assert growths[0].val_loss_before == undisturbed[0].val_loss_before
+
+
+def test_a_state_is_evaluated_once_before_its_growth(windows, monkeypatch):
+    """The last step of a stage is evaluated anyway: steps 0, 8, 16 and 24, and twice after a growth."""
+    calls = []
+    for module in (trainer, stages):
+        monkeypatch.setattr(module, "evaluate", lambda *args: calls.append(1) or evaluate(*args))
+    run(fresh(RECIPE, VOCAB), windows, RECIPE)
+    assert len(calls) == 4 + 2
+
+
+@pytest.mark.parametrize(
+    "after, keeps, end",
+    [
+        (5.0004, True, "5.0004; the schedule continues from step 6"),
+        (5.002, True, "5.0020; the schedule continues from step 6\n  warning: the loss should have stayed the same"),
+        (5.002, False, "5.0020; the schedule continues from step 6\n  (these variants do not keep the loss)"),
+        (None, True, "not measured; the schedule continues from step 6"),
+    ],
+)  # fmt: skip
+def test_the_message_of_a_growth(after, keeps, end):
+    record = GrowthRecord(
+        step=8,
+        stage=1,
+        operators=("depth", "width"),
+        parameters_before=1234,
+        parameters_after=56789,
+        val_loss_before=5.0,
+        val_loss_after=after,
+        preserves_loss=keeps,
+        schedule_step=6,
+        schedule_tokens=384,
+    )
+    start = "grown at step 8 (depth, width): 1,234 -> 56,789 parameters, val loss 5.0000 -> "
+    assert growth_message(record) == start + end
 
 
 def test_stages_are_described_by_layers_and_width():
