@@ -18,6 +18,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import GPT, Gates, Note, RunBlock, run_eagerly
+from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -57,14 +58,20 @@ _FAULTS: list[str] = []
 """Errors of the compiler in this process under "auto", which then compiles nothing more."""
 
 
-def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether training is compiled.
+def may_compile(recipe: Recipe, device: torch.device) -> bool:
+    """Return whether training is compiled unless the compiler fails: the same on all ranks.
 
-    "auto" compiles on CUDA only, unless the compiler has failed: on CPUs it takes half a minute and gains nothing.
+    "auto" compiles on CUDA only: on CPUs it takes half a minute and gains nothing.
     """
     if recipe.train.compile == "auto":
-        return device.type == "cuda" and not _FAULTS
+        return device.type == "cuda"
     return recipe.train.compile == "on"
+
+
+def compiles(recipe: Recipe, device: torch.device) -> bool:
+    """Return whether training is compiled: with "auto" it is not once the compiler has failed in this process."""
+    gave_up = recipe.train.compile == "auto" and bool(_FAULTS)
+    return may_compile(recipe, device) and not gave_up
 
 
 @contextmanager
@@ -160,8 +167,8 @@ def compile_whole(
         ranks,
         backend,
         eager=objective,
-        full=lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
-        other=lambda tokens, targets, gates, scales: objective(tokens, targets, gates, scales),
+        full=lambda *arguments: objective(*arguments),
+        other=lambda *arguments: objective(*arguments),
     )
 
 
@@ -187,16 +194,16 @@ def compile_parts(
         ranks,
         backend,
         eager=run_eagerly,
-        full=lambda block, x, scale: block(x, scale),
-        other=lambda block, x, scale: block(x, scale),
+        full=lambda *arguments: run_eagerly(*arguments),
+        other=lambda *arguments: run_eagerly(*arguments),
     )
     head_loss_sum = _by_shape(
         recipe,
         ranks,
         backend,
         eager=model.head_loss_sum,
-        full=lambda x, targets: model.head_loss_sum(x, targets),
-        other=lambda x, targets: model.head_loss_sum(x, targets),
+        full=lambda *arguments: model.head_loss_sum(*arguments),
+        other=lambda *arguments: model.head_loss_sum(*arguments),
     )
     return Parts(block, head_loss_sum)
 
@@ -265,7 +272,14 @@ class MiddleFirst:
     The compiler fits the kernels for all lengths but the full one to the first that it sees.
     """
 
-    def __init__(self, recipe: Recipe, objective: Objective, ranks: int = 1) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: GPT,
+        objective: Objective,
+        ranks: int = 1,
+    ) -> None:
+        self._model = model
         self._objective = objective
         self._full_shape = full_micro_batch(recipe, ranks)
         self._middle = middle_micro_batch(recipe)
@@ -281,7 +295,8 @@ class MiddleFirst:
         if self._middle is not None and tokens.shape != self._full_shape:
             middle = tokens.new_zeros(self._middle)
             self._middle = None
-            self._objective(middle, middle.clone(), gates, scales)
+            with unnoticed(self._model):
+                self._objective(middle, middle.clone(), gates, scales)
         return self._objective(tokens, targets, gates, scales, note)
 
 

@@ -104,9 +104,9 @@ def build_objective(
     if not compiled:
         return objective
     if by_blocks:
-        return MiddleFirst(recipe, objective, world)
+        return MiddleFirst(recipe, model, objective, world)
     whole = note_beside(compile_whole(recipe, objective, ranks=world), model, dtype)
-    return MiddleFirst(recipe, whole, world)
+    return MiddleFirst(recipe, model, whole, world)
 
 
 def note_beside(graph: Minimized, model: GPT, dtype: str) -> Objective:

@@ -39,8 +39,8 @@ from efftrain_cli.recipe.sections import Checkpoint
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
     compile_seconds,
-    compiles,
     freeze_objects,
+    may_compile,
     micro_batch_shapes,
 )
 from efftrain_cli.training.devices import Devices
@@ -266,7 +266,7 @@ class StepClock:
     """Seconds of each step, and of compilation in it."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._may_compile = compiles(recipe, device)
+        self._may_compile = may_compile(recipe, device)
         self._device = device
         self._shapes = set[tuple[int, int]]()
 
