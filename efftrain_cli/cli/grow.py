@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
     from efftrain_cli.methods.staged_growth import Operator
 
 PLAN = "With --plan"
-Moments = Literal["ema", "paper", "reset"]
-Symmetry = Literal["offdiag", "noise", "none"]
-Depth = Literal["zero_out_proj", "identity", "copy_interleave", "copy_append", "copies", "random"]
 Batch = Literal["fixed", "varying"]
 
 
@@ -51,36 +47,6 @@ def grow(
     ] = None,
     name: Annotated[
         str | None, Option(help="Name of the new run.", show_default="RUN-grown")
-    ] = None,
-    lr: Annotated[
-        float | None,
-        Option(help="Peak learning rate of the larger model.", show_default="the recipe's"),
-    ] = None,
-    rewarmup_steps: Annotated[
-        int | None,
-        Option(min=0, help="Steps of learning-rate warmup after growth.", show_default="150"),
-    ] = None,
-    schedule_ratio: Annotated[
-        float | None,
-        Option(
-            help="Growth multiplies the schedule's step and tokens by this.",
-            show_default="the authors' constants",
-        ),
-    ] = None,
-    moments: Annotated[
-        Moments | None, Option(help="The optimizer's moments.", show_default="ema")
-    ] = None,
-    symmetry: Annotated[
-        Symmetry | None,
-        Option(help="What makes the copies of a widened model differ.", show_default="offdiag"),
-    ] = None,
-    depth: Annotated[
-        Depth | None,
-        Option(
-            metavar="HOW",
-            help="What inserted layers compute: zero_out_proj, identity, copy_interleave, copy_append, copies or random.",
-            show_default="zero_out_proj",
-        ),
     ] = None,
     weights_only: Annotated[
         bool,
@@ -138,19 +104,20 @@ def grow(
     window: Annotated[
         int, Option(min=3, help="Evaluations that one slope is fitted to.", rich_help_panel=PLAN)
     ] = 31,
-    plot: Annotated[
-        Path | None, Option(help="Write the curves to this .png or .svg.", rich_help_panel=PLAN)
-    ] = None,
 ) -> None:
-    """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan)."""
+    """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan).
+
+    How: --set staged_growth.symmetry, .depth and .moments. The new stage: --set stages.1.lr, .rewarmup_steps and
+    .schedule_ratio, or stages.2 if RUN was grown before.
+    """
+    operators = _parsed(operator or [])
     if plan:
         if run is not None:
             raise UsageError(
                 f"--plan grows nothing: leave out {run!r}, or give it as --small {run}"
             )
-        operators = _parsed(operator or [])
         if small is not None:
-            _plan_by_curves(operators, small, target, threshold, window | 1, plot)
+            _plan_by_curves(operators, small, target, threshold, window | 1)
         elif target is not None:
             raise UsageError("--target needs the curve of the small model too: --small")
         else:
@@ -161,24 +128,25 @@ def grow(
     from efftrain_cli.run.names import find_run
 
     run = find_run(run).name  # before PyTorch is imported, which takes seconds
+    if not operator:
+        raise UsageError(
+            "say how the model should grow: --operator width, --operator depth, or both; --operator width:3 for x 3"
+        )
     from efftrain_cli.foundation.console import make_console, print_folded, print_labelled
-    from efftrain_cli.grow.grow import GrowOptions, grow_run
+    from efftrain_cli.grow.grow import grow_run
     from efftrain_cli.grow.plan_report import growth_lines
     from efftrain_cli.recipe.rules import warnings_of
     from efftrain_cli.training.session import choose_device
 
-    options = GrowOptions(
-        lr=lr,
-        rewarmup_steps=rewarmup_steps,
-        schedule_ratio=schedule_ratio,
-        moments=moments,
-        symmetry=symmetry,
-        depth=depth,
+    grown = grow_run(
+        run,
+        operator,
+        name,
+        choose_device(device),
         weights_only=weights_only,
         checkpoint=checkpoint,
         overrides=tuple(set_ or ()),
     )
-    grown = grow_run(run, operator or [], name, options, choose_device(device))
     if grown.budget_left:
         for warning in warnings_of(grown.recipe):
             print_folded(f"warning: {warning}", stream=sys.stderr)
@@ -204,16 +172,21 @@ def _plan_by_law(
     from efftrain_cli.grow.plan_report import law_of, schedule_lines
     from efftrain_cli.grow.scaling_law import KAPLAN, plan_schedule
 
-    try:
-        size = None if target_size is None else float(parse_count(target_size))
-    except ValueError as error:
-        raise UsageError(f"--target-size: {error}") from None
+    size = None
+    if target_size is not None:
+        try:
+            size = float(parse_count(target_size))
+        except ValueError as error:
+            raise UsageError(f"--target-size: {error}") from None
     if fit and batch == "varying":
         raise UsageError(
             "--batch varying needs the critical batch, which runs of one batch size do not show: leave out one of the two"
         )
-    fitted = law_of(fit) if fit else None
-    law = KAPLAN if fitted is None else fitted.law
+    law = KAPLAN
+    fitted = None
+    if fit:
+        fitted = law_of(fit)
+        law = fitted.law
     planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
     print_folded("\n".join(schedule_lines(law, planned, batch, fitted)), indent=0)
 
@@ -224,20 +197,14 @@ def _plan_by_curves(
     target: str | None,
     threshold: float | None,
     window: int,
-    plot: Path | None,
 ) -> None:
-    if not operators:
-        raise UsageError("--small needs --operator: width, depth, or both")
     from efftrain_cli.foundation.console import print_folded
-    from efftrain_cli.grow.plan_report import curve_lines, curve_of, plot_curves, threshold_of
+    from efftrain_cli.grow.plan_report import curve_lines, curve_of, threshold_of
 
+    if threshold is None:
+        threshold = threshold_of(operators)
     target_curve = None
     if target is not None:
         target_curve = curve_of(target, window)
     small_curve = curve_of(small, window)
-    if threshold is None:
-        threshold = threshold_of(operators)
     print_folded("\n".join(curve_lines(small_curve, target_curve, threshold)), indent=0)
-    if plot is not None:
-        plot_curves(small_curve, target_curve, threshold, plot)
-        print(f"plot        {plot}")

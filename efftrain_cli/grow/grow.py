@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-from efftrain_cli.foundation.errors import CheckpointError, RecipeError, UsageError
+from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import read_tensors
@@ -26,11 +26,9 @@ from efftrain_cli.methods.staged_growth import (
     StagedGrowth,
     StageModel,
     Switch,
-    parse_operator,
     shapes_of_stages,
     sizes_of,
 )
-from efftrain_cli.recipe.check import rule_of
 from efftrain_cli.recipe.draft import Draft, apply_override
 from efftrain_cli.recipe.recipe import (
     Recipe,
@@ -62,23 +60,6 @@ LOSS_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class GrowOptions:
-    """What `efftrain grow` is asked for beside the operators; None takes the source recipe's, or the default."""
-
-    lr: float | None = None
-    rewarmup_steps: int | None = None
-    schedule_ratio: float | None = None
-    moments: str | None = None
-    symmetry: str | None = None
-    depth: str | None = None
-    weights_only: bool = False
-    checkpoint: str | None = None
-    """Step or name of the source's checkpoint; None is the newest."""
-    overrides: tuple[str, ...] = ()
-    """`key=value` changes of the new run's recipe."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Grown:
     """What a growth did."""
 
@@ -100,65 +81,62 @@ def grow_run(
     source: str,
     operators: Sequence[str],
     name: str | None,
-    options: GrowOptions,
     device: torch.device,
+    *,
+    weights_only: bool = False,
+    checkpoint: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Grown:
     """Create run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
 
+    Args:
+        operators: one or more, as `parse_operator` reads them.
+        weights_only: grow only the weights, and begin with an optimizer that has never stepped.
+        checkpoint: step or name of the source's checkpoint; None: the newest.
+        overrides: `key=value` changes of the new run's recipe.
+
     Raises:
-        UsageError: an operator that cannot be, a taken name, other data than the source's.
+        UsageError: a taken name, an override of what the growth decides, or other data than the source's.
         RecipeError: the grown recipe breaks a rule.
         CheckpointError: the source has no whole checkpoint, no optimizer state, or the growth would not keep the loss
             that it claims to keep. Nothing is written in any of these cases.
     """
-    if not operators:
-        raise UsageError(
-            "say how the model should grow: --operator width, --operator depth, or both; --operator width:3 for x 3"
-        )
-    try:
-        for text in operators:
-            parse_operator(text)
-    except ValueError as error:
-        raise UsageError(f"--operator {error}") from None
     source_path = existing_run(source)
     name = name or f"{source}-grown"
     if run_path(name).exists():
         raise taken(name)
-    checkpoint = _checkpoint_of(source_path, options)
-    progress = read_progress(checkpoint)
-    recipe = grown_recipe(
-        load_recipe(str(checkpoint / "recipe.toml")),
-        progress.stage,
-        progress.step,
-        operators,
-        options,
-    )
+    if weights_only:
+        overrides = (*overrides, "staged_growth.moments=reset")
+    folder = _checkpoint_of(source_path, checkpoint, weights_only)
+    progress = read_progress(folder)
+    source_recipe = load_recipe(str(folder / "recipe.toml"))
+    recipe = grown_recipe(source_recipe, progress, operators, overrides)
     session = prepare_session(recipe, device)
-    _check_data(source_path, session, options)
-    state = _state_of(checkpoint, session, progress, options.weights_only)
+    _check_data(source_path, session, overrides)
+    state = _state_of(folder, session, progress, weights_only)
+
     # All windows, so that the losses are those of the runs' own rows.
     windows = session.val_windows.to(device)
-    before = _measure(state, session, windows)
+    loss_before, logits_before = _measure(state, session, windows)
     try:
         with building_errors(recipe, session.corpus.vocab_size, device, len(recipe.stages) - 1):
-            record = grow_stage(state, recipe, before[0])
+            record = grow_stage(state, recipe, loss_before)
     except ValueError as error:
-        raise CheckpointError(f"{checkpoint}: {error}") from None
-    after = _measure(state, session, windows)
-    if record.preserves_loss and not abs(after[0] - before[0]) <= LOSS_TOLERANCE * max(
-        1.0, before[0]
-    ):
+        raise CheckpointError(f"{folder}: {error}") from None
+    loss_after, logits_after = _measure(state, session, windows)
+    tolerance = LOSS_TOLERANCE * max(1.0, loss_before)
+    if record.preserves_loss and not abs(loss_after - loss_before) <= tolerance:
         raise CheckpointError(
-            f"{checkpoint}: the loss should have stayed at {before[0]:.6f} and would be {after[0]:.6f}; nothing was written. "
+            f"{folder}: the loss should have stayed at {loss_before:.6f} and would be {loss_after:.6f}; nothing was written. "
             "The checkpoint's tensors do not behave like this model's"
         )
     grown = Grown(
         run=run_path(name),
-        checkpoint=checkpoint,
-        record=dataclasses.replace(record, val_loss_after=after[0]),
-        logits_before=tuple(before[1][0, -1, :4].tolist()),
-        logits_after=tuple(after[1][0, -1, :4].tolist()),
-        largest_logit_difference=float((after[1] - before[1]).abs().max()),
+        checkpoint=folder,
+        record=dataclasses.replace(record, val_loss_after=loss_after),
+        logits_before=tuple(logits_before[0, -1, :4].tolist()),
+        logits_after=tuple(logits_after[0, -1, :4].tolist()),
+        largest_logit_difference=float((logits_after - logits_before).abs().max()),
         recipe=recipe,
         budget_left=max(0, recipe.train.tokens - state.progress.tokens),
     )
@@ -168,108 +146,82 @@ def grow_run(
 
 def grown_recipe(
     source: Recipe,
-    stage: int,
-    step: int,
+    progress: Progress,
     operators: Sequence[str],
-    options: GrowOptions,
+    overrides: Sequence[str],
 ) -> Recipe:
-    """Return the new run's staged recipe: the source's up to `step`, in its `stage`, then a stage of the operators.
+    """Return the new run's staged recipe: the source's up to `progress`, then a stage of the operators.
 
     Raises:
-        UsageError: an option cannot be, or the source was grown with other variants before: a recipe has one
-            [staged_growth].
-        RecipeError: the grown model breaks a rule.
+        UsageError: an override of what the growth decides, or the source was grown in other variants before: a recipe
+            has one [staged_growth].
+        RecipeError: the grown recipe breaks a rule.
     """
-    section = _growth_section(source, stage, options)
-    earlier = list(source.stages[: stage + 1]) or [Stage()]
-    switch = Switch(rule="steps", value=float(step))
+    earlier = list(source.stages[: progress.stage + 1]) or [Stage()]
+    switch = Switch(rule="steps", value=float(progress.step))
     earlier[-1] = dataclasses.replace(earlier[-1], switch=switch)
-    stages = (*earlier, _last_stage(operators, options))
+    last = Stage(operators=tuple(operators))
     first = source.model_at(0)
-    unchanged = dataclasses.replace(stages[0], model=StageModel())
-    try:
-        model = shapes_of_stages(first, [unchanged, *stages[1:]])[-1]
-        # Stage 0 says what [model] would not make of it.
-        sizes = {
-            key: size
-            for key, size in sizes_of(first).items()
-            if key in ("n_layer", "n_head", "n_embd") or vars(first)[key] != vars(model)[key]
-        }
-        named = dataclasses.replace(stages[0], model=StageModel(**sizes))  # type: ignore[arg-type]
-        stages = (named, *stages[1:])
-        recipe = dataclasses.replace(source, model=model, staged_growth=section, stages=stages)
-    except ValidationError as error:
-        wrong = []
-        for entry in error.errors():
-            key = "".join(f"the grown model's {part} " for part in entry["loc"])
-            wrong.append(key + rule_of(entry, []))
-        raise RecipeError("; ".join(wrong)) from None
-    return _with_overrides(recipe, options.overrides)
+    unchanged = dataclasses.replace(earlier[0], model=StageModel())
+    model = first
+    # The check of the recipe names a size beyond its limit.
+    with suppress(ValidationError):
+        model = shapes_of_stages(first, [unchanged, *earlier[1:], last])[-1]
 
+    # Stage 0 says what [model] would not make of it.
+    sizes = {}
+    for key, size in sizes_of(first).items():
+        if key in ("n_layer", "n_head", "n_embd") or vars(first)[key] != vars(model)[key]:
+            sizes[key] = size
+    earlier[0] = dataclasses.replace(earlier[0], model=StageModel(**sizes))  # type: ignore[arg-type]
 
-def _growth_section(source: Recipe, stage: int, options: GrowOptions) -> StagedGrowth:
-    variants: dict[str, Any] = {
-        "symmetry": options.symmetry,
-        "depth": options.depth,
-        "moments": options.moments,
-    }
-    if options.weights_only:
-        variants["moments"] = "reset"
-    asked = {key: value for key, value in variants.items() if value is not None}
-    before = source.staged_growth or StagedGrowth()
-    section = dataclasses.replace(before, **asked)
-    if stage > 0 and section != before:
-        others = ", ".join(f"{key} = {value}" for key, value in asked.items())
-        raise UsageError(
-            f"the source was grown before with variants other than {others}; "
-            "a recipe has one [staged_growth], so its stages would not say what was done: leave these options out"
-        )
-    return section
-
-
-def _last_stage(operators: Sequence[str], options: GrowOptions) -> Stage:
-    asked: dict[str, Any] = {"lr": options.lr, "schedule_ratio": options.schedule_ratio}
-    if options.rewarmup_steps is not None:
-        asked["rewarmup_steps"] = options.rewarmup_steps
-    try:
-        return Stage(operators=tuple(operators), **asked)
-    except ValidationError as error:
-        wrong = []
-        for entry in error.errors():
-            option = str(entry["loc"][0]).replace("_", "-")
-            rule = rule_of(entry, [str(part) for part in entry["loc"]])
-            wrong.append(f"--{option} {entry['input']} {rule}")
-        raise UsageError("; ".join(wrong)) from None
-
-
-def _with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    section = source.staged_growth or StagedGrowth()
+    values = recipe_values(source)
+    values["model"] = recipe_values(model)
+    values["staged_growth"] = recipe_values(section)
+    values["stages"] = [recipe_values(stage) for stage in (*earlier, last)]
+    draft = Draft("grown", Path("recipe.toml"), values=values)
     for override in overrides:
-        if override.startswith(("model.", "stages", "staged_growth", "data.tokenizer")):
-            raise UsageError(
-                f"--set {override}: the model, its stages and its tokenizer follow from the source and the operators"
-            )
-    draft = Draft("grown", Path("grown.toml"), values=recipe_values(recipe))
-    for override in overrides:
+        _check_override(override, len(earlier))
         apply_override(draft, override)
-    return check_draft(draft)
+    recipe = check_draft(draft)
+    if progress.stage and recipe.staged_growth != section:
+        raise UsageError(
+            "the source was grown before in other variants, and a recipe has one [staged_growth], which would not say what was done\n"
+            "  leave out --weights-only and --set staged_growth.*"
+        )
+    return recipe
 
 
-def _checkpoint_of(source: Path, options: GrowOptions) -> Path:
+def _check_override(override: str, last: int) -> None:
+    """Refuse an override of what follows from the source and the operators; `last` is the number of the new stage."""
+    key = override.partition("=")[0].strip()
+    own = f"stages.{last}."
+    if key.startswith(own) and key != f"{own}operators":
+        return
+    if key.startswith(("model.", "stages", "data.tokenizer")):
+        raise UsageError(
+            f"--set {override}: the model, its earlier stages and its tokenizer follow from the source and the operators\n"
+            f"  of the new stage, --set {own}lr, {own}rewarmup_steps and {own}schedule_ratio"
+        )
+
+
+def _checkpoint_of(source: Path, checkpoint: str | None, weights_only: bool) -> Path:
     """Return the checkpoint to grow: with weights only, one whose weights are valid."""
-    if options.weights_only:
-        return find_checkpoint(source, options.checkpoint, WITHOUT_OPTIMIZER)
+    if weights_only:
+        return find_checkpoint(source, checkpoint, WITHOUT_OPTIMIZER)
     checkpoints = checkpoints_of(source)
     if (
-        options.checkpoint is None
+        checkpoint is None
         and checkpoints
         and not (checkpoints[-1] / "optimizer.safetensors").exists()
     ):
         raise CheckpointError(
             f"{checkpoints[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments and step counters with the weights. With "
             "--weights-only only the weights are grown: the moments of all parameters are lost, the loss rises for about "
-            "a hundred steps after the growth, and a longer --rewarmup-steps helps"
+            "a hundred steps after the growth, and more rewarmup_steps of the new stage help"
         )
-    return find_checkpoint(source, options.checkpoint)
+    return find_checkpoint(source, checkpoint)
 
 
 def _state_of(
@@ -297,12 +249,12 @@ def _state_of(
     return state
 
 
-def _check_data(source: Path, session: Session, options: GrowOptions) -> None:
+def _check_data(source: Path, session: Session, overrides: Sequence[str]) -> None:
     """Refuse to continue a run with another tokenizer, or on another text that nobody named."""
     origin = origin_data(source)
     check_tokenizer(source.name, origin, session.corpus)
     changed = origin["train_hash"] not in (None, session.corpus.train.sha256)
-    if changed and not any(override.startswith("data.") for override in options.overrides):
+    if changed and not any(override.startswith("data.") for override in overrides):
         raise UsageError(
             f"run {source.name!r} was trained on another text than data.train names now. Restore the text, or say that it "
             "is meant by naming it: --set data.train=..."

@@ -1,25 +1,21 @@
-"""Write out what `efftrain grow` did, and what its planners found, with a plot of measured curves."""
+"""Write out what `efftrain grow` did, and what its planners found."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.compare import picture
 from efftrain_cli.foundation.console import human_count, human_flops, table_lines
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.grow.planner import (
     PAPER_OPTIMALITY,
     PAPER_THRESHOLD,
     Curve,
-    fitted,
-    fitted_projection,
+    equal_marginal_cost,
     fitted_switch,
     make_curve,
-    marginal_projection,
+    project,
 )
 from efftrain_cli.grow.scaling_law import (
     FittedLaw,
@@ -165,12 +161,20 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
     return fit_law(curves, batches.pop())
 
 
-def threshold_of(operators: list[Operator]) -> float:
-    """Return the released slope threshold of these operators."""
-    kinds = {kind for kind, _ in operators}
-    if len(kinds) == 2:
-        return PAPER_THRESHOLD["both"]
-    return PAPER_THRESHOLD[next(iter(kinds))]
+def threshold_of(operators: Sequence[Operator]) -> float:
+    """Return the released slope threshold of these operators.
+
+    Raises:
+        UsageError: the released code has none for them.
+    """
+    kinds = sorted({operator.kind for operator in operators})
+    threshold = PAPER_THRESHOLD.get(tuple(kinds))
+    if threshold is None:
+        raise UsageError(
+            "--small needs --operator width, depth, or both, for which the slope to grow at was released\n"
+            "  for other operators, give it: --threshold"
+        )
+    return threshold
 
 
 def curve_lines(small: Curve, target: Curve | None, threshold: float) -> Iterator[str]:
@@ -181,22 +185,25 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float) -> Iterato
     if target is None:
         yield "give the curve of a run of the target's size too (--target) for the saving and for equal marginal cost"
         return
-    marginal = marginal_projection(small, target)
-    grow_at = None
-    if marginal is not None:
-        grow_at = marginal.small_steps
-    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(grow_at)
+    steps = {
+        "fitted slope": fitted_switch(small, threshold),
+        "equal marginal cost": equal_marginal_cost(small, target),
+    }
+    yield f"  equal marginal cost with {target.name}:".ljust(44) + _step(
+        steps["equal marginal cost"]
+    )
     optimum = fitted_switch(target, PAPER_OPTIMALITY)
     yield (
         f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above {PAPER_OPTIMALITY} at {_step(optimum)}"
     )
     yield ""
     rows = []
-    for projection in (fitted_projection(small, target, threshold), marginal):
+    for rule, step in steps.items():
+        projection = project(small, target, step)
         if projection is not None:
             rows.append(
                 (
-                    projection.rule,
+                    rule,
                     f"{projection.small_steps:,.0f}",
                     f"{projection.target_steps:,.0f}",
                     f"{projection.ratio:.2f}",
@@ -215,48 +222,3 @@ def _step(step: float | None) -> str:
     if step is None:
         return "never on this curve"
     return f"step {step:,.0f}"
-
-
-def plot_curves(small: Curve, target: Curve | None, threshold: float, path: Path) -> None:
-    """Plot losses and fitted slopes over FLOPs, with the step at which to grow, in the format of the file's name."""
-    import pandas as pd
-
-    curves = [small]
-    if target is not None:
-        curves.append(target)
-    losses = []
-    slopes = []
-    for i, each in enumerate(curves):
-        cost = each.step_flops_without_logits
-        fit = fitted(each)
-        losses.append(picture.curve(i, each.name, each.steps * cost, each.losses))
-        losses.append(picture.curve(i, each.name, fit.steps * cost, fit.losses, line=1))
-        slopes.append(picture.curve(i, each.name, fit.steps * cost, fit.slopes))
-    switch = fitted_switch(small, threshold)
-    ends: tuple[float, ...] = ()
-    if switch is not None:
-        ends = (switch * small.step_flops_without_logits,)
-    # What falls steeply at first may leave the frame.
-    late = min(float(each.steps.max()) * each.step_flops_without_logits for each in curves) / 20
-    upper = picture.Plot(
-        "curves",
-        "",
-        pd.concat(losses),
-        "FLOPs without logits (ratios count)",
-        "validation loss, nats per token",
-        log="x",
-        fit_from=late,
-        ends=ends,
-        fades=True,
-    )
-    lower = replace(
-        upper,
-        curves=pd.concat(slopes),
-        y="slope d log L / d log C",
-        include=(0.0,),
-        levels=(threshold, PAPER_OPTIMALITY),
-    )
-    try:
-        picture.write_figure([upper, lower], path)
-    except ValueError as error:
-        raise UsageError(f"--plot {path}: {error}") from None

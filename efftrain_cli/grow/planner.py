@@ -17,8 +17,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from efftrain_cli.foundation.errors import UsageError
 
-PAPER_THRESHOLD = {"depth": -0.0575, "width": -0.0475, "both": -0.03}
-"""Slopes d log L / d log C at which the released code grows, per operator."""
+PAPER_THRESHOLD: dict[tuple[str, ...], float] = {
+    ("depth",): -0.0575,
+    ("width",): -0.0475,
+    ("depth", "width"): -0.03,
+}
+"""Slopes d log L / d log C at which the released code grows, by kinds of operators."""
 PAPER_OPTIMALITY = -0.052
 """Slope at which it ends a run; -1 / (1/alpha_N + 1/alpha_S + 1/alpha_B) = -0.05199 with Kaplan's exponents."""
 FEWEST_POINTS = 5
@@ -156,7 +160,6 @@ def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
 class Projection:
     """Saving of a grown run, projected from two runs from scratch; no grown run is measured."""
 
-    rule: str
     small: Curve
     target: Curve
     small_steps: float
@@ -187,24 +190,17 @@ class Projection:
         return self.small_steps / self.target_steps
 
 
-def fitted_projection(small: Curve, target: Curve, threshold: float) -> Projection | None:
-    """Project with fitted slopes and losses, until the target's slope passes the paper's optimality."""
-    return _fitted_at("fitted slope", small, target, fitted_switch(small, threshold))
+def project(small: Curve, target: Curve, step: float | None) -> Projection | None:
+    """Project a growth of the small run at `step`, until the target's fitted slope passes the paper's optimality.
 
-
-def marginal_projection(small: Curve, target: Curve) -> Projection | None:
-    """Project a growth where the marginal costs are equal."""
-    return _fitted_at("equal marginal cost", small, target, equal_marginal_cost(small, target))
-
-
-def _fitted_at(rule: str, small: Curve, target: Curve, step: float | None) -> Projection | None:
+    None if `step` is None, or if the target never has the small run's loss there.
+    """
     if step is None:
         return None
     reached = target_step(small, target, step)
     if reached is None:
         return None
     return Projection(
-        rule=rule,
         small=small,
         target=target,
         small_steps=step,

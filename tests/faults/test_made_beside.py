@@ -17,7 +17,7 @@ from efftrain_cli.convert import import_hf
 from efftrain_cli.export import export_run
 from efftrain_cli.foundation.errors import CheckpointError, DiskError
 from efftrain_cli.foundation.files import disk_error, made_beside, temporary_beside, write_whole
-from efftrain_cli.grow.grow import GrowOptions, grow_run
+from efftrain_cli.grow.grow import grow_run
 from efftrain_cli.run.directory import Run, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run_list import read_runs
@@ -45,7 +45,7 @@ def make_import(home: Path) -> None:
 
 
 def make_growth(home: Path) -> None:
-    grow_run("base", ["depth"], "made", GrowOptions(), torch.device("cpu"))
+    grow_run("base", ["depth"], "made", torch.device("cpu"))
 
 
 MAKERS = {"import": make_import, "grow": make_growth}

@@ -64,6 +64,4 @@ def released_projection(small: Curve, target: Curve, threshold: float) -> Projec
     step, final = released_switch(small, threshold), released_switch(target, PAPER_OPTIMALITY)
     if step is None or final is None:
         return None
-    return Projection(
-        "released rule", small, target, step, released_target_step(small, target, step), final
-    )
+    return Projection(small, target, step, released_target_step(small, target, step), final)

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +19,9 @@ from efftrain_cli.foundation.errors import (
     RecipeError,
     UsageError,
 )
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.grow import grow as grow_module
-from efftrain_cli.grow.grow import GrowOptions, grow_run, grown_recipe
+from efftrain_cli.grow.grow import grow_run, grown_recipe
 from efftrain_cli.grow.scaling_law import KAPLAN
 from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
@@ -61,7 +61,7 @@ windows = 20
 [checkpoint]
 every = 5
 """
-MORE = GrowOptions(rewarmup_steps=3, overrides=("train.tokens=1920",))
+MORE = ("stages.1.rewarmup_steps=3", "train.tokens=1920")
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +100,7 @@ def digest(folder: Path) -> dict[str, str]:
 def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(home):
     source = home / "runs" / "small"
     before = digest(source)
-    grown = grow_run("small", ["width"], "wide", MORE, CPU)
+    grown = grow_run("small", ["width"], "wide", CPU, overrides=MORE)
     assert digest(source) == before
     assert grown.run == home / "runs" / "wide"
     assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
@@ -132,7 +132,7 @@ def test_a_grown_run_begins_with_the_grown_state_and_leaves_the_source_alone(hom
 
 def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home):
     """Bit for bit: grow changes nothing but where the run begins."""
-    grown = grow_run("small", ["depth", "width"], "both", MORE, CPU)
+    grown = grow_run("small", ["depth", "width"], "both", CPU, overrides=MORE)
     resume("both", with_probe=False)
     start(
         load_recipe(str(grown.run / "recipe.toml")),
@@ -173,7 +173,7 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
     resume("resumed", with_probe=False)
     rows = read_lines(home / "runs" / "resumed" / "metrics.jsonl")
     assert sorted({row["segment"] for row in rows}) == [0, 1, 2]
-    grown = grow_run("resumed", ["width"], "wide-resumed", MORE, CPU)
+    grown = grow_run("resumed", ["width"], "wide-resumed", CPU, overrides=MORE)
     assert {row["segment"] for row in read_lines(grown.run / "metrics.jsonl")} == {0}
     resume("wide-resumed", with_probe=False)
     assert [row["step"] for row in latest_rows(grown.run)] == list(range(31))
@@ -187,14 +187,14 @@ def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
 
 
 def test_a_grown_run_can_be_grown_again(home):
-    grow_run("small", ["depth"], "once", MORE, CPU)
-    grown = grow_run("once", ["depth:3"], "twice", MORE, CPU)
+    grow_run("small", ["depth"], "once", CPU, overrides=MORE)
+    grown = grow_run("once", ["depth:3"], "twice", CPU, overrides=["stages.2.lr=1e-3"])
     recipe = load_recipe(str(grown.run / "recipe.toml"))
     assert [recipe.model_at(stage).n_layer for stage in range(3)] == [1, 2, 6]
-    assert recipe.model.n_layer == 6
+    assert recipe.model.n_layer == 6 and recipe.stages[2].lr == 1e-3
     assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
     with pytest.raises(UsageError, match="one \\[staged_growth\\]"):
-        grow_run("once", ["depth"], "other", replace(MORE, depth="identity"), CPU)
+        grow_run("once", ["depth"], "other", CPU, overrides=["staged_growth.depth=identity"])
 
 
 @pytest.mark.parametrize("where", ["write_checkpoint", "dump_recipe"])
@@ -208,7 +208,7 @@ def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
     module = grow_module if where == "dump_recipe" else state_module
     monkeypatch.setattr(module, where, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        grow_run("small", ["width"], "never", MORE, CPU)
+        grow_run("small", ["width"], "never", CPU, overrides=MORE)
     assert digest(source) == before
     assert set((home / "runs").iterdir()) == runs
 
@@ -216,7 +216,7 @@ def test_interrupted_growth_writes_nothing(home, monkeypatch, where):
 def test_growing_needs_no_memory_for_training(home, monkeypatch):
     """16 bytes a parameter fit; the activations of 64 tokens beside them do not."""
     monkeypatch.setattr(memory, "machine_memory", lambda: 300_000)
-    grown = grow_run("small", ["depth"], "on-a-login-node", MORE, CPU)
+    grown = grow_run("small", ["depth"], "on-a-login-node", CPU, overrides=MORE)
     assert 16 * grown.record.parameters_after < 300_000
     with pytest.raises(OutOfMemoryError, match="micro-batches of 4 x 16 tokens"):
         resume(grown.run.name)
@@ -228,9 +228,9 @@ def test_without_optimizer_state_the_weights_alone_are_offered(home):
     with pytest.raises(
         CheckpointError, match=r"--weights-only.*moments of all parameters are lost"
     ):
-        grow_run("bare", ["depth"], "bare-deep", MORE, CPU)
+        grow_run("bare", ["depth"], "bare-deep", CPU, overrides=MORE)
     assert not (home / "runs" / "bare-deep").exists()
-    grown = grow_run("bare", ["depth"], "bare-deep", replace(MORE, weights_only=True), CPU)
+    grown = grow_run("bare", ["depth"], "bare-deep", CPU, weights_only=True, overrides=MORE)
     assert abs(grown.record.val_loss_after - grown.record.val_loss_before) <= 1e-5
     _, _, optimizer, _ = read_checkpoint(checkpoints_of(grown.run)[0])
     assert not any(tensor.any() for tensor in optimizer.values())
@@ -244,9 +244,9 @@ def test_damaged_weights_are_refused_even_alone(home):
         content = bytearray(path.read_bytes())
         content[-9] ^= 1
         path.write_bytes(bytes(content))
-    for options in (MORE, replace(MORE, weights_only=True)):
+    for weights_only in (False, True):
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-            grow_run("bent", ["width"], "bent-wide", options, CPU)
+            grow_run("bent", ["width"], "bent-wide", CPU, weights_only=weights_only)
     assert not (home / "runs" / "bent-wide").exists()
 
 
@@ -258,13 +258,13 @@ def test_another_text_is_not_taken_in_silence(home):
     origin["data"]["train_hash"] = "0" * 64
     path.write_text(json.dumps(origin))
     with pytest.raises(UsageError, match="another text"):
-        grow_run("moved", ["depth"], "moved-deep", MORE, CPU)
-    named = replace(MORE, overrides=(*MORE.overrides, f"data.train={home / 'text.txt'}"))
-    assert grow_run("moved", ["depth"], "moved-deep", named, CPU).run.is_dir()
+        grow_run("moved", ["depth"], "moved-deep", CPU, overrides=MORE)
+    named = [*MORE, f"data.train={home / 'text.txt'}"]
+    assert grow_run("moved", ["depth"], "moved-deep", CPU, overrides=named).run.is_dir()
     origin["data"]["tokenizer_hash"] = "0" * 64
     path.write_text(json.dumps(origin))
     with pytest.raises(CheckpointError, match="tokenizer"):
-        grow_run("moved", ["depth"], "moved-deeper", named, CPU)
+        grow_run("moved", ["depth"], "moved-deeper", CPU, overrides=named)
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,19 @@ def test_another_text_is_not_taken_in_silence(home):
         (["small", "--operator", "width", "--set", "model.n_layer=3"], "follow from the source"),
         (["small", "--operator", "width", "--set", "optim.lrr=3"], "optim.lr"),
         (["small", "--operator", "width", "--checkpoint", "7"], "checkpoints of steps"),
-        (["small", "--operator", "width", "--lr", "-1"], r"^--lr -1.0 must be greater than 0$"),
+        (
+            ["small", "--operator", "width", "--set", "stages.1.operators=[]"],
+            "follow from the source",
+        ),
+        (["small", "--operator", "width", "--set", "stages.0.lr=1"], "follow from the source"),
         (["--plan"], "--target-loss"),
         (["--plan", "--target-loss", "2.0", "--target-size", "1M"], "cannot be reached"),
         (["--plan", "--small", "small"], "needs --operator"),
+        (["--plan", "--small", "small", "--operator", "pad:32"], "give it: --threshold"),
+        (
+            ["--plan", "--small", "small", "--operator", "depth", "--operator", "d_ff:32"],
+            "give it: --threshold",
+        ),
         (
             ["--plan", "--small", "small", "--operator", "width", "--target", "none"],
             "there is no run",
@@ -300,11 +309,13 @@ def test_mistakes_are_explained_and_write_nothing(home, arguments, message):
 
 
 def test_a_growth_that_breaks_a_rule_between_sections_is_refused_in_a_recipe_s_words():
-    with pytest.raises(
-        RecipeError,
-        match=r"^stages: stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002",
-    ):
-        grown_recipe(load_recipe("small"), 0, 15, ["width"], GrowOptions(lr=1e-9))
+    rule = "stage 1: lr = 1e-09 must not be less than optim.min_lr = 0.0002"
+    with pytest.raises(RecipeError, match=rule):
+        grown_recipe(load_recipe("small"), Progress(step=15), ["width"], ["stages.1.lr=1e-9"])
+    with pytest.raises(RecipeError, match=r"stages\.1\.lr = -1 .*\n.*greater than 0"):
+        grown_recipe(load_recipe("small"), Progress(step=15), ["width"], ["stages.1.lr=-1"])
+    with pytest.raises(RecipeError, match=r"the stages grow model\.n_head to 2000: "):
+        grown_recipe(load_recipe("small"), Progress(step=15), ["width:500"], [])
 
 
 def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
@@ -317,8 +328,8 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
         "deep",
         "--set",
         "train.tokens=2K",
-        "--symmetry",
-        "noise",
+        "--set",
+        "staged_growth.symmetry=noise",
     )
     assert "->" in result.output and "largest difference 0" in result.output
     # Measured on all 20 windows, so the losses are those of the source's own last row.
@@ -329,7 +340,8 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
         and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
     )
     assert "efftrain pretrain --resume deep" in result.output
-    noisy = cli("grow", "small", "--operator", "width", "--name", "noisy", "--symmetry", "noise")
+    noise = ["--name", "noisy", "--set", "staged_growth.symmetry=noise"]
+    noisy = cli("grow", "small", "--operator", "width", *noise)
     assert "do not keep the loss" in noisy.output
     assert "next        nothing is left of train.tokens = " in noisy.output
     assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
@@ -350,8 +362,6 @@ def test_planning_from_the_law_and_from_runs(home):
             for s in range(50, 20_000, 50)
         ]
         write_rows(run, rows)
-    plot = home / "plot.svg"
-    options = ["--small", "thin", "--target", "broad", "--operator", "width", "--plot", str(plot)]
-    curves = cli("grow", "--plan", *options)
+    runs = ["--small", "thin", "--target", "broad"]
+    curves = cli("grow", "--plan", *runs, "--operator", "width")
     assert "equal marginal cost" in curves.output and "with logits" in curves.output
-    assert plot.read_text().lstrip().startswith("<?xml")

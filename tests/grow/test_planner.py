@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.grow.plan_report import schedule_lines
 from efftrain_cli.grow.planner import (
     PAPER_OPTIMALITY,
     Curve,
     Projection,
     equal_marginal_cost,
-    fitted_projection,
     fitted_switch,
     make_curve,
-    marginal_projection,
+    project,
     target_step,
 )
-from efftrain_cli.grow.scaling_law import KAPLAN, fit_law
+from efftrain_cli.grow.scaling_law import KAPLAN, FittedLaw, PlannedStage, fit_law
 from tests.conftest import cli
 from tests.fake_runs import write_run
 from tests.grow.released import read_curve, released_filter, released_projection, released_switch
@@ -143,16 +143,14 @@ def test_the_fitted_rule_on_the_authors_curves(curves):
         ("width", "base"): (6199, 2.34, 0.137),
     }
     for (kind, size), (step, ratio, saving) in expected.items():
-        projection = fitted_projection(
-            curves[f"{size}_half_{kind}"], curves[size], THRESHOLDS[kind]
-        )
+        small = curves[f"{size}_half_{kind}"]
+        projection = project(small, curves[size], fitted_switch(small, THRESHOLDS[kind]))
         assert projection.small_steps == step
         assert projection.ratio == pytest.approx(ratio, abs=0.015)
         assert projection.saving == pytest.approx(saving, abs=0.002)
         assert projection.saving_with_logits < projection.saving
-    assert (
-        fitted_projection(curves["large_half_width"], curves["large"], THRESHOLDS["width"]) is None
-    )
+    narrow = curves["large_half_width"]
+    assert project(narrow, curves["large"], fitted_switch(narrow, THRESHOLDS["width"])) is None
     assert fitted_switch(curves["base"], PAPER_OPTIMALITY) == 7999
     assert fitted_switch(curves["large"], PAPER_OPTIMALITY) == 14899
 
@@ -172,14 +170,13 @@ def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(
     """Against a search with another smoother, made independently: the optimum is flat, so steps differ more than
     savings."""
     small, target = curves[f"{size}_half_{kind}"], curves[size]
-    best = marginal_projection(small, target)
+    best = project(small, target, equal_marginal_cost(small, target))
     assert best.saving == pytest.approx(saving, abs=0.004)
     assert best.ratio == pytest.approx(ratio, abs=0.2)
     for step in (0.8 * best.small_steps, 1.25 * best.small_steps):
         if (at := target_step(small, target, step)) is not None:
             assert (
-                Projection("", small, target, step, at, best.final_steps).saving
-                <= best.saving + 1e-4
+                Projection(small, target, step, at, best.final_steps).saving <= best.saving + 1e-4
             )
 
 
@@ -252,14 +249,32 @@ def test_attention_costs_a_narrow_model_more_of_its_saving(
     small, target = with_attention(f"{size}_half_{kind}"), with_attention(size)
     found = (
         released_projection(small, target, THRESHOLDS[kind]),
-        fitted_projection(small, target, THRESHOLDS[kind]),
-        marginal_projection(small, target),
+        project(small, target, fitted_switch(small, THRESHOLDS[kind])),
+        project(small, target, equal_marginal_cost(small, target)),
     )
     for projection, saving in zip(found, (released, fitted_slope, marginal), strict=True):
         if saving is None:
             assert projection is None
         else:
             assert projection.saving == pytest.approx(saving, abs=6e-4)
+
+
+def planned_stage(size: float, loss: float) -> PlannedStage:
+    """A stage of 10 steps of 1,000 tokens."""
+    return PlannedStage(size=size, loss=loss, steps=10.0, batch_tokens=1e3, flops=6 * size * 1e4)
+
+
+def test_a_schedule_says_how_far_it_grows_and_where_it_guesses():
+    """4^(1 / 1.76) = 2.198 steps; 6 x 4e8 x 10,000 FLOPs in the last stage."""
+    planned = [planned_stage(1e8, 3.5), planned_stage(4e8, 3.0)]
+    text = "\n".join(schedule_lines(KAPLAN, planned, "fixed"))
+    assert "growth x 4.00 in parameters: 2.198 steps of the smaller model" in text
+    assert "24 TFLOPs" in text and "extrapolation" not in text
+    for largest, guesses in ((3.9e8, True), (3.97e8, False)):
+        fitted = FittedLaw(law=KAPLAN, rms=0.007, sizes=(1e8, largest), last_step=900.0)
+        text = "\n".join(schedule_lines(KAPLAN, planned, "fixed", fitted))
+        assert "up to 900 steps; it misses their losses by 0.7% (rms)" in text
+        assert ("take the schedule to 400M parameters as a guess" in text) == guesses
 
 
 def test_fit_says_what_it_needs(tmp_path, monkeypatch):
@@ -276,7 +291,6 @@ def test_fit_says_what_it_needs(tmp_path, monkeypatch):
     done = plan("--fit", "wide", "--fit", "narrow")
     # 12 layers x width^2 of two layers
     assert "Fitted to models of 24.6K to 98.3K parameters" in done.output
-    assert "extrapolation" in done.output
     for words, said in (
         (("--fit", "wide"), "two sizes or more"),
         (("--fit", "none"), "there is no run 'none'"),
