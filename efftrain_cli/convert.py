@@ -12,7 +12,7 @@ from typing import Any
 from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
-from efftrain_cli.model.hf import read_hf
+from efftrain_cli.model.hf import from_hf_config, read_hf, read_hf_config
 from efftrain_cli.plan.plan import padded_vocab_size
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import model_overrides
@@ -68,8 +68,8 @@ def import_hf(
     names_text = text_is_meant or any(
         override.startswith(("data.train", "data.sources")) for override in overrides
     )
-    model, hf_config = read_hf(directory)
-    rows = model.config.vocab_size
+    hf_config = read_hf_config(directory)
+    rows = from_hf_config(hf_config).vocab_size
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
             f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
@@ -83,7 +83,7 @@ def import_hf(
             "kept as padding and get no probability",
             file=sys.stderr,
         )
-        model, _ = read_hf(directory, vocab_multiple=rows)
+    model = read_hf(directory, vocab_multiple=multiple)
     target = (run_path(name) / "tokenizer.json").absolute()
     shape_overrides = [*model_overrides(model.config), f"model.vocab_multiple={multiple}"]
     recipe = load_recipe(

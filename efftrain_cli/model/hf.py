@@ -14,9 +14,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from efftrain_cli.foundation import bounds
@@ -24,6 +25,7 @@ from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, UsageError
 from efftrain_cli.foundation.files import made_beside
 from efftrain_cli.foundation.records import parse_json, read_small_text
+from efftrain_cli.foundation.section import Blocks, Channels, Heads
 from efftrain_cli.foundation.tensors import Tensors, read_tensors, write_tensors
 from efftrain_cli.model.config import GPTConfig, pad_vocabulary, resize
 from efftrain_cli.model.flops import parameter_count
@@ -82,48 +84,118 @@ SAYS: dict[str, dict[str, Any]] = {
 """What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is Llama with norms of q
 and k."""
 
-ARCHITECTURE: dict[str, tuple[Any, ...]] = {
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "reorder_and_upcast_attn": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
-}
-"""config.json's keys that must have one of these values, or be absent, for our GPT to compute the same function."""
+Vocabulary = Annotated[int, Field(ge=1, le=bounds.VOCABULARY)]
+Context = Annotated[int, Field(ge=1, le=bounds.CONTEXT)]
+Positive = Annotated[float, Field(gt=0)]
+Off = Literal[False] | None
+"""A switch that must be off; None: it is absent, which is off too."""
 
 
-LLAMA_ARCHITECTURE: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "use_sliding_window": (False,),
-    "rope_scaling": (None,),
-    "pretraining_tp": (1,),
-}
-"""The same for Llama and Qwen3."""
+class _HfConfig(BaseModel):
+    """Keys of a config.json, with the values that our GPT can compute. Other keys change nothing that it computes."""
 
-LARGEST = {
-    "n_layer": bounds.LAYERS,
-    "n_head": bounds.HEADS,
-    "n_embd": bounds.WIDTH,
-    "n_positions": bounds.CONTEXT,
-    "vocab_size": bounds.VOCABULARY,
-}
-"""config.json's sizes and the largest that are believed."""
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
-LLAMA_LARGEST = {
-    "num_hidden_layers": bounds.LAYERS,
-    "num_attention_heads": bounds.HEADS,
-    "num_key_value_heads": bounds.HEADS,
-    "head_dim": bounds.WIDTH,
-    "hidden_size": bounds.WIDTH,
-    "intermediate_size": bounds.WIDTH,
-    "max_position_embeddings": bounds.CONTEXT,
-    "vocab_size": bounds.VOCABULARY,
+
+class _Gpt2(_HfConfig):
+    """Config of GPT2LMHeadModel; defaults are that class's."""
+
+    model_type: Literal["gpt2"] = "gpt2"
+    vocab_size: Vocabulary
+    n_positions: Context
+    n_embd: Channels
+    n_layer: Blocks
+    n_head: Heads
+    n_inner: Channels | None = None
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] = "gelu_new"
+    layer_norm_epsilon: Positive = 1e-5
+    scale_attn_weights: Literal[True] = True
+    scale_attn_by_inverse_layer_idx: Off = None
+    reorder_and_upcast_attn: Off = None
+    add_cross_attention: Off = None
+    tie_word_embeddings: Literal[True] = True
+
+    def shape(self, rows: int) -> GPTConfig:
+        """Return the model's shape, its table padded to `rows`."""
+        d_ff = self.n_inner
+        if d_ff == 4 * self.n_embd:
+            d_ff = None
+        return GPTConfig(
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            n_embd=self.n_embd,
+            seq_len=self.n_positions,
+            vocab_size=self.vocab_size,
+            padded_vocab_size=rows,
+            norm_eps=self.layer_norm_epsilon,
+            d_ff=d_ff,
+        )
+
+
+class _Rope(_HfConfig):
+    rope_type: Literal["default"] = "default"
+    rope_theta: Positive | None = None
+    partial_rotary_factor: Annotated[float, Field(ge=1, le=1)] | None = None
+
+
+class _Llama(_HfConfig):
+    """Config of LlamaForCausalLM and Qwen3ForCausalLM; defaults are LlamaForCausalLM's."""
+
+    model_type: Literal["llama", "qwen3"]
+    vocab_size: Vocabulary
+    hidden_size: Channels
+    intermediate_size: Channels
+    num_hidden_layers: Blocks
+    num_attention_heads: Heads
+    num_key_value_heads: Heads | None = None
+    head_dim: Channels | None = None
+    hidden_act: Literal["silu"] = "silu"
+    max_position_embeddings: Context = 2048
+    rms_norm_eps: Positive = 1e-6
+    rope_parameters: _Rope = _Rope()
+    rope_theta: Positive = 10_000.0
+    """Where older versions of transformers write it."""
+    rope_scaling: None = None
+    tie_word_embeddings: bool = False
+    attention_bias: Literal[False] = False
+    mlp_bias: Off = None
+    use_sliding_window: Off = None
+    layer_types: list[Literal["full_attention"]] | None = None
+    pretraining_tp: Literal[1] | None = None
+
+    def shape(self, rows: int) -> GPTConfig:
+        """Return the model's shape, its table padded to `rows`."""
+        heads = self.num_attention_heads
+        width = self.hidden_size
+        shape = GPTConfig(
+            n_layer=self.num_hidden_layers,
+            n_head=heads,
+            n_embd=width,
+            seq_len=self.max_position_embeddings,
+            vocab_size=self.vocab_size,
+            padded_vocab_size=rows,
+            tied=self.tie_word_embeddings,
+            norm_eps=self.rms_norm_eps,
+            rope_theta=self.rope_parameters.rope_theta or self.rope_theta,
+            qk_norm=self.model_type == "qwen3",
+            **SAYS["Llama"],
+        )
+        return resize(
+            shape,
+            n_head=heads,
+            n_embd=width,
+            kv_heads=self.num_key_value_heads or heads,
+            head_size=self.head_dim or max(1, width // heads),
+            ff_size=self.intermediate_size,
+        )
+
+
+QWEN3 = {
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
 }
-"""The same for Llama and Qwen3."""
+"""Defaults of Qwen3ForCausalLM that are not Llama's."""
 
 
 def is_llama(config: GPTConfig) -> bool:
@@ -263,213 +335,114 @@ def from_hf(tensors: Tensors, config: GPTConfig) -> Tensors:
 
 def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
     """Return the config.json of a class of transformers that computes what this model computes, without dropout."""
-    tokens = {"bos_token_id": eot_id, "eos_token_id": eot_id}
+    keys = _gpt2_keys(config)
     if is_llama(config):
-        return _to_llama_config(config) | tokens
-    n_inner = None
-    if config.ff_size != 4 * config.n_embd:
-        n_inner = config.ff_size
+        keys = _llama_keys(config)
     return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_positions": config.seq_len,
-        "n_ctx": config.seq_len,
-        "n_embd": config.n_embd,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "n_inner": n_inner,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": config.norm_eps,
+        **keys,
         "initializer_range": 0.02,
-        "scale_attn_weights": True,
-        "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0,
-        "attn_pdrop": 0.0,
-        "tie_word_embeddings": True,
-        **tokens,
+        "bos_token_id": eot_id,
+        "eos_token_id": eot_id,
         "torch_dtype": "float32",
         "use_cache": True,
     }
 
 
-def _to_llama_config(config: GPTConfig) -> dict[str, Any]:
-    """Return every key that has a default there, as the classes' defaults differ."""
-    keys: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "mlp_bias": False,
+def _gpt2_keys(config: GPTConfig) -> dict[str, Any]:
+    described = _Gpt2(
+        vocab_size=config.vocab_size,
+        n_positions=config.seq_len,
+        n_embd=config.n_embd,
+        n_layer=config.n_layer,
+        n_head=config.n_head,
+        layer_norm_epsilon=config.norm_eps,
+    )
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **described.model_dump(exclude_none=True),
+        "n_ctx": config.seq_len,
+        "n_inner": config.d_ff,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
     }
+
+
+def _llama_keys(config: GPTConfig) -> dict[str, Any]:
+    """Return every key that has a default there, as the classes' defaults differ."""
+    architecture = "LlamaForCausalLM"
+    own: dict[str, Any] = {"model_type": "llama", "mlp_bias": False}
     if config.qk_norm:
-        keys = {
-            "architectures": ["Qwen3ForCausalLM"],
+        architecture = "Qwen3ForCausalLM"
+        own = {
             "model_type": "qwen3",
             "use_sliding_window": False,
             "layer_types": ["full_attention"] * config.n_layer,
         }
+    described = _Llama(
+        **own,
+        vocab_size=config.vocab_size,
+        hidden_size=config.n_embd,
+        intermediate_size=config.ff_size,
+        num_hidden_layers=config.n_layer,
+        num_attention_heads=config.n_head,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.head_size,
+        max_position_embeddings=config.seq_len,
+        rms_norm_eps=config.norm_eps,
+        rope_parameters=_Rope(rope_theta=config.rope_theta),
+        rope_theta=config.rope_theta,
+        tie_word_embeddings=config.tied,
+    )
     return {
-        **keys,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.n_embd,
-        "intermediate_size": config.ff_size,
-        "num_hidden_layers": config.n_layer,
-        "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_size,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.seq_len,
-        "initializer_range": 0.02,
-        "rms_norm_eps": config.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tied,
-        "attention_bias": False,
+        "architectures": [architecture],
+        **described.model_dump(exclude_none=True),
         "attention_dropout": 0.0,
         "pad_token_id": None,
-        "torch_dtype": "float32",
-        "use_cache": True,
     }
-
-
-class _ConfigReader:
-    """Values of a config.json, and what is wrong with them."""
-
-    def __init__(
-        self,
-        hf_config: Mapping[str, Any],
-        architecture: Mapping[str, tuple[Any, ...]],
-    ) -> None:
-        self._config = hf_config
-        self.problems: list[str] = []
-        for key, allowed in architecture.items():
-            holds = key not in hf_config or any(hf_config[key] == value for value in allowed)
-            self.require(holds, key, " or ".join(map(json.dumps, allowed)))
-
-    def require(self, holds: bool, key: str, rule: str) -> None:
-        """Note `rule` as broken by `key` unless it holds."""
-        if not holds:
-            value = json.dumps(self._config.get(key), default=str)[:100]
-            self.problems.append(f"{key} = {value} (must be {rule})")
-
-    def size(self, key: str, largest: int, default: int | None = None) -> int:
-        """Return the whole number of `key`; `default` if it is absent, and 1 if it is wrong."""
-        value = self._config.get(key)
-        if value is None and default is not None:
-            return default
-        if type(value) is int and 0 < value <= largest:
-            return value
-        self.require(False, key, f"a whole number from 1 to {largest:,}")
-        return 1
-
-    def number(self, key: str, default: float, table: Mapping[str, Any] | None = None) -> float:
-        """Return the positive number of `key`, in `table` or the file; `default` if it is absent or wrong."""
-        value = (table or self._config).get(key, default)
-        if type(value) in (int, float) and 0 < value < float("inf"):
-            return float(value)
-        self.require(False, key, "a positive number")
-        return default
-
-    def finish(self) -> None:
-        """Raise a CheckpointError that names all problems, if there are any."""
-        if self.problems:
-            raise CheckpointError(
-                "config.json does not describe a model that efftrain can compute: "
-                + "; ".join(self.problems)
-            )
 
 
 def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
     """Return the model's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
 
     Raises:
-        CheckpointError: it describes another function than this GPT computes; every such key is named.
+        CheckpointError: it describes another function than this GPT computes. Every key that is wrong by itself is
+            named, or every size that does not fit the others.
     """
-    if hf_config.get("model_type") in ("llama", "qwen3"):
-        return _from_llama_config(hf_config, vocab_multiple)
-    read = _ConfigReader(hf_config, ARCHITECTURE)
-    sizes = {key: read.size(key, largest) for key, largest in LARGEST.items()}
-    heads = sizes["n_head"]
-    width = sizes["n_embd"]
-    units = read.size("n_inner", 4 * bounds.WIDTH, 4 * width)
-    read.require(width % heads == 0, "n_head", f"a divisor of n_embd = {width}")
-    eps = read.number("layer_norm_epsilon", 1e-5)
-    read.finish()
-    d_ff = None
-    if units != 4 * width:
-        d_ff = units
-    return GPTConfig(
-        n_layer=sizes["n_layer"],
-        n_head=heads,
-        n_embd=width,
-        seq_len=sizes["n_positions"],
-        vocab_size=sizes["vocab_size"],
-        padded_vocab_size=pad_vocabulary(sizes["vocab_size"], vocab_multiple),
-        norm_eps=eps,
-        d_ff=d_ff,
+    given = {key: value for key, value in hf_config.items() if value is not None}
+    family = given.get("model_type", "gpt2")
+    hf_class: type[_Gpt2] | type[_Llama] = _Llama
+    if family == "gpt2":
+        hf_class = _Gpt2
+    elif family == "qwen3":
+        given = QWEN3 | given
+    elif family != "llama":
+        named = json.dumps(family)[:100]
+        raise CheckpointError(
+            f"config.json describes a model of model_type {named}: efftrain reads gpt2, llama and qwen3"
+        )
+    try:
+        described = hf_class.model_validate(given)
+    except ValidationError as error:
+        problems = [_problem(entry) for entry in error.errors(include_url=False)]
+    else:
+        config = described.shape(pad_vocabulary(described.vocab_size, vocab_multiple))
+        problems = [f"{field} {rule}" for field, rule in config.validation_errors()]
+        if not problems:
+            return config
+    raise CheckpointError(
+        f"config.json does not describe a model that efftrain can compute: {'; '.join(problems)}"
     )
 
 
-def _from_llama_config(hf_config: Mapping[str, Any], vocab_multiple: int) -> GPTConfig:
-    is_qwen = hf_config["model_type"] == "qwen3"
-    read = _ConfigReader(hf_config, LLAMA_ARCHITECTURE)
-    heads = read.size("num_attention_heads", bounds.HEADS)
-    width = read.size("hidden_size", bounds.WIDTH)
-    optional = {
-        "num_key_value_heads": heads,
-        "head_dim": max(1, width // heads),
-        "max_position_embeddings": 2048,
-    }
-    if is_qwen:
-        optional = {
-            "num_key_value_heads": 32,
-            "head_dim": 128,
-            "max_position_embeddings": 32768,
-        }
-    sizes = {}
-    for key, largest in LLAMA_LARGEST.items():
-        sizes[key] = read.size(key, largest, optional.get(key))
-
-    rope = hf_config.get("rope_parameters") or {}
-    plain = isinstance(rope, dict) and rope.get("rope_type", "default") == "default"
-    plain = plain and rope.get("partial_rotary_factor", 1.0) == 1.0
-    read.require(plain, "rope_parameters", "of rope_type default")
-    table = None
-    if plain and "rope_theta" in rope:
-        table = rope
-    theta = read.number("rope_theta", 10_000.0, table)
-    eps = read.number("rms_norm_eps", 1e-6)
-
-    layers = hf_config.get("layer_types") or []
-    full = isinstance(layers, list) and all(kind == "full_attention" for kind in layers)
-    read.require(full, "layer_types", "full_attention throughout")
-    tied = hf_config.get("tie_word_embeddings", False)
-    read.require(isinstance(tied, bool), "tie_word_embeddings", "true or false")
-
-    shape = GPTConfig(
-        n_layer=sizes["num_hidden_layers"],
-        n_head=heads,
-        n_embd=width,
-        seq_len=sizes["max_position_embeddings"],
-        vocab_size=sizes["vocab_size"],
-        padded_vocab_size=pad_vocabulary(sizes["vocab_size"], vocab_multiple),
-        tied=bool(tied),
-        norm_eps=eps,
-        rope_theta=theta,
-        qk_norm=is_qwen,
-        **SAYS["Llama"],
-    )
-    config = resize(
-        shape,
-        n_head=heads,
-        n_embd=width,
-        kv_heads=sizes["num_key_value_heads"],
-        head_size=sizes["head_dim"],
-        ff_size=sizes["intermediate_size"],
-    )
-    for field, rule in config.validation_errors():
-        read.problems.append(f"{field} {rule}")
-    read.finish()
-    return config
+def _problem(entry: Any) -> str:
+    """Format one of pydantic's errors: key, value and rule."""
+    key = ".".join(map(str, entry["loc"]))
+    if entry["type"] == "missing":
+        return f"{key} is missing"
+    value = json.dumps(entry["input"], default=str)[:100]
+    rule = entry["msg"].replace("Input should", "must")
+    return f"{key} = {value} ({rule})"
 
 
 EXPORTED_FROM = "efftrain.json"
@@ -538,11 +511,11 @@ def _json_text(content: Mapping[str, Any]) -> str:
     return json.dumps(content, indent=2) + "\n"
 
 
-def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, Any]]:
-    """Read the GPT in a directory with config.json and model.safetensors (whole or in shards), and its config.json.
+def read_hf_config(directory: Path) -> dict[str, Any]:
+    """Read a directory's config.json.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot compute.
+        CheckpointError: it is missing, unreadable or no JSON object.
     """
     path = directory / "config.json"
     way = "name a directory as transformers' save_pretrained writes it"
@@ -552,9 +525,18 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
         raise CheckpointError(f"{path} is missing\n  {way}") from None
     if not isinstance(hf_config, dict):
         raise CheckpointError(f"{path} is not a JSON object")
-    config = from_hf_config(hf_config, vocab_multiple)
+    return hf_config
+
+
+def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
+    """Read the GPT in a directory with config.json and model.safetensors (whole or in shards).
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot compute.
+    """
+    config = from_hf_config(read_hf_config(directory), vocab_multiple)
     tensors = read_hf_tensors(directory)
-    _check_size(config, tensors, path)
+    _check_size(config, tensors, directory / "config.json")
     doubles = sum(tensor.dtype == torch.float64 for tensor in tensors.values())
     if doubles:
         say(f"note: {doubles} of {len(tensors)} tensors are float64 and are rounded to fp32")
@@ -565,7 +547,7 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> tuple[GPT, dict[str, A
             weights[name] = _as_fp32(tensor, f"{directory}: {name}")
     model = GPT(config)
     model.load_state_dict(from_hf(weights, config))
-    return model, hf_config
+    return model
 
 
 def _as_fp32(tensor: Tensor, name: str) -> Tensor:

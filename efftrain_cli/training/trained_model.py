@@ -87,7 +87,7 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     from efftrain_cli.foundation.files import sha256_of
     from efftrain_cli.model.hf import EXPORTED_FROM, read_hf
 
-    model, _ = read_hf(directory)
+    model = read_hf(directory)
     model.to(device).eval()
     recipe = load_recipe("small", model_overrides(model.config))
     weights = directory / "model.safetensors"

@@ -54,8 +54,8 @@ def test_growth_factors(lab):
     """F97: by the sizes that are believed, then by the memory that the grown model needs."""
     lab.train("r", "--steps", "1")
     for operator, code, message in (
-        ("width:1000", 2, "the grown model's n_head must be at most 1024"),
-        ("depth:100000", 2, "the grown model's n_layer must be at most 1024"),
+        ("width:1000", 2, "the stages grow model.n_head to 2000: input should be less"),
+        ("depth:100000", 2, "the stages grow model.n_layer to 200000: input should be less"),
         (f"depth:{'9' * 5000}", 2, "the factor must be a whole number"),
         ("width:500 depth:500", 5, "a model of 12.3T parameters needs 196.6 TB"),
     ):

@@ -107,7 +107,7 @@ def test_the_released_format_is_read(tmp_path):
     ):  # absent from the released config.json
         del config[key]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    model, _ = read_hf(tmp_path)
+    model = read_hf(tmp_path)
     assert model.config == CONFIG
     tokens = torch.arange(20)[None]
     assert torch.equal(model(tokens), ours(tokens))
@@ -123,7 +123,7 @@ def test_shards_are_read(tmp_path):
     weight_map = {name: f"model-{int(i >= 10)}.safetensors" for i, name in enumerate(names)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / "config.json").write_text(json.dumps(to_hf_config(CONFIG, eot_id=100)))
-    model, _ = read_hf(tmp_path)
+    model = read_hf(tmp_path)
     assert torch.equal(model.wpe.weight, tensors["transformer.wpe.weight"])
 
 
@@ -131,12 +131,14 @@ def test_what_is_no_gpt2_is_refused_with_every_reason(tmp_path):
     config = to_hf_config(CONFIG, eot_id=100) | {
         "activation_function": "relu",
         "n_inner": 7.5,
-        "n_head": 5,
     }
+    del config["n_layer"]
     with pytest.raises(CheckpointError) as error:
         from_hf_config(config)
-    for key in ("activation_function", "n_inner", "n_head"):
-        assert key in str(error.value)
+    for words in ('activation_function = "relu" (', "n_inner = 7.5 (", "n_layer is missing"):
+        assert words in str(error.value)
+    with pytest.raises(CheckpointError, match=r"n_head must divide model\.n_embd = 32"):
+        from_hf_config(to_hf_config(CONFIG, eot_id=100) | {"n_head": 5})
 
     tensors = to_hf(random_ours())
     del tensors["transformer.ln_f.bias"]
@@ -213,7 +215,7 @@ def test_an_export_loads_in_transformers_offline(tmp_path, tokenizer_json, monke
 
     with pytest.raises(UsageError, match="empty"):
         write_hf(ours, tokenizer_json, eot_id, tmp_path / "export")
-    model, _ = read_hf(tmp_path / "export")
+    model = read_hf(tmp_path / "export")
     assert torch.equal(model(tokens), ours(tokens))
 
 

@@ -91,7 +91,7 @@ def test_what_transformers_saved_is_read(tmp_path):
     tokens = torch.arange(40)[None]
     for config in (written, old):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        ours, _ = read_hf(tmp_path)
+        ours = read_hf(tmp_path)
         assert (ours.config.rope_theta, ours.config.tied) == (5e5, False)
         assert (ours(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
 
@@ -128,6 +128,8 @@ def test_a_gpt2_of_other_sizes_is_said():
         {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32}},
         {"rope_parameters": 3},
         {"rope_scaling": {"rope_type": "yarn"}},
+        {"model_type": "mamba"},
+        {"model_type": ["llama"]},
         {"num_key_value_heads": 3},
         {"head_dim": 7},
         {"head_dim": 10**9},
@@ -145,3 +147,10 @@ def test_what_this_model_cannot_compute_is_refused(changed):
     config = to_hf_config(LLAMA, eot_id=100) | changed
     with pytest.raises(CheckpointError, match="describe"):
         from_hf_config(config)
+
+
+def test_a_wrong_number_of_heads_is_named_once():
+    config = to_hf_config(LLAMA, eot_id=100) | {"num_attention_heads": 0}
+    with pytest.raises(CheckpointError) as error:
+        from_hf_config(config)
+    assert str(error.value).count("num_attention_heads") == 1
