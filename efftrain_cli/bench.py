@@ -26,10 +26,10 @@ from efftrain_cli.data.corpus import ShardWriter
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.ouroboros import Ouroboros
-from efftrain_cli.model.flops import peak_flops
+from efftrain_cli.model.flops import flops_per_token, peak_flops
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.plan.cost import likely_vocabulary
-from efftrain_cli.plan.plan import optimizer_flops, plan_step
+from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import build_state, compute_dtype
 from efftrain_cli.training.compiling import compile_seconds, compiled_graphs, compiles
@@ -171,8 +171,9 @@ def bench(
     plan = plan_step(recipe, state.progress, max(1, rings))
     tokens = plan.batch_size * plan.seq_len
     model = state.model
-    per_token = model.flops_per_token(plan.seq_len, sum(plan.keep)).with_logits
-    flops_per_second = (per_token * tokens + optimizer_flops(recipe, model.config)) / median
+    per_token = flops_per_token(model.config, plan.seq_len, sum(plan.keep)).with_logits
+    of_optimizer = recipe.optim.facts.step_flops(model.config)
+    flops_per_second = (per_token * tokens + of_optimizer) / median
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     dtype = compute_dtype(recipe, device)
     peak = peak_flops(name, dtype)

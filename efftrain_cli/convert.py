@@ -13,7 +13,7 @@ from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import from_hf_config, read_hf, read_hf_config
-from efftrain_cli.plan.plan import padded_vocab_size
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.sections import model_overrides
 from efftrain_cli.run.directory import run_path, taken
@@ -93,7 +93,10 @@ def import_hf(
         raise UsageError(
             f"recipe {recipe_name} has stages, which say how large the model is; choose one without"
         )
-    assert padded_vocab_size(recipe, tokenizer.vocab_size) == model.config.padded_vocab_size
+    assert (
+        model_config(recipe, tokenizer.vocab_size).padded_vocab_size
+        == model.config.padded_vocab_size
+    )
     with tempfile.TemporaryDirectory() as scratch:
         tokenizer_path = Path(scratch) / "tokenizer.json"
         tokenizer.save(tokenizer_path)

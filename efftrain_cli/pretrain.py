@@ -35,12 +35,10 @@ from efftrain_cli.foundation.signals import (
     stop_reason,
 )
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.model.flops import inner_parameters
+from efftrain_cli.model.flops import inner_parameters, parameter_count
 from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.plan.plan import (
     model_config,
-    model_parameters,
-    padded_vocab_size,
     plan_step,
 )
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
@@ -408,10 +406,7 @@ def show_header(
     """Print what is about to be spent, before anything is."""
     recipe, corpus = session.recipe, session.corpus
     model = recipe.model
-    rows = padded_vocab_size(recipe, corpus.vocab_size)
-    parameters = model_parameters(recipe, rows)
     config = model_config(recipe, corpus.vocab_size)
-    inside = inner_parameters(config)
     before = state.progress
     threads = (
         f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
@@ -427,7 +422,7 @@ def show_header(
     lines = [
         f"run        {run.path}",
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
-        f"{human_count(parameters)} parameters ({human_count(inside)} without embeddings)",
+        f"{human_count(parameter_count(config))} parameters ({human_count(inner_parameters(config))} without embeddings)",
         f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
         f"{counted(session.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
         f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "

@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 
+from efftrain_cli.model.flops import flops_per_token, parameter_count
 from efftrain_cli.plan.cluster import Cluster, step_time
 from efftrain_cli.plan.cost import likely_vocabulary
-from efftrain_cli.plan.plan import model_parameters, padded_vocab_size, token_flops
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.metrics import latest_rows
@@ -33,15 +34,15 @@ UPDATE = 28 / 2e12
 
 def seconds(row: Mapping[str, object], recipe: Recipe, cluster: Cluster, times: int) -> float:
     """The modelled time of one step of a run."""
-    vocabulary = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
+    config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     most = -(-int(str(row["batch_size"])) * times // cluster.devices)
     flops = (
         most
         * recipe.model.seq_len
-        * token_flops(recipe, vocabulary, recipe.model.seq_len, recipe.model.n_layer).with_logits
+        * flops_per_token(config, config.seq_len, config.n_layer).with_logits
     )
     sums = 2 if row.get("simigrad_similarity") is not None else 1
-    parameters = model_parameters(recipe, vocabulary)
+    parameters = parameter_count(config)
     return (
         step_time(cluster, flops=flops, parameters=parameters, sums=sums).total
         + UPDATE * parameters

@@ -254,7 +254,7 @@ def _card(name: str) -> dict[str, Any]:
         card["tokens"] = parse_count(card["tokens"])
     card["parameters_without_embeddings"] = None
     with contextlib.suppress(ValueError, TypeError):
-        config = config_of(Model(**draft.values["model"]), 1, 1)
+        config = config_of(Model(**draft.values["model"]), 1)
         card["parameters_without_embeddings"] = inner_parameters(config)
     return card
 

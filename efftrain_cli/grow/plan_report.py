@@ -25,7 +25,8 @@ from efftrain_cli.grow.scaling_law import (
     relative_cost,
 )
 from efftrain_cli.methods.staged_growth import Operator
-from efftrain_cli.plan.plan import padded_vocab_size, token_flops
+from efftrain_cli.model.flops import flops_per_token
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import find_run
@@ -126,12 +127,10 @@ def curve_of(source: str, window: int = 31) -> Curve:
         raise UsageError(
             f"run {source!r} uses {', '.join(recipe.methods)}: the planner needs runs from scratch whose steps all cost the same"
         )
-    model = recipe.model
     vocab_size = int(origin_data(run)["vocab_size"])
-    per_token = token_flops(
-        recipe, padded_vocab_size(recipe, vocab_size), model.seq_len, model.n_layer
-    )
-    tokens = recipe.train.batch_size * model.seq_len
+    config = model_config(recipe, vocab_size)
+    per_token = flops_per_token(config, config.seq_len, config.n_layer)
+    tokens = recipe.train.batch_size * config.seq_len
     points = {
         float(row["step"]): float(row["val_loss"])
         for row in latest_rows(run)

@@ -29,7 +29,7 @@ from efftrain_cli.model.cross_entropy import (
     summed_cross_entropy,
     summed_losses,
 )
-from efftrain_cli.model.flops import FlopsPerToken, channels, flops_per_token
+from efftrain_cli.model.flops import channels
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.linear import NarrowHead
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
@@ -366,16 +366,6 @@ class GPT(nn.Module):
     def parameter_kinds(self) -> dict[str, ParameterKind]:
         """Map every parameter's name to its kind, by which growth, weight decay and Muon go."""
         return {name: parameter_kind(name) for name, _ in self.named_parameters()}
-
-    def flops_per_token(
-        self, seq_len: int | None = None, blocks: float | None = None
-    ) -> FlopsPerToken:
-        """Return FLOPs per trained token at `seq_len` (default: the full length) if `blocks` ran (default: all)."""
-        if seq_len is None:
-            seq_len = self.config.seq_len
-        if blocks is None:
-            blocks = self.config.n_layer
-        return flops_per_token(self.config, seq_len, blocks)
 
     def init_weights(self, seed: int) -> None:
         """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.

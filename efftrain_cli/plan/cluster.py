@@ -25,8 +25,6 @@ from efftrain_cli.plan.plan import (
     accumulation_steps,
     assumed_result,
     model_config,
-    model_parameters,
-    padded_vocab_size,
     plan_run,
 )
 from efftrain_cli.recipe.recipe import Recipe
@@ -143,15 +141,15 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
         raise UsageError(
             "a ring of Ouroboros's modules passes activations, for which this model has no term\n  --set ouroboros=false plans the rest"
         )
-    rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
-    parameters = model_parameters(recipe, rows)
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
+    parameters = parameter_count(model_config(recipe, vocab_size))
     kinds: Counter[StepKind] = Counter()
     flops: defaultdict[StepKind, float] = defaultdict(float)
     plans: dict[StepKind, StepPlan] = {}
     for plan, progress in plan_run(recipe):
         kind = plan.batch_size, plan.seq_len, plan.measure_similarity
         kinds[kind] += 1
-        flops[kind] += assumed_result(recipe, plan, rows, progress.stage).flops
+        flops[kind] += assumed_result(recipe, plan, vocab_size, progress.stage).flops
         plans[kind] = plan
 
     def tokens_and_count(kind: StepKind) -> tuple[int, int]:

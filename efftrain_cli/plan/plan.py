@@ -13,12 +13,8 @@ from typing import Any
 
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.methods.staged_growth import rewarmup_factor
-from efftrain_cli.model.config import Dimensions, GPTConfig, pad_vocabulary
-from efftrain_cli.model.flops import (
-    FlopsPerToken,
-    flops_per_token,
-    parameter_count,
-)
+from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.recipe.sections import Optim, config_of
 
@@ -33,45 +29,9 @@ def _stage(recipe: Recipe, stage: int) -> tuple[int, Optim]:
     return recipe.model_at(stage).n_layer, recipe.optim_at(stage)
 
 
-def padded_vocab_size(recipe: Recipe, vocab_size: int) -> int:
-    """Return the rows of the embedding matrix: `vocab_size` rounded up to the recipe's multiple."""
-    return pad_vocabulary(vocab_size, recipe.model.vocab_multiple)
-
-
-def model_config(
-    recipe: Recipe,
-    vocab_size: int,
-    vocab_rows: int | None = None,
-    stage: int | None = None,
-) -> GPTConfig:
-    """Return the shape of the recipe's model, of a stage from 0; default: of [model].
-
-    Its table has `vocab_rows` rows; default: `vocab_size` padded.
-    """
-    if vocab_rows is None:
-        vocab_rows = padded_vocab_size(recipe, vocab_size)
-    return config_of(recipe.model_at(stage), vocab_size, vocab_rows, recipe.affine)
-
-
-def model_parameters(recipe: Recipe, vocab_rows: int, stage: int | None = None) -> int:
-    """Count the parameters of the recipe's model (of a stage; default: of [model]) with so many embedding rows."""
-    return parameter_count(model_config(recipe, vocab_rows, vocab_rows, stage))
-
-
-def token_flops(
-    recipe: Recipe,
-    rows: int,
-    seq_len: int,
-    blocks: float,
-    stage: int | None = None,
-) -> FlopsPerToken:
-    """Return FLOPs per trained token of the recipe's model (of a stage) at `seq_len` over `blocks` executed blocks."""
-    return flops_per_token(model_config(recipe, rows, rows, stage), seq_len, blocks)
-
-
-def optimizer_flops(recipe: Recipe, model: Dimensions) -> float:
-    """Return the FLOPs of the optimizer's matrix products in one step."""
-    return recipe.optim.facts.step_flops(model)
+def model_config(recipe: Recipe, vocab_size: int, stage: int | None = None) -> GPTConfig:
+    """Return the shape of the recipe's model, of a stage from 0; default: of [model]."""
+    return config_of(recipe.model_at(stage), vocab_size, recipe.affine)
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
@@ -298,14 +258,11 @@ def plan_run(
     """
     if progress is None:
         progress = Progress()
-    rows = None
-    if vocab_size is not None:
-        rows = padded_vocab_size(recipe, vocab_size)
     while progress.tokens < recipe.train.tokens:
         if stage_ended(recipe, progress):
             progress = after_growth(recipe, progress)
         plan = plan_step(recipe, progress)
-        result = assumed_result(recipe, plan, rows, progress.stage)
+        result = assumed_result(recipe, plan, vocab_size, progress.stage)
         progress = after_step(recipe, progress, plan, result)
         yield plan, progress
 
@@ -313,16 +270,17 @@ def plan_run(
 def assumed_result(
     recipe: Recipe,
     plan: StepPlan,
-    vocab_rows: int | None,
+    vocab_size: int | None,
     stage: int = 0,
 ) -> StepResult:
     """Return what a step is expected to be before it runs: every target trained on, blocks at their mean."""
     tokens = plan.batch_size * plan.seq_len
-    if vocab_rows is None:
+    if vocab_size is None:
         return StepResult(tokens, 0.0)
+    config = model_config(recipe, vocab_size, stage)
     blocks = sum(plan.keep)
-    per_token = token_flops(recipe, vocab_rows, plan.seq_len, blocks, stage)
-    of_optimizer = optimizer_flops(recipe, recipe.model_at(stage))
+    per_token = flops_per_token(config, plan.seq_len, blocks)
+    of_optimizer = recipe.optim.facts.step_flops(config)
     return StepResult(
         tokens=tokens,
         flops=per_token.with_logits * tokens + of_optimizer,

@@ -11,7 +11,15 @@ from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.bounds import CONTEXT, VOCABULARY
 from efftrain_cli.foundation.section import SECTION, Blocks, Channels, Count, Every, Heads, Text
-from efftrain_cli.model.config import Dimensions, GPTConfig, Init, Mlp, Norm, Positions
+from efftrain_cli.model.config import (
+    Dimensions,
+    GPTConfig,
+    Init,
+    Mlp,
+    Norm,
+    Positions,
+    pad_vocabulary,
+)
 from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
 
@@ -85,12 +93,12 @@ _SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)
 def config_of(
     model: Model,
     vocab_size: int,
-    vocab_rows: int,
     affine: tuple[str, ...] = (),
 ) -> GPTConfig:
-    """Return the shape of a [model] with that vocabulary."""
+    """Return the shape of a [model] with that vocabulary, padded as the section says."""
     shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
-    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=vocab_rows, affine=affine, **shared)
+    rows = pad_vocabulary(vocab_size, model.vocab_multiple)
+    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=rows, affine=affine, **shared)
 
 
 def model_overrides(config: GPTConfig) -> list[str]:

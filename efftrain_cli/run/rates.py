@@ -16,8 +16,9 @@ from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import open_to_write
 from efftrain_cli.foundation.records import Part, digest_of
+from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.cost import likely_vocabulary
-from efftrain_cli.plan.plan import padded_vocab_size, token_flops
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe, recipe_values
 
 FEWEST_STEPS = 10
@@ -111,8 +112,8 @@ def estimate_speed(recipe: Recipe) -> float | None:
 
 
 def _flops_per_token(recipe: Recipe) -> float:
-    rows = padded_vocab_size(recipe, likely_vocabulary(recipe.data.tokenizer))
-    return token_flops(recipe, rows, recipe.model.seq_len, recipe.model.n_layer).with_logits
+    config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
+    return flops_per_token(config, config.seq_len, config.n_layer).with_logits
 
 
 def _rates_on(device: str) -> list[Rate]:

@@ -11,6 +11,7 @@ from torch.profiler import record_function
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.simigrad import accumulate_by_halves
+from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.model.gpt import GPT, Gates, Note, run_eagerly
 from efftrain_cli.model.kernels import (
     attention_kernels,
@@ -24,7 +25,6 @@ from efftrain_cli.model.linear import (
     set_draws,
     unnoticed,
 )
-from efftrain_cli.plan.plan import optimizer_flops
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
@@ -259,8 +259,8 @@ def step_result(
 ) -> StepResult:
     """Return the result of a step, with its FLOPs and without columns."""
     blocks = blocks_per_sequence(plan, gates)
-    per_token = model.flops_per_token(plan.seq_len, blocks)
-    of_optimizer = optimizer_flops(recipe, model.config)
+    per_token = flops_per_token(model.config, plan.seq_len, blocks)
+    of_optimizer = recipe.optim.facts.step_flops(model.config)
     return StepResult(
         tokens=plan.tokens,
         flops=per_token.with_logits * plan.tokens + of_optimizer,

@@ -27,8 +27,9 @@ from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.step import Batch
+from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.cost import gradient_copies
-from efftrain_cli.plan.plan import full_plan, optimizer_flops
+from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run
@@ -170,10 +171,11 @@ def probe_seconds(session: Session, state: TrainState, summary: PlanSummary) -> 
         return seconds
     last = fresh_state(session, stage=len(recipe.stages) - 1)
     config = last.model.config
-    flops_per_token = last.model.flops_per_token().with_logits
-    flops_per_token += optimizer_flops(recipe, config) / (recipe.train.batch_size * config.seq_len)
+    per_token = flops_per_token(config, config.seq_len, config.n_layer).with_logits
+    of_optimizer = recipe.optim.facts.step_flops(config)
+    per_token += of_optimizer / (recipe.train.batch_size * config.seq_len)
     flops_left = summary.flops - state.progress.flops
-    return probe(session, last, summary) * flops_left / flops_per_token
+    return probe(session, last, summary) * flops_left / per_token
 
 
 def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:

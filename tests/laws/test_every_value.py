@@ -13,8 +13,9 @@ from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.frames import frame_of
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.hf import to_hf, to_hf_config
-from efftrain_cli.plan.plan import model_parameters, plan_run
+from efftrain_cli.plan.plan import model_config, plan_run
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
@@ -39,7 +40,7 @@ def test_it_trains_as_planned_and_resumes(value):
     recipe = load_recipe("small", overrides_of(value))
     rows = assert_resumes_exactly_at_every_step(recipe)
     state = fresh(recipe)
-    assert model_parameters(recipe, VOCAB_SIZE) == state.model.parameter_count
+    assert parameter_count(model_config(recipe, VOCAB_SIZE)) == state.model.parameter_count
     summary = summarize_plan(recipe, None, VOCAB_SIZE)
     if "steps" not in recipe.varies:
         assert summary.steps == rows[-1]["step"]
@@ -76,7 +77,8 @@ def test_a_number_or_switch_changes_the_run_and_resumes(settings):
     plain = load_recipe("small", overrides_of("model.arch=gpt2"))
     recipe = load_recipe("small", [*overrides_of("model.arch=gpt2"), *settings])
     rows = assert_resumes_exactly_at_every_step(recipe)
-    assert model_parameters(recipe, VOCAB_SIZE) == fresh(recipe).model.parameter_count
+    model = fresh(recipe).model
+    assert parameter_count(model_config(recipe, VOCAB_SIZE)) == model.parameter_count
     plain_rows = assert_resumes_exactly_at_every_step(plain)
     equal = [row["loss"] for row in rows[1:]] == [row["loss"] for row in plain_rows[1:]]
     # What is looked at changes nothing; z-loss is reported apart and changes the second step.

@@ -88,8 +88,8 @@ ADDITIONS = {
         ],
         "OVERRIDES = ['model.norm=gainless']"
         + TRAINED
-        + "from efftrain_cli.plan.plan import model_parameters\n"
-        "assert model_parameters(recipe, 64) == state.model.parameter_count\n"
+        + "from efftrain_cli.model.flops import parameter_count\n"
+        "assert parameter_count(state.model.config) == state.model.parameter_count\n"
         "assert not [name for name, _ in state.model.named_parameters() if 'ln_' in name]",
     ),
     "an MLP": (

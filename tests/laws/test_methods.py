@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from efftrain_cli.plan.plan import model_parameters, token_flops
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.plan import model_config
 from tests.resume_law import (
     assert_resumes_exactly_at_every_step,
     assert_tokens_are_those_of_the_data,
@@ -59,5 +60,4 @@ def test_each_method_trains_and_resumes(base, method):
 
     model = fresh(recipe).model
     assert (model.lm_head is None) == recipe.model.tied
-    assert model.parameter_count == model_parameters(recipe, VOCAB_SIZE)
-    assert model.flops_per_token(8, 1.5) == token_flops(recipe, VOCAB_SIZE, 8, 1.5)
+    assert model.parameter_count == parameter_count(model_config(recipe, VOCAB_SIZE))

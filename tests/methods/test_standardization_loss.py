@@ -12,9 +12,10 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
+from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import standardization_loss
-from efftrain_cli.plan.plan import model_parameters, plan_step, token_flops
+from efftrain_cli.plan.plan import model_config, plan_step
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim
@@ -288,8 +289,7 @@ def test_stopping_and_continuing_moves_no_bit(settings):
     rows = assert_resumes_exactly_at_every_step(recipe)
     assert all(math.isfinite(row["standardization_loss"]) for row in rows[1:])
     model = fresh(recipe).model
-    assert model.parameter_count == model_parameters(recipe, 64)
-    assert model.flops_per_token(8, 1.5) == token_flops(recipe, 64, 8, 1.5)
+    assert model.parameter_count == parameter_count(model_config(recipe, 64))
 
 
 def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran():
