@@ -41,7 +41,7 @@ from efftrain_cli.plan.plan import (
     model_config,
     plan_step,
 )
-from efftrain_cli.plan.preview import PlanSummary, summarize_plan
+from efftrain_cli.plan.preview import PlanSummary, staged_warnings, summarize_plan
 from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run import tensorboard
@@ -447,6 +447,7 @@ def show_header(
     warnings = (
         *corpus.notes,
         *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]),
+        *staged_warnings(recipe, plan.end),
     )
     print_labelled(console, lines)
     for warning in warnings:

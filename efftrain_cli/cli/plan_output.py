@@ -29,7 +29,7 @@ from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.plan.cluster import Cluster, plan_cluster
 from efftrain_cli.plan.cost import PlanCost, plan_cost, vocabulary_of
-from efftrain_cli.plan.preview import assumptions, csv_lines, turning_points
+from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings, turning_points
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.rates import measured_rate
 
@@ -47,6 +47,8 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
             sys.stdout.write("\n".join([*chunk, ""]))
         return
     points, left_out = turning_points(recipe, until, vocab_size)
+    for warning in staged_warnings(recipe, points[-1][2]):
+        print_folded(f"warning: {warning}", stream=sys.stderr)
     if form == "json":
         print(json.dumps(_as_json(recipe, points, plan_cost(recipe, until), device), indent=1))
         return

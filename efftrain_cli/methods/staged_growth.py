@@ -252,18 +252,6 @@ def _logits_grow(model: Dimensions) -> bool:
     return not model.norm_facts.vectors or model.init_facts.std is None
 
 
-def _planned_end(recipe: Sections, switch: Switch | None) -> float | None:
-    """Return the tokens of the run at which a stage ends, None if only training shows it."""
-    if switch is None or switch.rule not in ("steps", "tokens"):
-        return None
-    end = switch.value
-    if switch.rule == "steps":
-        if recipe.varies & {"length", "batch"}:
-            return None
-        end *= recipe.train.batch_size * recipe.model.seq_len
-    return min(end, switch.latest or math.inf)
-
-
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
@@ -313,40 +301,11 @@ class StagedGrowth(Method):
                 yield "stages", rule
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
-        optim = recipe.optim
-        budget = recipe.train.tokens
         if self.symmetry == "none" and "width" in _kinds(recipe.stages):
             yield (
                 'staged_growth.symmetry = "none": without dropout nothing makes the copies of a widened model differ, and it '
                 'learns no more than the narrow one; take "offdiag"'
             )
-        ends = [_planned_end(recipe, stage.switch) for stage in recipe.stages[:-1]]
-        for index, stage_end in enumerate(ends):
-            if stage_end is not None and stage_end >= budget:
-                yield (
-                    f"stage {index} ends after {stage_end:,.0f} tokens, but the budget, train.tokens = {budget:,}, before: "
-                    "the model never grows to [model]"
-                )
-                return
-        end = self._schedule_end(recipe, ends)
-        decay = optim.decay_tokens or budget
-        by_tokens = optim.has_end and optim.decay_steps is None
-        if by_tokens and end is not None and decay > 1.01 * end:
-            yield (
-                f"the schedule jumps back at each growth, so at train.tokens = {budget:,} it stands at about {end:,} tokens, "
-                f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end:_}"
-            )
-
-    def _schedule_end(self, recipe: Sections, ends: Iterable[float | None]) -> int | None:
-        """Return the tokens at which the schedule stands at the end of the budget, None if only training shows it."""
-        schedule = 0.0
-        trained = 0.0
-        for end, following in zip(ends, recipe.stages[1:], strict=True):
-            if end is None:
-                return None
-            schedule = (schedule + end - trained) * following.ratio
-            trained = end
-        return round(schedule + recipe.train.tokens - trained)
 
     def assumptions(self, recipe: Sections) -> list[str]:
         lines = []

@@ -28,8 +28,10 @@ class PlanSummary:
     """(sequences, seq_len) of the micro-batch with the most tokens: what memory must hold."""
     shapes: frozenset[tuple[int, int]]
     """(sequences, seq_len) of the steps."""
-    smallest_batch: int = 0
+    smallest_batch: int
     """Fewest sequences of a step."""
+    end: Progress
+    """Progress after the last step."""
 
 
 def summarize_plan(
@@ -68,6 +70,7 @@ def summarize_plan(
         largest_micro_batch=(sequences, seq_len),
         shapes=frozenset(shapes),
         smallest_batch=smallest_batch,
+        end=after,
     )
 
 
@@ -168,3 +171,32 @@ def assumptions(recipe: Recipe) -> list[str]:
     for method in recipe.methods.values():
         lines += method.assumptions(recipe)
     return lines
+
+
+def staged_warnings(recipe: Recipe, end: Progress) -> Iterator[str]:
+    """Yield what is probably not meant about the stages of a plan that ends with `end`.
+
+    Nothing is known of a plan that ends before the budget, or in which a loss or FLOPs that it does not count end a
+    stage.
+    """
+    budget = recipe.train.tokens
+    optim = recipe.optim
+    if not recipe.stages or end.tokens < budget:
+        return
+    for stage in recipe.stages[:-1]:
+        assert stage.switch is not None  # a rule of the recipe
+        if stage.switch.reads_val_loss() or (stage.switch.rule == "flops" and not end.flops):
+            return
+
+    decay = optim.decay_tokens or budget
+    by_tokens = optim.has_end and optim.decay_steps is None
+    if end.stage + 1 < len(recipe.stages):
+        yield (
+            f"the budget, train.tokens = {budget:,}, ends in stage {end.stage}: the model never grows to [model]; "
+            "raise it, or end the stage earlier"
+        )
+    elif by_tokens and decay > 1.01 * end.schedule_tokens:
+        yield (
+            f"the schedule jumps back at each growth, so at train.tokens = {budget:,} it stands at {end.schedule_tokens:,} tokens, "
+            f"before the end of its decay at {decay:,}: the learning rate ends above min_lr; set optim.decay_tokens = {end.schedule_tokens:_}"
+        )

@@ -22,8 +22,6 @@ from efftrain_cli.methods.staged_growth import (
     stage_problems,
 )
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Model
 from tests.methods.grown import (
     CONFIG,
@@ -284,34 +282,6 @@ def test_warm_restart_is_the_released_schedules():
 def test_slope_is_the_exponent_of_a_power_law_at_any_spacing():
     x = [1.0, 2.0, 7.0, 7.5, 30.0, 31.0]
     assert log_log_slope(x, [3 * v**-0.0575 for v in x]) == pytest.approx(-0.0575, abs=1e-12)
-
-
-def test_a_schedule_that_cannot_reach_min_lr_is_warned_of():
-    """Grown at 1M of 2,449,408 tokens, the schedule stands at 0.708 M + 1,449,408 = 2,157,623 at the end."""
-    assert warnings_of(load_recipe("small-staged-depth")) == []
-    (warning,) = warnings_of(load_recipe("small-staged-depth", ["optim.decay_tokens=false"]))
-    assert (
-        "stands at about 2,157,623 tokens" in warning
-        and "set optim.decay_tokens = 2_157_623" in warning
-    )
-    by_steps = [
-        "optim.decay_tokens=false",
-        'stages.0.switch={ rule = "steps", value = 245 }',
-    ]  # 1,003,520 tokens
-    (warning,) = warnings_of(load_recipe("small-staged-depth", by_steps))
-    assert "stands at about 2,156,596 tokens" in warning
-    assert (
-        warnings_of(
-            load_recipe(
-                "small-staged-depth", ["optim.decay_tokens=false", "optim.schedule=constant"]
-            )
-        )
-        == []
-    )
-    by_loss = ["optim.decay_tokens=false", 'stages.0.switch={ rule = "loss", value = 3 }']
-    assert warnings_of(load_recipe("small-staged-depth", by_loss)) == [], (
-        "not known before training"
-    )
 
 
 def test_stages_that_outgrow_every_limit_are_a_mistake_of_the_recipe():

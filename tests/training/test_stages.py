@@ -11,9 +11,9 @@ from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.staged_growth import Switch
 from efftrain_cli.plan.plan import after_evaluation, after_growth, plan_run, stage_ended
-from efftrain_cli.plan.preview import turning_points
+from efftrain_cli.plan.preview import staged_warnings, summarize_plan, turning_points
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.rules import warnings_of
+from tests.conftest import cli
 
 STAGED = """
 [model]
@@ -192,18 +192,37 @@ def test_latest_ends_a_stage_whose_rule_never_fires(tmp_path):
     assert stages.index(1) == 20
 
 
-def test_a_budget_that_ends_before_the_switch_is_said_to_never_grow(tmp_path):
-    """4,096 tokens a step, 49 steps: the first stage of 1,000,000 tokens outlasts them, and nothing jumps."""
-    recipe = load_recipe("small-staged-width", ["train.tokens=200k"])
-    found = warnings_of(recipe)
-    assert (
-        "stage 0 ends after 1,000,000 tokens, but the budget, train.tokens = 200,000, before: the model never grows to "
-        "[model]" in found
-    )
-    assert not any("jumps back" in warning for warning in found)
-    assert not any("never grows" in w for w in warnings_of(load_recipe("small-staged-width")))
-    by_steps = staged(tmp_path, 'stages.1.switch={rule="steps", value=10_000_000}')
-    assert any("stage 1 ends after 640,000,000 tokens" in w for w in warnings_of(by_steps))
+def warned(recipe: Recipe) -> list[str]:
+    return list(staged_warnings(recipe, summarize_plan(recipe).end))
+
+
+@pytest.mark.parametrize(
+    "switch, tokens, stage",
+    [('{rule="tokens", value=1280}', 1216, 0), ('{rule="steps", value=200}', 6400, 1)],
+)
+def test_a_budget_that_ends_before_the_switch_is_said_to_never_grow(
+    tmp_path, switch, tokens, stage
+):
+    """64 tokens a step: 1,216 end one step before stage 0 does, 6,400 after 100 of the 200 steps of stage 1."""
+    recipe = staged(tmp_path, f"stages.{stage}.switch={switch}", f"train.tokens={tokens}")
+    (warning,) = warned(recipe)
+    assert f"train.tokens = {tokens:,}, ends in stage {stage}: the model never grows" in warning
+
+
+def test_a_schedule_that_cannot_reach_min_lr_is_warned_of(tmp_path):
+    """20 steps of 64 tokens; 1,280 / 1.412 = 907 and 20 more; half of 2,187 is 1,094 and 60 more: 4,934."""
+    recipe = staged(tmp_path)
+    (warning,) = warned(recipe)
+    assert "stands at 4,934 tokens" in warning and "set optim.decay_tokens = 4_934" in warning
+    for meant in (
+        "optim.decay_tokens=4934",
+        "optim.schedule=constant",
+        "optim={decay_tokens = false, decay_steps = 90}",
+        'stages.0.switch={rule = "loss", value = 3}',
+        'stages.0.switch={rule = "flops", value = 1e9}',
+    ):
+        assert warned(staged(tmp_path, meant)) == [], meant
+    assert not list(staged_warnings(recipe, summarize_plan(recipe, until=5).end))
 
 
 def test_a_plan_grows_by_flops_where_the_vocabulary_is_known(tmp_path):
@@ -259,3 +278,8 @@ def test_gpt2_staged_recipes_end_at_the_scratch_recipes_schedule(name, saved):
     assert grown.model == scratch.model
     assert after.schedule_step == pytest.approx(end.step, abs=1)
     assert 1 - after.flops / end.flops == pytest.approx(saved, abs=0.005)
+
+
+def test_a_plan_says_that_the_model_never_grows():
+    words = ["--recipe", "small-staged-depth", "--set", "train.tokens=500K"]
+    assert "ends in stage 0: the model never grows" in cli("pretrain", *words, "--plan").stderr
