@@ -26,7 +26,6 @@ from efftrain_cli.run.lines import finite
 from efftrain_cli.run.origin import imported_without_text
 from efftrain_cli.training.launch import is_one_of_several
 from efftrain_cli.zeroshot.harness import (
-    DATA_OF,
     evaluate_foreign,
     evaluate_task,
     foreign_tasks,
@@ -400,9 +399,9 @@ def _score_by_harness(
     if name not in TASKS:
         return evaluate_foreign(name, language_model, config.limit, scratch)
     task = TASKS[name]
-    if name not in DATA_OF:
+    if task.items_of is None:
         return [(task, evaluate_task(task, language_model, config.data_dir, config.limit, scratch))]
-    source = load_task(TASKS[DATA_OF[name]], config.data_dir, scratch)
+    source = load_task(TASKS[task.items_of], config.data_dir, scratch)
     evaluator = language_model.evaluator
     tokenizer = language_model.text
     if name == "lambada_last_token":

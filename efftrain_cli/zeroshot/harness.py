@@ -1,6 +1,6 @@
 """Run tasks as lm-evaluation-harness defines them, with items from the Hub or from local files.
 
-A local file replaces the dataset of the harness's own definition, which is included unchanged; `LOCAL_FIELDS` says what
+A local file replaces the dataset of the harness's own definition, which is included unchanged; `Task.local` says what
 is read differently because the file's fields are. Built-in definitions are loaded by path: the harness's own search for
 names takes 15 to 20 s.
 """
@@ -12,8 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from efftrain_cli.data.hub import hub_unreachable
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
-from efftrain_cli.zeroshot.local_data import FORMS, example, local_file, read_items
+from efftrain_cli.zeroshot.local_data import example, local_file, read_items
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task
 from efftrain_cli.zeroshot.task_score import (
     TaskScore,
@@ -35,49 +34,6 @@ if TYPE_CHECKING:
     from lm_eval.api.task import ConfigurableTask
 
     from efftrain_cli.zeroshot.language_model import LanguageModel
-
-_CHOICES = {"process_docs": None, "doc_to_choice": "choices", "doc_to_target": "gold"}
-_QUERY = {**_CHOICES, "doc_to_text": "{{query}}"}
-_QUESTION = {**_CHOICES, "doc_to_text": "{{query}}\nAnswer:"}
-_CONTEXTS = {
-    "process_docs": None,
-    "doc_to_text": "gold",
-    "doc_to_choice": "context_options",
-    "doc_to_target": "continuation",
-}
-
-LOCAL_FIELDS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("hellaswag", "copa", "openbookqa"), _QUERY),
-    **dict.fromkeys(("arc_challenge", "arc_easy", "boolq"), _QUESTION),
-    **dict.fromkeys(("winogrande", "wsc273"), _CONTEXTS),
-    "triviaqa": {"doc_to_target": "{{aliases}}"},
-}
-"""What differs from the harness's definition for a local file; tasks not listed have the Hub's own fields."""
-
-SAME_AS_HUB = frozenset(
-    {
-        "lambada_openai",
-        "wikitext",
-        "piqa",
-        "arc_challenge",
-        "arc_easy",
-        "openbookqa",
-        "winogrande",
-        "anli_r1",
-        "anli_r2",
-        "anli_r3",
-        "race",
-        "rte",
-        "wsc",
-        "multirc",
-        "record",
-    }
-)
-"""Tasks whose prompts from a local file equal the harness's from the Hub, so that scores share a protocol. The others'
-prompts differ in small ways (docs/zeroshot.md) and carry "local" in the protocol's name."""
-
-DATA_OF = {"lambada_last_token": "lambada_openai", "wikitext_strided": "wikitext"}
-"""Our own tasks that read another task's items."""
 
 
 def require_extra() -> None:
@@ -107,14 +63,14 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
     """
     if data_dir is not None and not data_dir.is_dir():
         raise DataError(f"--data-dir {data_dir}: no such folder")
-    wanted = list(dict.fromkeys(DATA_OF.get(name, name) for name in tasks))
+    wanted = list(dict.fromkeys(TASKS[name].items_of or name for name in tasks))
     remote = []
     for name in wanted:
         path = local_file(name, data_dir)
         if path is None:
             remote.append(TASKS[name])
         else:
-            read_items(path, FORMS[name])
+            read_items(path, TASKS[name].form)
     if not remote and not and_others:
         _switch_hub_off()  # else the libraries ask the Hub about files that are all here
         return
@@ -134,7 +90,7 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
             f"{len(missing)} evaluation set{'s are' if len(missing) > 1 else ' is'} missing: {where}, "
             f"and the Hugging Face Hub cannot be asked: {reason}.\n" + "\n".join(lines) + "\n"
             "Connect, or give --data-dir, a folder of files with a JSON object a line (one of "
-            f"{missing[0].file} looks like {example(FORMS[missing[0].name])}), or use `--tasks offline`, which needs no data"
+            f"{missing[0].file} looks like {example(missing[0].form)}), or use `--tasks offline`, which needs no data"
         )
     _switch_hub_off()
 
@@ -187,8 +143,9 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
             "validation_split": None,
             "fewshot_split": None,
             "test_split": "test",
-            **LOCAL_FIELDS.get(task.name, {}),
         }
+        if task.local:
+            settings |= {"process_docs": None, **task.local}
         spec = scratch / f"{task.name}.yaml"
         spec.write_text(json.dumps(settings, indent=1))  # JSON is YAML
     try:
@@ -216,38 +173,39 @@ def evaluate_task(
     """Score one of the harness's tasks by the harness's own evaluator."""
     harness_task = load_task(task, data_dir, scratch)
     protocol = f"lm-eval {task.name} v{harness_task.VERSION}"
-    if local_file(task.name, data_dir) is not None and task.name not in SAME_AS_HUB:
+    if local_file(task.name, data_dir) is not None and not task.same_as_hub:
         protocol += " local"
     if task.name == "wikitext":  # the only one whose score depends on the window
         protocol += f" window {language_model.max_length}"
-    return _run(task, harness_task, language_model, limit, protocol)
+    return _run(task.name, task.metrics, harness_task, language_model, limit, protocol)
 
 
 def _run(
-    task: Task,
+    name: str,
+    metrics: Sequence[str],
     harness_task: ConfigurableTask,
     language_model: LanguageModel,
     limit: int | None,
     protocol: str,
 ) -> TaskScore:
-    """Score a task; an empty `task.metrics` means every number that the harness gives."""
-    results, left_out = _evaluate_fitting(task.name, harness_task, language_model, limit)
+    """Score a task; without `metrics`, by every number that the harness gives."""
+    results, left_out = _evaluate_fitting(name, harness_task, language_model, limit)
     values = {}
-    for key, value in results["results"][task.name].items():
-        name = key.split(",")[0]
+    for key, value in results["results"][name].items():
         if isinstance(value, (int, float)):
-            values[name] = value
-    metrics = task.metrics or tuple(
-        name for name in values if not name.endswith("_stderr") and name != "sample_len"
-    )
-    samples = sorted(results["samples"][task.name], key=lambda sample: sample["doc_id"])
+            values[key.split(",")[0]] = float(value)
+    if not metrics:
+        metrics = [
+            metric for metric in values if metric != "sample_len" and not metric.endswith("_stderr")
+        ]
+    samples = sorted(results["samples"][name], key=lambda sample: sample["doc_id"])
     stderr = {}
-    for name in metrics:
-        shares = [sample.get(name) for sample in samples]
-        stderr[name] = _standard_error(task.name, name, shares, values[name])
+    for metric in metrics:
+        shares = [sample.get(metric) for sample in samples]
+        stderr[metric] = _standard_error(name, metric, shares, values[metric])
     kept_keys = ("doc_id", "doc_hash", *metrics)
     return TaskScore(
-        values={name: float(values[name]) for name in metrics},
+        values={metric: values[metric] for metric in metrics},
         stderr=stderr,
         items=[{key: sample.get(key) for key in kept_keys} for sample in samples],
         scored=len(samples),
@@ -370,12 +328,11 @@ def evaluate_foreign(
         protocol = (
             f"harness's default protocol: lm-eval {member} v{harness_task.VERSION} {shots}-shot"
         )
-        task = Task(name=member, metric="", metrics=(), about="as lm-evaluation-harness defines it")
-        score = _run(task, harness_task, language_model, limit, protocol)
+        score = _run(member, (), harness_task, language_model, limit, protocol)
         if not score.values:
             raise DataError(f"{member} gives no number")
-        metrics = tuple(score.values)
-        scored.append((replace(task, metric=metrics[0], metrics=metrics), score))
+        metrics = list(score.values)
+        scored.append((Task(name=member, metric=metrics[0], metrics=metrics), score))
     return scored
 
 

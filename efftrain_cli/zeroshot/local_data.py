@@ -1,6 +1,6 @@
 """Read evaluation sets from local files: one .jsonl file per task in a --data-dir, one item per line.
 
-The form of each file is in `FORMS` and in docs/zeroshot.md. Every line is checked before anything slow is imported.
+The form of each file is in tasks.toml and in docs/zeroshot.md. Every line is checked before anything slow is imported.
 """
 
 from __future__ import annotations
@@ -13,36 +13,6 @@ from typing import Any
 from efftrain_cli.foundation.bounds import LINE_BYTES
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.suites import TASKS
-
-_CHOICES = {"query": "text", "choices": "texts", "gold": "choice"}
-_CONTEXTS = {"context_options": "texts", "continuation": "text", "gold": "choice"}
-_PREMISE = {"premise": "text", "hypothesis": "text", "label": "number below 3"}
-_NO_OR_YES = {"label": "number below 2"}
-
-FORMS: dict[str, dict[str, str]] = {
-    "lambada_openai": {"text": "text"},
-    "wikitext": {"page": "text"},
-    **dict.fromkeys(
-        ("hellaswag", "arc_challenge", "arc_easy", "boolq", "copa", "openbookqa"), _CHOICES
-    ),
-    "piqa": {"goal": "text", "sol1": "text", "sol2": "text", **_NO_OR_YES},
-    **dict.fromkeys(("winogrande", "wsc273"), _CONTEXTS),
-    "triviaqa": {"question": "text", "aliases": "texts"},
-    "webqs": {"question": "text", "answers": "texts"},
-    **dict.fromkeys(("anli_r1", "anli_r2", "anli_r3"), _PREMISE),
-    "race": {"article": "text", "problems": "text"},
-    "rte": {"sentence1": "text", "sentence2": "text", **_NO_OR_YES},
-    "wsc": {
-        "text": "text",
-        "span1_text": "text",
-        "span2_text": "text",
-        "span2_index": "number",
-        **_NO_OR_YES,
-    },
-    "multirc": {"paragraph": "text", "question": "text", "answer": "text", **_NO_OR_YES},
-    "record": {"passage": "text", "query": "text", "entities": "texts", "answers": "texts"},
-}
-"""Fields of a line by task. "choice" is an index into the line's texts. Tasks not listed share another task's file."""
 
 
 def local_file(task: str, data_dir: Path | None) -> Path | None:

@@ -1,27 +1,27 @@
-"""Name the tasks, the one metric that counts for each, and the suites that are averaged.
+"""The tasks, the one metric that counts for each, and the suites that are averaged, as tasks.toml lists them.
 
-Metrics are fixed here, before any score is seen. Names and definitions are lm-evaluation-harness's unless a task is
-marked as our own. Nothing here imports torch or lm_eval.
+Nothing here imports torch or lm_eval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from efftrain_cli.foundation.errors import UsageError, nearest
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """A task and the meaning of its score."""
 
     name: str
     metric: str
     """The metric that is reported first and enters means."""
-    metrics: tuple[str, ...]
+    metrics: Sequence[str]
     """All metrics that are kept."""
-    about: str
     chance: float | None = None
     """Score of guessing, as a fraction; None if guessing scores nothing or the metric is a perplexity."""
     definition: str | None = None
@@ -30,206 +30,22 @@ class Task:
     """Dataset on the Hugging Face Hub, "owner/name"."""
     file: str | None = None
     """Name of its file in a --data-dir."""
+    form: dict[str, str] = field(default_factory=dict)
+    """Fields of a line of that file and their kinds. "choice" is an index into the line's texts."""
+    local: dict[str, str] = field(default_factory=dict)
+    """What replaces the definition's settings for that file; {} if its fields are those of the Hub."""
+    same_as_hub: bool = False
+    """Whether prompts from that file equal those from the Hub, so that scores share a protocol. Otherwise they differ
+    in small ways (docs/zeroshot.md), and the protocol's name carries "local"."""
+    items_of: str | None = None
+    """The task whose items our own task reads."""
 
 
-_LENGTH_NORMED = frozenset({"hellaswag", "piqa", "arc_easy", "arc_challenge", "openbookqa"})
-_PASSAGES = {"hub": "EleutherAI/lambada_openai", "file": "lambada_openai.jsonl"}
-_PAGES = {"hub": "EleutherAI/wikitext_document_level", "file": "wikitext2_test_pages.jsonl"}
-
-
-def _task(
-    name: str,
-    metrics: str,
-    about: str,
-    definition: str | None = None,
-    hub: str | None = None,
-    file: str | None = None,
-) -> Task:
-    """Make a task whose first metric counts."""
-    names = tuple(metrics.split())
-    return Task(name, names[0], names, about, definition=definition, hub=hub, file=file)
-
-
-def _choice(name: str, chance: float, definition: str, hub: str, about: str) -> Task:
-    """Make a task of answers to choose from, counted as acc_norm if their lengths differ."""
-    metrics = ("acc", "acc_norm") if name in _LENGTH_NORMED else ("acc",)
-    file = f"{name}.jsonl"
-    return Task(
-        name, metrics[-1], metrics, about, chance=chance, definition=definition, hub=hub, file=file
-    )
-
-
+_TABLES = tomllib.loads(Path(__file__).with_name("tasks.toml").read_text("utf-8"))
 TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        _task(
-            "lambada_openai",
-            "acc perplexity",
-            "last word of a passage: all its tokens by greedy decoding; perplexity per word",
-            "lambada/lambada_openai.yaml",
-            **_PASSAGES,
-        ),
-        _task(
-            "lambada_last_token",
-            "acc perplexity",
-            "last token of the same passages, as Megatron-LM scores by default; easier than the last word",
-            **_PASSAGES,
-        ),
-        _task(
-            "wikitext",
-            "word_perplexity byte_perplexity bits_per_byte",
-            "WikiText-2 test by page, disjoint windows, per word and byte of the original page",
-            "wikitext/wikitext.yaml",
-            **_PAGES,
-        ),
-        _task(
-            "wikitext_strided",
-            "token_perplexity word_perplexity bits_per_byte",
-            "WikiText-2 test as one stream of tokens, overlapping windows, as Megatron-LM's --overlapping-eval",
-            **_PAGES,
-        ),
-        _choice(
-            "hellaswag", 0.25, "hellaswag/hellaswag.yaml", "Rowan/hellaswag", "which ending follows"
-        ),
-        _task(
-            "triviaqa",
-            "exact_match",
-            "answer to a question, written greedily",
-            "triviaqa/default.yaml",
-            hub="mandarjoshi/trivia_qa",
-            file="triviaqa_3000.jsonl",
-        ),
-        _task(
-            "webqs",
-            "exact_match",
-            "any accepted answer is what greedy decoding writes",
-            "webqs/webqs.yaml",
-            hub="stanfordnlp/web_questions",
-            file="webqs.jsonl",
-        ),
-        _choice(
-            "winogrande",
-            0.5,
-            "winogrande/default.yaml",
-            "allenai/winogrande",
-            "whom a pronoun means",
-        ),
-        _choice(
-            "piqa", 0.5, "piqa/piqa.yaml", "baber/piqa", "which way to do an everyday thing works"
-        ),
-        _choice(
-            "arc_challenge",
-            0.25,
-            "arc/arc_challenge.yaml",
-            "allenai/ai2_arc",
-            "school science, hard",
-        ),
-        _choice("arc_easy", 0.25, "arc/arc_easy.yaml", "allenai/ai2_arc", "school science, easy"),
-        *(
-            _choice(
-                f"anli_r{n}",
-                1 / 3,
-                f"anli/anli_r{n}.yaml",
-                "facebook/anli",
-                f"does the premise say so, round {n}",
-            )
-            for n in (1, 2, 3)
-        ),
-        _choice(
-            "openbookqa",
-            0.25,
-            "openbookqa/openbookqa.yaml",
-            "allenai/openbookqa",
-            "elementary science",
-        ),
-        _choice(
-            "race", 0.25, "race/race.yaml", "EleutherAI/race", "questions about a text, high school"
-        ),
-        _choice(
-            "boolq",
-            0.5,
-            "super_glue/boolq/default.yaml",
-            "aps/super_glue",
-            "yes or no about a passage",
-        ),
-        _choice(
-            "copa",
-            0.5,
-            "super_glue/copa/default.yaml",
-            "aps/super_glue",
-            "cause or effect of an event",
-        ),
-        _choice(
-            "rte",
-            0.5,
-            "glue/rte/default.yaml",
-            "nyu-mll/glue",
-            "does one sentence follow from another",
-        ),
-        _choice(
-            "wsc",
-            0.5,
-            "super_glue/wsc/default.yaml",
-            "aps/super_glue",
-            "SuperGLUE's Winograd schemas, yes or no",
-        ),
-        _choice(
-            "wsc273",
-            0.5,
-            "wsc273/default.yaml",
-            "lighteval/winograd_wsc",
-            "Winograd schemas, by continuation",
-        ),
-        _choice(
-            "multirc",
-            0.5,
-            "super_glue/multirc/default.yaml",
-            "aps/super_glue",
-            "is this answer correct",
-        ),
-        _task(
-            "record",
-            "f1 em",
-            "which entity fills the gap in a news text",
-            "super_glue/record/default.yaml",
-            hub="aps/super_glue",
-            file="record.jsonl",
-        ),
-        _task(
-            "offline_cloze",
-            "acc perplexity",
-            "last word of passages of the run's own validation documents; perplexity per word",
-        ),
-        _task(
-            "offline_bytes",
-            "bits_per_byte byte_perplexity token_perplexity",
-            "the run's own validation documents, one by one, disjoint windows",
-        ),
-    )
+    name: Task(name=name, **settings) for name, settings in _TABLES["tasks"].items()
 }
-
-SLW_11 = (
-    "hellaswag",
-    "lambada_openai",
-    "triviaqa",
-    "webqs",
-    "winogrande",
-    "piqa",
-    "arc_challenge",
-    "arc_easy",
-    "anli_r1",
-    "anli_r2",
-    "anli_r3",
-)
-"""The eleven tasks that the sequence length warmup paper most likely averages (docs/zeroshot.md says why)."""
-
-SUITES: dict[str, tuple[str, ...]] = {
-    "offline": ("offline_cloze", "offline_bytes"),
-    "gpt2": ("lambada_openai", "lambada_last_token", "wikitext", "wikitext_strided"),
-    "slw-11": SLW_11,
-    "gpt3": (*SLW_11, "openbookqa", "race", "boolq", "copa", "rte", "wsc", "multirc", "record"),
-}
-
+SUITES: dict[str, list[str]] = _TABLES["suites"]
 AVERAGED = ("slw-11", "gpt3")
 """Suites with an unweighted mean over their tasks' own metrics; the others mix accuracies and perplexities."""
 

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from efftrain_cli.zeroshot.local_data import FORMS, example
+from efftrain_cli.zeroshot.local_data import example
 from efftrain_cli.zeroshot.suites import SUITES, TASKS
 from tests.conftest import cli
 from tests.docs.pages import text_of
@@ -40,7 +40,7 @@ def test_commands_run(tmp_path, monkeypatch):
 def test_the_files_are_as_the_page_says():
     rows = re.findall(r"^\| ([\w, .]+\.jsonl) \| `(\{.*?\})`", PAGE, re.MULTILINE)
     said = {file.strip(): line for files, line in rows for file in files.split(",")}
-    assert said == {str(TASKS[name].file): example(form) for name, form in FORMS.items()}
+    assert said == {task.file: example(task.form) for task in TASKS.values() if task.form}
 
 
 def test_every_task_and_suite_is_on_the_page():

@@ -16,6 +16,7 @@ from efftrain_cli.foundation.errors import CheckpointError, DataError, RecipeErr
 from efftrain_cli.model.hf import read_hf
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.zeroshot import local_data
+from efftrain_cli.zeroshot.suites import TASKS
 from tests.launch import BASELINE
 
 LITTLE_MEMORY = """
@@ -133,7 +134,7 @@ def test_a_row_and_a_line_that_are_too_long(tmp_path, monkeypatch):
     path = tmp_path / "items.jsonl"
     path.write_text(json.dumps({"text": "a b"}) + "\n" + json.dumps({"text": "a" * 1000}) + "\n")
     with pytest.raises(DataError, match=r"items\.jsonl:2: a line of 1,000 bytes or more"):
-        local_data.read_items(path, local_data.FORMS["lambada_openai"])
+        local_data.read_items(path, TASKS["lambada_openai"].form)
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "/dev/zero"])
