@@ -15,7 +15,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from efftrain_cli import __version__
 from efftrain_cli.foundation.console import counted, human_seconds, say, silence, silent
@@ -74,8 +74,8 @@ class EvalConfig:
     """Tokens predicted per window in wikitext_strided; None is half the context length."""
     batch_tokens: int | None = None
     """Tokens per forward pass; None is 4096 on a CPU and 65,536 on CUDA."""
-    dtype: str = "auto"
-    """fp32, bf16, or auto: bf16 on CUDA. The head is fp32 always."""
+    dtype: Literal["auto", "fp32", "bf16"] = "auto"
+    """Type that the blocks compute in; auto: bf16 on CUDA, else fp32. The head is fp32 always."""
     compile: bool = False
     device: str = "auto"
 
@@ -200,8 +200,6 @@ def _check_tasks(config: EvalConfig) -> list[str]:
     """Return the names of all tasks, the harness's own last; check that their data can be had."""
     foreign = foreign_tasks(config.tasks)
     names = task_names([name for name in config.tasks if name not in foreign])
-    if config.limit is not None and config.limit < 1:
-        raise UsageError(f"--limit {config.limit}: give 1 item or more, or leave it out for all")
     run = None if is_exported(config.run) else existing_run(config.run)
     harness_names = [name for name in names if name not in OFFLINE]
     if len(harness_names) < len(names):
@@ -278,8 +276,6 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
             f"{positions} positions; evaluating with {length}, because the others' embeddings are untrained",
             file=sys.stderr,
         )
-    if config.dtype not in ("auto", "fp32", "bf16"):
-        raise UsageError(f"--dtype {config.dtype}: use auto, fp32 or bf16")
     return Evaluator(
         model=model,
         context_length=length,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
@@ -20,15 +20,6 @@ from efftrain_cli.cli.options import (
 )
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.training.launch import process_rank
-
-
-def suite_and_task_names(incomplete: str) -> list[tuple[str, str]]:
-    """List suites, then tasks, for the shell."""
-    from efftrain_cli.zeroshot.suites import SUITES, TASKS
-
-    named = [(name, "suite: " + " ".join(tasks)) for name, tasks in SUITES.items()]
-    named += [(name, task.about) for name, task in TASKS.items()]
-    return [(name, about) for name, about in named if name.startswith(incomplete)]
 
 
 @app.command(
@@ -55,7 +46,6 @@ def eval_zeroshot(
             help="Suites (offline, gpt2, slw-11, gpt3) and tasks, separated by commas; repeatable. Default: offline, made "
             "from the run's own validation documents; with --data-dir, every task whose file is there. Any other task, group or "
             "YAML file of the installed harness is scored by the harness's default protocol.",
-            autocompletion=suite_and_task_names,
             show_default=False,
         ),
     ] = None,
@@ -65,7 +55,10 @@ def eval_zeroshot(
     ] = None,
     limit: Annotated[
         int | None,
-        Option(help="Score only the first items of each task; never compared with full scores."),
+        Option(
+            min=1,
+            help="Score only the first items of each task; never compared with full scores.",
+        ),
     ] = None,
     context_length: Annotated[
         int | None,
@@ -82,7 +75,8 @@ def eval_zeroshot(
         Option(min=1, help="Tokens per forward pass.", show_default="4096; 65536 on CUDA"),
     ] = None,
     dtype: Annotated[
-        str, Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are always fp32.")
+        Literal["auto", "fp32", "bf16"],
+        Option(help="fp32, bf16, or auto: bf16 on CUDA. Logits are always fp32."),
     ] = "auto",
     compile_: Annotated[
         bool, Option("--compile", help="Compile the blocks with torch.compile.")

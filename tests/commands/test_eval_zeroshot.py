@@ -119,12 +119,12 @@ def test_refusals(run, tmp_path):
         (["randon"], UsageError, "did you mean random"),
         (["random", "--checkpoint", "7"], UsageError, "checkpoints of steps 10"),
         (["random", "--context-length", "65"], UsageError, "has 64 positions"),
-        (["random", "--limit", "0"], UsageError, "--limit 0"),
-        (["random", "--dtype", "fp8"], UsageError, "use auto, fp32 or bf16"),
         (["random", "--data-dir", str(tmp_path / "no")], DataError, "no such folder"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
             efftrain(*args)
+    for option, value in (("--limit", "0"), ("--dtype", "fp8")):
+        assert invoke("eval-zeroshot", "random", option, value).exit_code == 2
     (run / "checkpoints" / "step-00000010" / "progress.json").unlink()
     with pytest.raises(CheckpointError):
         efftrain("random")
