@@ -6,7 +6,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,21 @@ def hub_unreachable() -> str:
     except OSError:
         return f"{host}:{port} does not answer within {PROBE_SECONDS:g} s (no network?)"
     return ""
+
+
+@contextmanager
+def hub_off() -> Iterator[None]:
+    """Let the Hub's libraries read their caches only: else they ask the Hub, and wait for minutes."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    datasets.config.HF_HUB_OFFLINE = True
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 @dataclass
@@ -96,9 +111,12 @@ class HubReader:
             raise
         except Exception as error:  # datasets raises a dozen classes of five libraries
             if reason:
+                copy = "copy"
+                if source.revision is not None:
+                    copy = f"copy of revision {source.revision!r}"
                 raise DataError(
                     f"data.{source.purpose} = {source.name!r} is neither a file nor a folder here, the Hugging Face Hub cannot be asked "
-                    f"({reason}), and the cache of `datasets` has no copy of it. Connect, or name local files, or use "
+                    f"({reason}), and the Hub's caches have no {copy}. Connect, or name local files, or use "
                     f"data.{source.purpose}=stdlib"
                 ) from error
             summary = " ".join(str(error).split())[:400]
@@ -132,19 +150,17 @@ def _cached(source: HubDataset) -> Any:
     import datasets
     import huggingface_hub
 
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = True  # else it asks, and waits, for minutes
-    try:
-        found = datasets.load_dataset(source.name, source.config)
-        return found[_wanted(source, list(found))].to_iterable_dataset()
-    except Exception:
+    with hub_off():
+        # Without the Hub, `datasets` gives its newest copy, whatever revision is asked for.
+        if source.revision is None:
+            with suppress(Exception):
+                found = datasets.load_dataset(source.name, source.config)
+                return found[_wanted(source, list(found))].to_iterable_dataset()
         folder = huggingface_hub.snapshot_download(
             source.name, repo_type="dataset", revision=source.revision, local_files_only=True
         )
         found = datasets.load_dataset(folder, source.config, streaming=True)
         return found[_wanted(source, list(found))]
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _wanted(source: HubDataset, splits: list[str]) -> str:

@@ -218,17 +218,28 @@ def test_what_a_recipe_needs_of_the_hub():
     assert limits("data.max_tokens=5M") == (5_000_000, first.valid)
 
 
-def test_a_cached_dataset_is_read_without_network(tmp_path, monkeypatch):
-    """A copy in `datasets`' cache, laid out as it lays one out; then the same after `hf download`."""
+def texts_of(revision: str | None) -> list[str]:
+    """The training text of owner/name at a revision, without network."""
+    source = HubDataset("owner/name", None, revision, "train")
+    documents = HubReader(source, "text", BadDocuments("error")).documents()
+    return [document.text for document in documents]
+
+
+@pytest.fixture
+def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub does not answer, and its libraries' caches are empty folders."""
     import datasets
+    from huggingface_hub import constants
 
     monkeypatch.setattr(hub, "hub_unreachable", lambda: "no network in this test")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
-    source = HubDataset("owner/name", None, None, "train")
-    with pytest.raises(
-        DataError, match=r"no network in this test.*the cache of `datasets` has no copy"
-    ):
-        list(HubReader(source, "text", BadDocuments("error")).documents())
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def write_prepared_copy(tmp_path: Path) -> None:
+    """Write ten rows of owner/name into `datasets`' cache, laid out as it lays one out."""
+    import datasets
+
     write_jsonl(tmp_path / "made.jsonl", [{"text": f"row {i}"} for i in range(10)])
     builder = datasets.load_dataset_builder(
         "json", data_files=str(tmp_path / "made.jsonl"), cache_dir=str(tmp_path / "made")
@@ -242,8 +253,47 @@ def test_a_cached_dataset_is_read_without_network(tmp_path, monkeypatch):
         arrow.rename(target / arrow.name.replace("json-", "name-"))
     info = json.loads((target / "dataset_info.json").read_text())
     (target / "dataset_info.json").write_text(json.dumps({**info, "dataset_name": "name"}))
-    documents = HubReader(source, "text", BadDocuments("error")).documents()
-    assert [document.text for document in documents] == [f"row {i}" for i in range(10)]
+
+
+def write_downloaded_copy(tmp_path: Path, revision: str) -> None:
+    """Write three rows into the Hub's cache, as `hf download --revision` lays them out."""
+    folder = tmp_path / "hub" / "datasets--owner--name"
+    commit = "c" * 40
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / revision).write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    rows = [{"text": f"downloaded {i}"} for i in range(3)]
+    write_jsonl(folder / "snapshots" / commit / "train.jsonl", rows)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_cached_dataset_is_read_without_network(tmp_path):
+    with pytest.raises(DataError, match=r"no network in this test.*caches have no copy\."):
+        texts_of(None)
+    write_downloaded_copy(tmp_path, "main")
+    assert texts_of(None) == [f"downloaded {i}" for i in range(3)]
+    write_prepared_copy(tmp_path)
+    assert texts_of(None) == [f"row {i}" for i in range(10)]
+
+
+def test_the_libraries_are_kept_from_the_hub_for_a_while():
+    import datasets
+    from huggingface_hub import constants
+
+    before = (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+    with hub.hub_off():
+        assert datasets.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE
+    assert before == (datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_another_revision_is_never_read_without_network(tmp_path):
+    """`datasets` gives the copy that it has prepared last, whatever revision it is asked for."""
+    write_prepared_copy(tmp_path)
+    with pytest.raises(DataError, match="caches have no copy of revision 'v2'"):
+        texts_of("v2")
+    write_downloaded_copy(tmp_path, "v2")
+    assert texts_of("v2") == [f"downloaded {i}" for i in range(3)]
 
 
 def test_any_tokenizer_of_the_hub_by_name(tmp_path, monkeypatch):
