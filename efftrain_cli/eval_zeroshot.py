@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from efftrain_cli import __version__
+from efftrain_cli.data.hub import hub_off
 from efftrain_cli.foundation.console import counted, human_seconds, say, silence, silent
 from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcessError, UsageError
 from efftrain_cli.foundation.files import sha256_of
@@ -131,7 +132,7 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Res
         TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or no valid one.
     """
-    names = _check_tasks(config)
+    names, asks_hub = _check_tasks(config)
 
     from efftrain_cli.training.ranks import ALONE
     from efftrain_cli.zeroshot import own_tasks
@@ -148,16 +149,19 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Res
     if not OFFLINE.isdisjoint(names):
         documents = validation_documents(trained)
     language_model: LanguageModel | None = None
-    if not OFFLINE.issuperset(names):
-        from efftrain_cli.zeroshot.language_model import LanguageModel
-
-        language_model = LanguageModel(evaluator, trained.tokenizer)
 
     failed = []
     with (
         tempfile.TemporaryDirectory(prefix="efftrain-eval-") as scratch,
         Path(os.devnull).open("w") as nowhere,
+        ExitStack() as stack,
     ):
+        if not OFFLINE.issuperset(names):
+            from efftrain_cli.zeroshot.language_model import LanguageModel
+
+            language_model = LanguageModel(evaluator, trained.tokenizer)
+            if not asks_hub:
+                stack.enter_context(hub_off())
         for name in names:
             started = time.monotonic()
             try:
@@ -196,8 +200,11 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Res
         )
 
 
-def _check_tasks(config: EvalConfig) -> list[str]:
-    """Return the names of all tasks, the harness's own last; check that their data can be had."""
+def _check_tasks(config: EvalConfig) -> tuple[list[str], bool]:
+    """Return the names of all tasks, the harness's own last, and whether the Hub has to be asked for items.
+
+    Check that the data of all tasks can be had.
+    """
     foreign = foreign_tasks(config.tasks)
     names = task_names([name for name in config.tasks if name not in foreign])
     run = None if is_exported(config.run) else existing_run(config.run)
@@ -213,11 +220,12 @@ def _check_tasks(config: EvalConfig) -> list[str]:
                 f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
                 "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
             )
+    asks_hub = False
     if harness_names or foreign:
         require_extra()
-        require_data(harness_names, config.data_dir, and_others=bool(foreign))
+        asks_hub = require_data(harness_names, config.data_dir, and_others=bool(foreign))
         _quieten()
-    return [*names, *foreign]
+    return [*names, *foreign], asks_hub
 
 
 def _load_model(config: EvalConfig, ranks: Ranks) -> TrainedModel:

@@ -50,13 +50,16 @@ def require_extra() -> None:
         )
 
 
-def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> None:
+def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> bool:
     """Check that every task's items are available: in a local file, on the Hub, or in the Hub's cache.
 
     Import nothing slow; ask the Hub once, for a second at most. Local files are checked to the last line.
 
     Args:
         and_others: tasks of the harness are asked for too, whose data is unknown here.
+
+    Returns:
+        Whether the Hub has to be asked for items.
 
     Raises:
         DataError: sets are missing, all of which are named, or a local file is damaged.
@@ -72,11 +75,10 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
         else:
             read_items(path, TASKS[name].form)
     if not remote and not and_others:
-        _switch_hub_off()  # else the libraries ask the Hub about files that are all here
-        return
+        return False
     reason = hub_unreachable()
     if not reason:
-        return
+        return True
     missing = [task for task in remote if not _in_hub_cache(str(task.hub))]
     if missing:
         where = "there is no --data-dir"
@@ -92,7 +94,7 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
             "Connect, or give --data-dir, a folder of files with a JSON object a line (one of "
             f"{missing[0].file} looks like {example(missing[0].form)}), or use `--tasks offline`, which needs no data"
         )
-    _switch_hub_off()
+    return False
 
 
 def _in_hub_cache(hub: str) -> bool:
@@ -100,11 +102,6 @@ def _in_hub_cache(hub: str) -> bool:
     home = os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets")
     return (cache / hub.replace("/", "___")).is_dir()
-
-
-def _switch_hub_off() -> None:
-    """Set what the libraries read at import."""
-    os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 
 def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableTask:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from efftrain_cli.data.hub import hub_unreachable
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.harness import require_data
 from efftrain_cli.zeroshot.local_data import example, read_items, tasks_in
@@ -88,6 +89,16 @@ def test_all_missing_sets_are_said_at_once(tmp_path, monkeypatch):
     # What the library has in its own cache is there.
     (tmp_path / "hf" / "datasets" / "Rowan___hellaswag").mkdir(parents=True)
     require_data(["piqa", "hellaswag"], tmp_path)
+
+
+def test_local_sets_leave_the_hub_to_the_rest_of_the_program(tmp_path, monkeypatch):
+    """After local sets have been checked, other data of the run may still come from the Hub."""
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HTTPS_PROXY", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    (tmp_path / "piqa.jsonl").write_text(example(TASKS["piqa"].form))
+    assert not require_data(["piqa"], tmp_path)
+    assert hub_unreachable() == "127.0.0.1:9 does not answer within 1 s (no network?)"
 
 
 @pytest.mark.slow
