@@ -24,7 +24,7 @@ from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcess
 from efftrain_cli.foundation.files import sha256_of
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.lines import finite
-from efftrain_cli.run.origin import imported_without_text
+from efftrain_cli.run.origin import imported_without_text, read_origin
 from efftrain_cli.training.launch import is_one_of_several
 from efftrain_cli.zeroshot.harness import (
     evaluate_foreign,
@@ -32,10 +32,10 @@ from efftrain_cli.zeroshot.harness import (
     foreign_tasks,
     harness_version,
     load_task,
+    local_files,
     require_data,
     require_extra,
 )
-from efftrain_cli.zeroshot.local_data import local_file
 from efftrain_cli.zeroshot.results import SCHEMA_VERSION, Result, is_exported, save_result
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task, task_names
 
@@ -317,17 +317,23 @@ def validation_documents(trained: TrainedModel) -> list[str]:
     """Return the run's own validation documents, up to `OFFLINE_TOKENS` tokens of text.
 
     Raises:
-        DataError: the data is missing, or is tokenized otherwise than when the run was trained.
+        DataError: the data is missing, or gives another tokenizer or validation text than when the run was trained.
     """
     import numpy as np
 
     from efftrain_cli.data.prepare import limits_of, prepare
 
     corpus = prepare(trained.recipe.data, limits=limits_of(trained.recipe))
+    recorded = read_origin(trained.run).get("data") or {}
+    other = ""
     if corpus.tokenizer_sha256 != trained.tokenizer.sha256:
+        other = "tokenizer"
+    elif recorded.get("valid_hash") not in (None, corpus.valid.sha256):
+        other = "validation text"
+    if other:
         raise DataError(
-            f"the data of run {trained.run.name!r} now gives another tokenizer than the run has; its validation documents "
-            "are not those it was trained beside. Name tasks with --tasks and --data-dir instead"
+            f"the data of run {trained.run.name!r} now gives another {other} than the run has; its validation documents "
+            "are not those it was trained beside. Restore the text, or name tasks with --tasks and --data-dir instead"
         )
     tokens = corpus.valid.read([0], min(OFFLINE_TOKENS, corpus.valid.tokens))[0]
     parts = np.split(tokens, np.flatnonzero(tokens == corpus.eot_id))
@@ -351,14 +357,16 @@ def entry_of(
     """Return the entry of zeroshot.json for one task."""
     import torch
 
-    path = local_file(task.name, config.data_dir) if task.name in TASKS else None
     metrics = finite(
         {name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics}
     )
     device = evaluator.device
-    source = "hub" if path is None else path.name
+    source = ", ".join(path.name for path in score.files) or "hub"
     if task.name in OFFLINE:
         source = "run"
+    data_sha256 = None
+    if len(score.files) == 1 and score.files[0].is_file():
+        data_sha256 = sha256_of(score.files[0])
     return {
         "schema_version": SCHEMA_VERSION,
         "checkpoint_sha256": trained.model_sha256,
@@ -384,7 +392,7 @@ def entry_of(
         "dtype": "bf16" if evaluator.bf16 else "fp32",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "source": source,
-        "data_sha256": None if path is None else sha256_of(path),
+        "data_sha256": data_sha256,
         "tokenizer_sha256": trained.tokenizer.sha256,
         "lm_eval": None if task.name in OFFLINE else harness_version(),
         "torch": torch.__version__,
@@ -404,15 +412,18 @@ def _score_by_harness(
         return evaluate_foreign(name, language_model, config.limit, scratch)
     task = TASKS[name]
     if task.items_of is None:
-        return [(task, evaluate_task(task, language_model, config.data_dir, config.limit, scratch))]
+        score = evaluate_task(task, language_model, config.data_dir, config.limit, scratch)
+        return [(task, score)]
     source = load_task(TASKS[task.items_of], config.data_dir, scratch)
     evaluator = language_model.evaluator
     tokenizer = language_model.text
     if name == "lambada_last_token":
         texts = [document["text"] for document in source.eval_docs]
-        return [(task, lambada_last_token(evaluator, tokenizer, texts, config.limit))]
-    pages = [(document["page"], source.doc_to_target(document)) for document in source.eval_docs]
-    return [(task, wikitext_strided(evaluator, tokenizer, pages, config.limit, stride))]
+        score = lambada_last_token(evaluator, tokenizer, texts, config.limit)
+    else:
+        pages = [(page["page"], source.doc_to_target(page)) for page in source.eval_docs]
+        score = wikitext_strided(evaluator, tokenizer, pages, config.limit, stride)
+    return [(task, replace(score, files=local_files(source)))]
 
 
 def _quieten() -> None:

@@ -133,7 +133,7 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
             "dataset_path": "json",
             "dataset_name": None,
             "dataset_kwargs": {
-                "data_files": {"test": str(path.resolve())},
+                "data_files": {"test": str(path.absolute())},
                 "cache_dir": str(scratch / "datasets"),
             },
             "training_split": None,
@@ -212,7 +212,19 @@ def _run(
         truncated=language_model.truncated,
         boundary_mismatches=language_model.boundary_mismatches,
         left_out=tuple(f"item {number}" for number in sorted(left_out)),
+        files=local_files(harness_task),
     )
+
+
+def local_files(harness_task: ConfigurableTask) -> tuple[Path, ...]:
+    """Return the local files and folders that a task's definition names as its data."""
+    config = harness_task.config
+    named = (config.dataset_kwargs or {}).get("data_files") or config.dataset_path or []
+    groups = list(named.values()) if isinstance(named, dict) else [named]
+    names = []
+    for group in groups:
+        names += [group] if isinstance(group, str) else group
+    return tuple(path for path in map(Path, names) if path.exists())
 
 
 def _evaluate_fitting(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.console import perplexity
@@ -34,6 +35,8 @@ class TaskScore:
     """Requests whose context's tokens are not how the whole text begins."""
     left_out: tuple[str, ...] = ()
     """Items that were not scored because an answer of theirs alone is longer than the context."""
+    files: tuple[Path, ...] = ()
+    """Local files or folders that the items come from; () if they are the Hub's or the run's own."""
 
 
 def without(left_out: int, context_length: int) -> str:

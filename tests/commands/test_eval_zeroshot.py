@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -211,6 +212,33 @@ def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run, tmp_path):
     assert [item["doc_id"] for item in items] == [0, 1, 2, 3, 4, 5, 7]
     assert entry["value"] == pytest.approx(sum(item["acc"] for item in items) / 7)
     assert entry["stderr"] is not None
+
+
+def test_the_source_of_a_yaml_is_the_file_that_it_names(run, tmp_path):
+    """The YAML calls its task piqa, and --data-dir has a file for the task of that name."""
+    pytest.importorskip("lm_eval")
+    folder = tmp_path / "sets"
+    task = Path(sets_in(folder, tmp_path))
+    task.write_text(task.read_text().replace("my_choice", "piqa"))
+    write_jsonl(folder / "piqa.jsonl", [{"goal": "g", "sol1": "a", "sol2": "b", "label": 0}])
+    efftrain("random", "--tasks", str(task), "--data-dir", str(folder))
+    (entry,) = read_results(run)
+    assert (entry["task"], entry["source"]) == ("piqa", "items.jsonl")
+    items = (folder / "items.jsonl").read_bytes()
+    assert entry["data_sha256"] == hashlib.sha256(items).hexdigest()
+
+
+def test_the_offline_suite_is_of_the_run_s_own_text(run, tmp_path):
+    """The text has changed since: the run's origin has another hash of its validation tokens."""
+    origin = json.loads((run / "origin.json").read_text())
+    origin.pop("sha256")
+    origin["data"]["valid_hash"] = "e" * 64
+    (run / "origin.json").write_text(json.dumps(origin))
+    with pytest.raises(DataError, match="another validation text than the run has"):
+        efftrain("random")
+    origin["data"]["valid_hash"] = None  # an imported run's
+    (run / "origin.json").write_text(json.dumps(origin))
+    efftrain("random", "--tasks", "offline_bytes")
 
 
 def test_several_runs_and_an_exported_directory(run, tmp_path, monkeypatch):
