@@ -30,15 +30,14 @@ def prepare(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
-    from efftrain_cli.data.prepare import limits_of, prepare_shown
+    from efftrain_cli.data import prepare as preparing
     from efftrain_cli.foundation.console import make_console
     from efftrain_cli.prepare import describe_corpus, print_corpus
 
     as_json = format_ == "json"
     console = Console(stderr=True, highlight=False, quiet=quiet) if as_json else make_console()
-    corpus = prepare_shown(
-        loaded.data, limits=limits_of(loaded), verify=verify_data, console=console
-    )
+    limits = preparing.limits_of(loaded)
+    corpus = preparing.prepare(loaded.data, limits=limits, verify=verify_data, console=console)
     about = describe_corpus(loaded, corpus)
     if as_json:
         print(json.dumps(about, indent=1))

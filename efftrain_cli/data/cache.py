@@ -72,13 +72,6 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         yield
 
 
-def write(path: Path, content: str) -> None:
-    """Write a file of the cache whole, making its folder; fails as `disk_errors` says."""
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-
-
 def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
     """Return the sha256 of each file's content. A file of unchanged size and time stamp is not
     read: the cache remembers its hash.
@@ -107,5 +100,7 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
         if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
             entries[key] = digest
     if entries != known:
-        write(memory, json.dumps(entries))
+        with disk_errors(memory.parent):
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(memory, json.dumps(entries))
     return hashes

@@ -10,11 +10,10 @@ start takes for a corpus, but the shards that were whole, from which a later sta
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,13 +43,11 @@ from efftrain_cli.data.text import (
 from efftrain_cli.data.tokenizer import (
     Tokenizer,
     bpe_size,
-    load_from_cache,
     load_tokenizer,
-    save_in_cache,
     tokenizer_files,
     train_tokenizer,
 )
-from efftrain_cli.foundation.console import human_seconds, make_console
+from efftrain_cli.foundation.console import human_seconds
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import fsync
 from efftrain_cli.foundation.progress import Report, show_progress
@@ -67,14 +64,16 @@ FEW_TEXT_FILES = 20
 TOKENIZER_SAMPLE = 100_000_000
 """Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most; of several sources,
 each gives its share."""
+SECONDS_BETWEEN_LINES = 10.0
+"""Seconds between two plain lines of the same work."""
 
 
 def prepare(
     data: Data,
     *,
     limits: Limits = NO_LIMITS,
-    report: Report | None = None,
     verify: Literal["lazy", "full"] = "lazy",
+    console: Console | None = None,
 ) -> Corpus:
     """Open the corpus that a recipe's `[data]` describes; make it if the cache has none.
 
@@ -84,25 +83,21 @@ def prepare(
         limits: how much to prepare (`limits_of`); without them data.max_tokens, else all there is.
         verify: "full" compares every token with its sha256 now, and reads source files again that seem unchanged;
             "lazy" compares each shard when it is first read (training: all before step 1).
+        console: shows the progress of a preparation, and nothing if the corpus is ready.
 
     Raises:
         DataError: text, tokenizer or a cached corpus is missing, damaged or does not fit.
         DiskError: the cache's disk is full, or has less room than the shards will take.
     """
-    tell = report or (lambda what, done, total: None)
     if limits == NO_LIMITS:
         limits = Limits(data.max_tokens)
-    tokens_from = tokenizer_files(
-        data.tokenizer
-    )  # these two first: a mistake in the recipe costs no reading
+    # These two first: a mistake in the recipe costs no reading.
+    tokens_from = tokenizer_files(data.tokenizer)
     text = find_text(data)
     key = _key(data, text, tokens_from, limits, afresh=verify == "full")
     folder = cache.cache_root() / "corpora" / key
     if not (folder / "manifest.json").exists():
-        lock = folder.with_name(f"{key}.lock")
-        with cache.locked(
-            lock, lambda: tell("waiting for another process that prepares the same data", 0, None)
-        ):
+        with _progress(console) as tell, _locked(folder, tell):
             if not (folder / "manifest.json").exists():
                 _build(folder, data, text, limits, tell)
     sources = tuple((source.path, source.weight) for source in data.sources or ())
@@ -118,6 +113,26 @@ def prepare(
     if verify == "full":
         corpus.verify()
     return corpus
+
+
+@contextmanager
+def _progress(console: Console | None) -> Iterator[Report]:
+    """Yield what a preparation reports its progress to; print at the end how long it took."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console(quiet=True, force_terminal=False)
+    started = time.monotonic()
+    heading = "preparing the data (once; the next run finds it in the cache)"
+    with show_progress(console, "preparing the data", SECONDS_BETWEEN_LINES, heading) as tell:
+        yield tell
+    console.print(f"data prepared in {human_seconds(time.monotonic() - started)}")
+
+
+def _locked(folder: Path, tell: Report) -> AbstractContextManager[None]:
+    """Hold the lock of a corpus; report if another process holds it."""
+    waiting = "waiting for another process that prepares the same data"
+    return cache.locked(folder.with_name(f"{folder.name}.lock"), lambda: tell(waiting, 0, None))
 
 
 def _key(
@@ -192,8 +207,7 @@ def _build(folder: Path, data: Data, text: TextSources, limits: Limits, tell: Re
 
 
 def _trained_tokenizer(size: int, split: Split, limits: Limits, tell: Report) -> Tokenizer:
-    """Return the byte-level BPE of the training text, from the cache if this text has had one of
-    this size."""
+    """Train a byte-level BPE of `size` tokens on the beginning of each source's training text."""
     weights = split.weights
     most = TOKENIZER_SAMPLE
     if limits.train is not None:
@@ -201,7 +215,6 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits, tell: Report) ->
     wanted = [most * weight / sum(weights) for weight in weights]
     sample = []
     lengths = [0] * len(weights)
-    digest = hashlib.sha256()
     cursor = Cursor(source=len(split.valid))
     for side, part, document in split_documents(
         split, Tally(BadDocuments(split.data.on_bad_document)), cursor
@@ -209,18 +222,12 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits, tell: Report) ->
         if side == "train":
             sample.append(document.text)
             lengths[part] += len(document.text)
-            digest.update(hashlib.sha256(document.text.encode()).digest())
             if lengths[part] >= wanted[part]:
                 cursor.enough = True
                 if len(weights) == 1:
                     break
-    path = cache.cache_root() / "tokenizers" / f"bpe-{size}-{digest.hexdigest()[:32]}.json"
-    if path.exists():
-        return load_from_cache(path)
     tell(f"training a tokenizer of {size} tokens", 0, None)
-    tokenizer = train_tokenizer(size, sample)
-    save_in_cache(tokenizer, path)
-    return tokenizer
+    return train_tokenizer(size, sample)
 
 
 def limits_of(recipe: Recipe) -> Limits:
@@ -242,37 +249,3 @@ def limits_of(recipe: Recipe) -> Limits:
 
 def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
-
-
-INTERVAL = 10.0
-"""Seconds between two plain lines of the same work."""
-
-
-def prepare_shown(
-    data: Data,
-    *,
-    limits: Limits = NO_LIMITS,
-    verify: Literal["lazy", "full"] = "lazy",
-    console: Console | None = None,
-) -> Corpus:
-    """Prepare the corpus and show progress. A corpus that is ready shows nothing."""
-    with preparation_screen(console or make_console()) as report:
-        return prepare(data, limits=limits, report=report, verify=verify)
-
-
-@contextmanager
-def preparation_screen(console: Console) -> Iterator[Report]:
-    """Yield what `data.prepare` reports to; show a preparation from its first report on."""
-    started = time.monotonic()
-    reported = False
-    heading = "preparing the data (once; the next run finds it in the cache)"
-    with show_progress(console, "preparing the data", INTERVAL, heading) as show:
-
-        def report(what: str, done: int, total: int | None) -> None:
-            nonlocal reported
-            reported = True
-            show(what, done, total)
-
-        yield report
-    if reported:
-        console.print(f"data prepared in {human_seconds(time.monotonic() - started)}")

@@ -16,12 +16,12 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.data import cache, hub
+from efftrain_cli.data import hub
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.foundation.records import Record, damaged, read_record, sealed_text, text_digest
+from efftrain_cli.foundation.records import text_digest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,34 +211,6 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             f"data.tokenizer = {spec!r}: {files[0]} cannot be read as a tokenizer: {error}"
         ) from error
     return _finished(backend, spec, _stated_end(files[0].parent))
-
-
-class SavedTokenizer(Record):
-    """A tokenizer of the cache: the library's JSON, sealed."""
-
-    restore: ClassVar[str] = "remove it: it is then trained again"
-
-
-def save_in_cache(tokenizer: Tokenizer, path: Path) -> None:
-    """Write a tokenizer's JSON with a seal."""
-    values = json.loads(tokenizer.backend.to_str())
-    cache.write(path, sealed_text({"schema_version": SavedTokenizer.newest, **values}))
-
-
-def load_from_cache(path: Path) -> Tokenizer:
-    """Load the tokenizer that `save_in_cache` wrote.
-
-    Raises:
-        FileNotFoundError: there is none.
-        DataError: it is damaged.
-    """
-    values = read_record(path, SavedTokenizer).to_json()
-    del values["schema_version"]
-    try:
-        backend = _library().Tokenizer.from_str(json.dumps(values))
-    except Exception as error:  # the library raises bare Exception
-        raise damaged(path, str(error), SavedTokenizer.restore) from None
-    return _finished(backend, str(path))
 
 
 def train_tokenizer(size: int, texts: Iterable[str]) -> Tokenizer:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.data.prepare import limits_of, prepare_shown
+from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import counted, human_count, make_console, printable
 from efftrain_cli.foundation.environment import environment_number
@@ -125,7 +125,7 @@ def prepare_session(recipe: Recipe, device: torch.device) -> Session:
     Raises:
         DataError: the data is missing, damaged, or smaller than the budget needs.
     """
-    corpus = prepare_shown(recipe.data, limits=limits_of(recipe))
+    corpus = prepare(recipe.data, limits=limits_of(recipe), console=make_console())
     if corpus.train.tokens >= _SLOW_TO_VERIFY:
         make_console().print(f"verifying {human_count(corpus.train.tokens)} tokens")
     corpus.verify()  # here rather than in the first steps, whose seconds are measured

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from efftrain_cli.data import building, hub
 from efftrain_cli.data.hub import HubReader
@@ -53,7 +55,7 @@ def test_prepare_goes_on_where_it_was_stopped(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "second"))
     flush = building.Building._flush
     calls: list[int] = []
-    said: list[str] = []
+    shown = io.StringIO()
 
     def stops(self: building.Building, batch: list[Any]) -> None:
         calls.append(len(batch))
@@ -67,11 +69,11 @@ def test_prepare_goes_on_where_it_was_stopped(tmp_path, monkeypatch, kind):
         starts += 1
         assert starts < 200
         try:
-            corpus = prepare(data, report=lambda what, done, total: said.append(what))
+            corpus = prepare(data, console=Console(file=shown))
             break
         except KeyboardInterrupt:
             pass
-    assert starts > 5 and any("going on after" in what for what in said)
+    assert starts > 5 and "going on after" in shown.getvalue()
     assert sorted(path.name for path in corpus.folder.iterdir()) == names
     assert [path.read_bytes() for path in sorted(corpus.folder.iterdir())] == contents
 
@@ -93,9 +95,9 @@ def test_a_damaged_place_is_not_gone_on_from(tmp_path, monkeypatch, cache):
         prepare(data)
     (place,) = (cache / "corpora").glob("*.partial/progress.json")
     place.write_text(place.read_text().replace('"taken": ', '"taken": 1'))
-    said: list[str] = []
-    corpus = prepare(data, report=lambda what, done, total: said.append(what))
-    assert any("starting again" in what for what in said)
+    shown = io.StringIO()
+    corpus = prepare(data, console=Console(file=shown, soft_wrap=True))
+    assert "starting again" in shown.getvalue()
     assert corpus.train.documents + corpus.valid.documents == 2000
 
 

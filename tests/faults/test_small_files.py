@@ -13,7 +13,6 @@ import pytest
 
 from efftrain_cli.data.corpus import open_corpus
 from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.tokenizer import load_from_cache, load_tokenizer, save_in_cache
 from efftrain_cli.foundation.errors import EfftrainError
 from efftrain_cli.foundation.records import LARGEST, Record, digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
@@ -122,12 +121,6 @@ def make_corpus(folder: Path) -> Path:
     return corpus.folder / "manifest.json"
 
 
-def make_tokenizer(folder: Path) -> Path:
-    make_corpus(folder)
-    (path,) = (Path(os.environ["EFFTRAIN_CACHE"]) / "tokenizers").glob("bpe-300-*.json")
-    return path
-
-
 def read_probes(folder: Path) -> list[dict[str, object]]:
     return [receipt.to_json() for receipt in read_receipts(folder)]
 
@@ -140,7 +133,6 @@ FILES = {
     "zeroshot": SmallFile(make_zeroshot, lambda path: read_results(path.parent), "task"),
     "manifest": SmallFile(make_manifest, lambda path: verify_checkpoint(path.parent), "files"),
     "corpus": SmallFile(make_corpus, lambda path: open_corpus(path.parent), "tokenizer"),
-    "tokenizer": SmallFile(make_tokenizer, load_from_cache, "schema_version"),
     "recipe": SmallFile(make_recipe, lambda path: read_recipe_values(path.parent), ""),
 }
 JSON_FILES = [kind for kind in FILES if kind != "recipe"]
@@ -196,15 +188,6 @@ def test_a_file_from_before_seals_is_read_as_before(home, kind):
     if isinstance(read, Record):
         read, whole = read.to_json(), whole.to_json()
     assert read == whole
-
-
-def test_a_cached_tokenizer_from_before_seals_gives_the_same_tokens(home):
-    path = make_tokenizer(home)
-    tokenizer = load_from_cache(path)
-    path.write_text(tokenizer.backend.to_str())
-    assert load_from_cache(path).sha256 == load_tokenizer(path).sha256 == tokenizer.sha256
-    save_in_cache(tokenizer, path)
-    assert load_from_cache(path).sha256 == tokenizer.sha256
 
 
 @pytest.mark.parametrize("kind", ["origin", "recipe", "probe", "zeroshot"])
