@@ -1,7 +1,7 @@
-"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes the table of
-docs/compare.md.
+"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes compare.csv beside
+this file, whose rates docs/compare.md and docs/studies.md show.
 
-    python benchmarks/simulations/simulate_compare.py [--repetitions 2000] [--only PART]
+    python benchmarks/simulations/simulate_compare.py [--repetitions 2000] [--only PART] [--csv FILE]
 
 Every study is of made runs: a validation loss that falls as a power of the tokens and with the learning rate's decay, a
 shift per seed that both recipes share, one of each run's own, and noise of every evaluation.
@@ -10,12 +10,13 @@ shift per seed that both recipes share, one of each run's own, and noise of ever
 from __future__ import annotations
 
 import argparse
+import csv
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
@@ -869,18 +870,39 @@ PARTS = {
 }
 
 
+FIELDS = ("part", "what is true", "what is judged", "how often", "repetitions", "date")
+
+
+def save(path: Path, part: str, rows: Sequence[Row], repetitions: int) -> None:
+    """Write the rows of `part` into the table at `path`; rows of other parts stay."""
+    saved: dict[str, list[list[str]]] = {}
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            for values in list(csv.reader(file))[1:]:
+                saved.setdefault(values[0], []).append(values)
+    now = f"{datetime.now(UTC):%Y-%m-%d}"
+    saved[part] = [[part, *row, str(repetitions), now] for row in rows]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(FIELDS)
+        for name in PARTS:
+            writer.writerows(saved.get(name, []))
+
+
 def main() -> None:
-    """Prints the table in Markdown."""
+    """Print the rows, and save them if `--csv` names a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repetitions", type=int, default=2000)
     parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--csv", type=Path, help="table whose rows of these parts are replaced")
     arguments = parser.parse_args()
-    print("| what is true | what is judged | how often |\n|---|---|---|")
     for place, (name, part) in enumerate(PARTS.items()):
         if not arguments.only or name in arguments.only:
-            for row in part(arguments.repetitions, np.random.default_rng([20261121, place])):
-                print("| " + " | ".join(row) + " |", flush=True)
-    print(f"\n{arguments.repetitions} repetitions, {datetime.now(UTC):%Y-%m-%d}", file=sys.stderr)
+            rows = part(arguments.repetitions, np.random.default_rng([20261121, place]))
+            for row in rows:
+                print("; ".join(row), flush=True)
+            if arguments.csv is not None:
+                save(arguments.csv, name, rows, arguments.repetitions)
 
 
 if __name__ == "__main__":
