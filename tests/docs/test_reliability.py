@@ -6,9 +6,26 @@ from __future__ import annotations
 import re
 
 from efftrain_cli.foundation import errors
+from tests.conftest import REPOSITORY
 from tests.docs.pages import text_of
 
 PAGE = text_of("reliability")
+UNMARKED = {
+    ("F9", "tests/laws/test_ranks.py"): "losses_and_gradients_are_those_of_one_process",
+    ("F15", "tests/faults/test_saves.py"): "a_save_survives_a_power_failure_at_any_moment",
+    ("F24", "tests/run/test_stability.py"): "a_threefold_loss_is_noticed_at_once",
+    ("F25", "tests/faults/test_rewind.py"): "after_three_rewinds_a_divergence_ends_the_run",
+    ("F27", "tests/training/test_compiling.py"): "warmup_over_128_lengths_needs_two_graphs_at_most",
+    ("F41", "tests/recipe/test_mistakes.py"): "every_mistake_is_reported_at_once_with_its_place_and_meaning",
+    ("F47", "tests/grow/test_grow.py"): "interrupted_growth_writes_nothing",
+    ("F47", "tests/methods/test_staged_growth.py"): "growth_keeps_loss_and_logits",
+    ("F51", "tests/tune_warmup/test_tune_warmup.py"): "a_killed_search_goes_on_without_repeating_a_probe",
+    ("F57", "tests/compare/test_cli.py"): "a_comparison_that_does_not_fit_leaves_the_earlier_file",
+    ("F78", "tests/study/test_study.py"): "a_study_survives_ctrl_c_and_kill_9",
+    ("F81", "tests/laws/test_ranks.py"): "stopping_and_continuing_moves_no_bit",
+    ("F81", "tests/training/test_ranks.py"): "a_restart_of_torchrun_reads_no_key_of_the_attempt_before",
+}
+"""Tests that do not name the fault that they inject, by fault and file."""
 
 
 def test_every_fault_is_counted():
@@ -21,6 +38,22 @@ def test_every_fault_is_counted():
     rows = [row for row in PAGE[:rest].splitlines() if re.match(r"\| F\d+\b", row)]
     assert faults("\n".join(rows)) == promised, "a fault that is promised has a row"
     assert all("](../tests/" in row for row in rows), "and a row names its test"
+
+
+def test_the_linked_file_tests_the_fault():
+    """The file of a row names the fault; else UNMARKED names its test."""
+    rows = [row for row in PAGE.splitlines() if re.match(r"\| F\d+\b", row)]
+    for row in rows:
+        beginning, *links = re.split(r"\]\(\.\./(tests/[\w/]+\.py)\)", row)
+        head = re.match(r"\| (?:F\d+,? )+", beginning)
+        assert head is not None and links, row
+        for path in links[::2]:
+            text = (REPOSITORY / path).read_text(encoding="utf-8")
+            for fault in sorted(faults(head[0])):
+                if re.search(rf"\bF{fault}\b", text):
+                    break
+            else:
+                assert f"def test_{UNMARKED[f'F{fault}', path]}(" in text, (fault, path)
 
 
 def faults(text: str) -> set[int]:
