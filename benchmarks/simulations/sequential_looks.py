@@ -1,7 +1,7 @@
-"""Looking more than once: what planned looks and the anytime-valid t test find and err, as the tables of
-docs/studies.md.
+"""Looking more than once: what planned looks and the anytime-valid t test find and err. Its table is looks.csv
+beside this file, of which docs/studies.md shows some rows.
 
-    python benchmarks/simulations/sequential_looks.py            about two minutes on one core
+    python benchmarks/simulations/sequential_looks.py > looks.csv    about two minutes on one core
     python benchmarks/simulations/sequential_looks.py --draws 2000   a rehearsal of seconds
 
 Paired differences are normal with standard deviation 1, so an effect of 1.2 is a difference of 1.2 standard deviations
@@ -11,7 +11,9 @@ of the differences between pairs of runs. "Unpaid" is a t test at 5 % at every l
 from __future__ import annotations
 
 import argparse
+import csv
 import math
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -112,63 +114,40 @@ def rules(plan: Sequence[int]) -> dict[str, Callable[[np.ndarray], tuple[float, 
 
 
 def main() -> None:
+    """Print the table as CSV."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--draws", type=int, default=40_000, help="studies per cell")
     draws = parser.parse_args().draws
-    print(f"{draws:,} studies per cell: share decided (mean seeds per arm)\n")
-    print(
-        "| seeds, looks | rule | no effect | "
-        + " | ".join(f"effect {effect:g}" for effect in EFFECTS[1:])
-        + " |"
-    )
-    print("|---|---|" + "---|" * len(EFFECTS))
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(("measure", "seeds", "looks", "rule", "differences", "value", "mean seeds"))
     for seeds, looks in PLANS:
         plan = schedule(seeds, looks)
         random = np.random.default_rng(7)
         samples = [normal(random, (draws, seeds)) + effect for effect in EFFECTS]
         for name, rule in rules(plan).items():
-            cells = []
-            for sample in samples:
+            for effect, sample in zip(EFFECTS, samples, strict=True):
                 share, taken = rule(sample)
-                cells.append(f"{100 * share:.1f} % ({taken:.1f})")
-            print(f"| {seeds}, {looks} | {name} | " + " | ".join(cells) + " |", flush=True)
-    print("\nNo effect, differences that are not normal (planned, shape 0.25):\n")
-    print("| seeds, looks | normal | one seed of ten 8x noisier | lognormal |\n|---|---|---|---|")
+                values = (f"{share:.4f}", f"{taken:.1f}")
+                table.writerow(("decided", seeds, looks, name, f"effect {effect:g}", *values))
     for seeds, looks in PLANS:
         plan = schedule(seeds, looks)
         levels = nominal_levels(ALPHA, plan, 2)
-        shares = [
-            by_levels(kind(np.random.default_rng(8), (draws, seeds)), plan, levels)[0]
-            for kind in (normal, outliers, skewed)
-        ]
-        print(
-            f"| {seeds}, {looks} | "
-            + " | ".join(f"{100 * share:.1f} %" for share in shares)
-            + " |",
-            flush=True,
-        )
-    print(
-        "\nHalf width of the 95 % interval, in standard deviations of a difference; 18 looks at 3 to 20 seeds:\n"
-    )
-    print(
-        "| seeds | one look, here | planned, shape 0.25 | O'Brien-Fleming | Pocock | anytime-valid t |\n|---|---|---|---|---|---|"
-    )
+        for kind in (normal, outliers, skewed):
+            sample = kind(np.random.default_rng(8), (draws, seeds))
+            share, _ = by_levels(sample, plan, levels)
+            what = (seeds, looks, "planned, shape 0.25", f"no effect, {kind.__name__}")
+            table.writerow(("decided", *what, f"{share:.4f}", ""))
     plan = schedule(20, 18)
     levels = {name: nominal_levels(ALPHA, plan, 2, shape) for name, shape in SHAPES.items()}
     for i, n in enumerate(plan):
         if n in (3, 4, 5, 6, 8, 10, 12, 16, 20):
-            widths = [
-                half_width(1.0, n, ALPHA),
-                *(half_width(1.0, n, level[i]) for level in levels.values()),
-            ]
-            widths.append(mixture_half_width(1.0, n, ALPHA, MIXTURE))
-            print(
-                f"| {n} | "
-                + " | ".join("none" if math.isinf(w) else f"{w:.2f}" for w in widths)
-                + " |"
-            )
+            widths = {"one look, here": half_width(1.0, n, ALPHA)}
+            widths |= {name: half_width(1.0, n, level[i]) for name, level in levels.items()}
+            widths["anytime-valid t"] = mixture_half_width(1.0, n, ALPHA, MIXTURE)
+            for name, width in widths.items():
+                table.writerow(("half width of 95 %", n, 18, name, "sd 1", f"{width:.2f}", ""))
 
 
 if __name__ == "__main__":
