@@ -1,7 +1,7 @@
-"""How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search itself. Writes the
-table of docs/methods/sequence-length-warmup.md.
+"""How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search itself. Its
+table is tuning.csv beside this file, of which docs/tune-warmup.md shows some rows.
 
-    python benchmarks/simulations/simulate_tuning.py [--repetitions 400]
+    python benchmarks/simulations/simulate_tuning.py [--repetitions 400] > tuning.csv
 
 Whether a setting is unstable is drawn, more likely the longer its warmup; training without a warmup always is. The
 table says what the search then returns, and costs.
@@ -10,7 +10,9 @@ table says what the search then returns, and costs.
 from __future__ import annotations
 
 import argparse
+import csv
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -89,19 +91,18 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=400)
     repetitions = parser.parse_args().repetitions
     random = np.random.default_rng(1)
-    head = "recipe | seeds | budget | verified | within one | within two | mean cost | 95 % | most"
-    print(f"| {head} |\n|" + "---|" * 9)
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(
+        ("recipe", "seeds", "budget", "verified", "within one", "within two", "mean", "95 %", "most")
+    )
     for name in ("gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"):
         plain = Search(recipe=load_recipe(name))
         for seeds, share in (((1,), None), ((0, 1, 2), None), ((1,), 0.1)):
             budget = None if share is None else int(share * plain.recipe.train.tokens)
             search = replace(plain, seeds=seeds, budget=budget)
             found = search_rates(search, 8.0, repetitions, random)
-            values = [
-                f"{value:.0%}" if value >= 0.1 else f"{value:.1%}" for value in found.values()
-            ]
-            row = [name, str(len(seeds)), "none" if share is None else f"{share:.0%}", *values]
-            print(f"| {' | '.join(row)} |")
+            values = [f"{value:.3f}" for value in found.values()]
+            table.writerow((name, len(seeds), "" if share is None else share, *values))
 
 
 if __name__ == "__main__":

@@ -1,45 +1,43 @@
-"""The page on sequence length warmup: its commands are taken, and its table of costs is what they print."""
+"""The page on tuning a warmup: its plans are printed, and its figures are those of the program and of the table."""
 
 from __future__ import annotations
 
+import csv
 import re
 import shlex
 
 import pytest
 
 from efftrain_cli.cli.commands import register
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.tune_warmup.printing import plan_values
-from efftrain_cli.tune_warmup.search import Search
-from tests.conftest import cli
-from tests.docs.pages import text_of
+from tests.conftest import REPOSITORY, cli
+from tests.docs.pages import blocks_of, commands_of, text_of
 
-PAGE = text_of("methods/sequence-length-warmup")
+PAGE = text_of("tune-warmup")
 
 
 @pytest.mark.slow
 def test_the_plans_in_the_page_are_printed():
     register()
-    commands = [
-        line.partition("#")[0].strip()
-        for line in re.findall(r"^efftrain tune-warmup .*--plan.*$", PAGE, re.MULTILINE)
-    ]
+    commands = [line for line in commands_of("tune-warmup") if line.endswith("--plan")]
     assert len(commands) >= 8
     for command in commands:
         assert "probes, " in " ".join(cli(*shlex.split(command)[1:]).output.split())
 
 
-def test_the_costs_in_the_page_are_those_of_the_plans():
-    rows = re.findall(r"^\| `([\w.-]+)` \| ([\d.]+) % \| (\d+) \| (\d+) % \|$", PAGE, re.MULTILINE)
-    assert {"gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw", "unstable-slw"} <= {
-        name for name, *_ in rows
-    }
-    for name, *printed in rows:
-        recipe = load_recipe(name)
-        plan = plan_values(Search(recipe=recipe))
-        worst = plan["cost"]["worst"]
-        least, most = (
-            100 * tokens / recipe.train.tokens
-            for tokens in (plan["smallest_budget"], worst["tokens"])
-        )
-        assert [f"{least:.1f}", str(worst["probes"]), f"{most:.0f}"] == printed, name
+def test_the_cost_in_the_page_is_that_of_the_plan():
+    register()
+    (cost,) = [block for block in blocks_of("tune-warmup", "text") if "at most" in block]
+    printed = cli("tune-warmup", "--recipe", "unstable-slw", "--plan").output
+    assert " ".join(cost.split()) in " ".join(printed.split())
+
+
+def test_the_shares_in_the_page_are_those_of_the_table():
+    path = REPOSITORY / "benchmarks" / "simulations" / "tuning.csv"
+    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    printed = re.findall(r"^\| `([\w.-]+)` \| (\d) \| ([^|]+) \|(.*)\|$", PAGE, re.MULTILINE)
+    assert len(printed) == len(rows)
+    for row, (recipe, seeds, budget, cells) in zip(rows, printed, strict=True):
+        assert (recipe, seeds, budget != "none") == (row["recipe"], row["seeds"], bool(row["budget"]))
+        values = [float(cell.strip().removesuffix(" %")) for cell in cells.split("|")]
+        for value, name in zip(values, ("verified", "within one", "mean", "95 %"), strict=True):
+            assert value == pytest.approx(100 * float(row[name]), abs=0.56), (recipe, name)
