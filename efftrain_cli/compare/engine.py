@@ -56,8 +56,6 @@ from efftrain_cli.foundation.why import Why
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
 CROSSING = 0.25
 """Share of its interval by which a cost to match may change with denser evaluations."""
-LARGEST_EFFECT = 20.0
-"""Logarithm of a ratio of costs from which it is called infinite."""
 NOTHING = Why("nothing", "none")
 """There was no failure or jump to ask about."""
 
@@ -138,11 +136,11 @@ class Verdict:
         size, df = self.min_detectable_effect, self.estimate.df
         if size is None or df is None:
             return None
-        factors = sd_interval(1.0, df + 1)
+        low, high = sd_interval(1.0, df + 1)
         if not self.estimate.log:
-            return size * factors[0], size * factors[1]
-        low, high = (math.log1p(size) * factor for factor in factors)
-        return math.expm1(low), math.expm1(high) if high < LARGEST_EFFECT else math.inf
+            return size * low, size * high
+        log = math.log1p(size)
+        return inference.excess_ratio(log * low), inference.excess_ratio(log * high)
 
     @property
     def test(self) -> Estimate | ExactTest:

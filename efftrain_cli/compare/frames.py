@@ -106,7 +106,7 @@ def _test(verdict: Verdict) -> Row:
         "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
         "exact": exact and asdict(exact) | {"wins": _number(exact.wins)},
         "p_equivalent": verdict.p_equivalent,
-        "could_see": verdict.min_detectable_effect,
+        "could_see": _number(verdict.min_detectable_effect),
         "items": verdict.items and asdict(verdict.items),
         "items_p": verdict.items_p,
         "text": verdict.text,
@@ -188,5 +188,6 @@ def _group_values(comparison: Comparison, group: Group) -> dict[str, Any]:
     }
 
 
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _number(value: float | None) -> float | None:
+    """Return a number that JSON can hold; None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None

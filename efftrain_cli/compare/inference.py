@@ -23,6 +23,8 @@ ALPHA = 0.05
 """Error rate of every test; intervals cover 1 - ALPHA."""
 POWER = 0.8
 """Chance of showing a real difference that plans and "could have seen" stand for."""
+LARGEST_EFFECT = 20.0
+"""Logarithm of a ratio of costs from which it is called infinite."""
 FEWEST_PAIRS = 4
 """Pairs among unpaired runs from which their correlation is used; fewer say too little of it."""
 MCNEMAR_FROM = 6
@@ -308,7 +310,7 @@ def detectable(
 ) -> float | None:
     """Return the smallest true difference that a t test with this standard error shows in `power` of studies.
 
-    For ratios it is the factor less 1: 0.05 means 1.05x. None without a standard error.
+    For ratios it is the factor less 1: 0.05 means 1.05x; see `excess_ratio`. None without a standard error.
     """
     if not estimate.se or estimate.df is None:
         return None
@@ -316,11 +318,17 @@ def detectable(
     critical = float(special.stdtrit(df, 1 - alpha / sides))
 
     def lacking(noncentrality: float) -> float:
-        return 1 - float(special.nctdtr(df, noncentrality, critical)) - power
+        # Beyond 36 standard errors the tail below `critical` is NaN instead of 0.
+        return 1 - float(np.nan_to_num(special.nctdtr(df, noncentrality, critical))) - power
 
     # The far tail adds nothing that could be seen at power 0.8.
     size = estimate.se * optimize.brentq(lacking, 0.0, 10 * critical + 10)
-    return math.expm1(size) if estimate.log else size
+    return excess_ratio(size) if estimate.log else size
+
+
+def excess_ratio(log: float) -> float:
+    """Return the ratio that has this logarithm, less 1; infinite from LARGEST_EFFECT on."""
+    return math.expm1(log) if log < LARGEST_EFFECT else math.inf
 
 
 @dataclass(frozen=True, slots=True)

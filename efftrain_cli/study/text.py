@@ -341,7 +341,7 @@ def note_of(verdict: Verdict) -> str:
 def _detectable(verdict: Verdict) -> str:
     """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if unknown."""
     size, limits = verdict.min_detectable_effect, verdict.min_detectable_range
-    if size is None:
+    if size is None or math.isinf(size):
         return ""
     is_margin = verdict.question.direction in MARGINS
     noun = "a margin of" if is_margin else "a difference of"
@@ -416,7 +416,7 @@ def as_json(
 
 def verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
     """Return one verdict as plain values; None where there is no number."""
-    question, estimate = verdict.question, verdict.estimate
+    question, estimate, size = verdict.question, verdict.estimate, verdict.min_detectable_effect
     return {
         "measure": question.key,
         "direction": question.direction,
@@ -432,7 +432,7 @@ def verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
         "p": verdict.p,
         "p_holm": verdict.p_holm,
         "outcome": verdict.outcome,
-        "could_see": verdict.min_detectable_effect,
+        "could_see": None if size is None or math.isinf(size) else size,
         "note": note_of(verdict),
         "differed": verdict.differed,
     }

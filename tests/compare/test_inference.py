@@ -135,11 +135,21 @@ def test_sd_interval_covers():
     assert 0.935 <= covered / 4000 <= 0.965
 
 
-def test_what_two_scattered_ratios_could_show_has_no_end():
-    """Ratios of 1 and 20: with one degree of freedom the spread may be 32 times as large."""
-    (found,) = decide([ratio_of_means({0: 1.0, 1: 20.0}, {0: 1.0, 1: 1.0})])
-    low, high = found.min_detectable_range
-    assert 1 < low < found.min_detectable_effect and high == np.inf
+@pytest.mark.parametrize("alpha", [0.05, 0.05 / 30])
+def test_what_two_scattered_ratios_could_show_has_no_end(alpha):
+    """Ratios of 1 and 20 have a standard error of 1.5. With one degree of freedom t is 12.7 at 5 % and 381 at a
+    thirtieth of it; at power 0.8 more than 16 standard errors are e^24, and e^571 is no number."""
+    estimate = ratio_of_means({0: 1.0, 1: 20.0}, {0: 1.0, 1: 1.0})
+    assert inference.detectable(estimate, alpha) == np.inf
+    (found,) = decide([estimate])
+    assert found.min_detectable_range == (np.inf, np.inf)
+
+
+def test_effects_are_found_where_the_noncentral_t_is_no_number():
+    """20 seeds at 5 % / 30: critical t of 19 degrees is 3.6595, so with power 0.8 a difference of about 3.6595 + 0.85
+    standard errors shows; SciPy's noncentral t has no value from 41 on."""
+    estimate = Estimate(0.0, se=1.0, df=19)
+    assert inference.detectable(estimate, 0.05 / 30) == pytest.approx(3.6595 + 0.8416, rel=0.03)
 
 
 def test_mcnemar_matches_the_binomial_test():
