@@ -14,7 +14,7 @@ from scipy import special
 from efftrain_cli.compare.comparability import why_seconds_differ
 from efftrain_cli.compare.groups import Group, Timing, finished_runs, runs_of
 from efftrain_cli.compare.inference import ALPHA
-from efftrain_cli.compare.measures import budget_ratio, is_same_budget
+from efftrain_cli.compare.measures import budget_ratio, is_same_budget, mean_ratio
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.run.calibrations import ArmTimes, Calibration, digest_of_recipe
 
@@ -130,11 +130,8 @@ def calibration_sd(baseline: Group, method: Group) -> float:
 
 
 def clock_ratio(baseline: Group, method: Group) -> float:
-    """Return the method's training seconds over the baseline's by the finished runs' own clocks."""
-    means = []
-    for group in (baseline, method):
-        means.append(np.mean([run.seconds for run in finished_runs(group.runs)]))
-    return float(means[1] / means[0])
+    """Return the method's training seconds over the baseline's by the finished runs' own clocks, as `mean_ratio`."""
+    return mean_ratio(baseline, method, lambda run: run.seconds)
 
 
 def why_seconds_not_judged(baseline: Group, method: Group) -> str:
@@ -145,7 +142,10 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
     if not (baseline.blocks and method.blocks):
         command = method.timing.command if method.timing else "efftrain calibrate"
         return f"no calibration of these recipes for their machine; {command}"
-    clocks, calibrated = clock_ratio(baseline, method), budget_ratio(baseline, method, "seconds")
+    clocks = clock_ratio(baseline, method)
+    calibrated = budget_ratio(baseline, method, "seconds")
+    if math.isnan(clocks):
+        return "the training seconds of a run are unknown"
     if is_same_budget(clocks / calibrated):
         return ""
     return (

@@ -292,27 +292,34 @@ def evaluated_every(runs: Sequence[RunNumbers]) -> float:
     return max(float(np.median(np.diff(each))) for each in steps if len(each) > 1)
 
 
-def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
+def mean_ratio(baseline: Group, method: Group, spent: Callable[[RunNumbers], float]) -> float:
     """Return what the method's finished runs spent on average over what the baseline's did.
 
-    1 if no run of a side has finished, NaN if one that has does not say what it spent. Tokens that a rewind abandoned
-    do not count: the budget is what the learning rate's schedule ran over.
+    1 if no run of a side has finished, NaN if a finished run does not say what it spent.
     """
-    axis = {"tokens": "schedule_tokens"}.get(cost, cost)
     means = []
     for group in (baseline, method):
-        ends = [float(run.evaluated[axis][-1]) for run in finished_runs(group.runs)]
-        if not ends:
+        costs = [spent(run) for run in finished_runs(group.runs)]
+        if not costs:
             return 1.0
-        if min(ends) <= 0:
+        if min(costs) <= 0:
             return math.nan
-        means.append(sum(ends) / len(ends))
+        means.append(sum(costs) / len(costs))
     return means[1] / means[0]
 
 
+def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
+    """Return the `mean_ratio` of a cost.
+
+    Tokens that a rewind abandoned do not count: the budget is what the learning rate's schedule ran over.
+    """
+    axis = {"tokens": "schedule_tokens"}.get(cost, cost)
+    return mean_ratio(baseline, method, lambda run: float(run.evaluated[axis][-1]))
+
+
 def is_same_budget(ratio: float) -> bool:
-    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1."""
-    return max(ratio, 1 / ratio) <= 1 + SAME_SCHEDULE
+    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1; an unknown one, NaN or 0, is not."""
+    return ratio > 0 and max(ratio, 1 / ratio) <= 1 + SAME_SCHEDULE
 
 
 def other_shapes(runs: Sequence[RunNumbers]) -> str:

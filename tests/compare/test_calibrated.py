@@ -12,6 +12,7 @@ import pytest
 
 from efftrain_cli.compare.calibrated import calibration_sd, cumulate_seconds, with_seconds
 from efftrain_cli.compare.groups import Group, Timing
+from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.run.calibrations import digest_of_recipe, read_calibrations
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
@@ -172,6 +173,21 @@ def test_clocks_that_disagree_are_shown_with_both_ratios(root):
         "not judged: small-slw took 1.05x the seconds of small by the runs' own clocks and 1x by calibrated steps, more than "
         "2 % apart"
     )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "same"),
+    [(1.02, True), (1.0201, False), (1 / 1.02, True), (0.98, False), (0.0, False)],
+)
+def test_budgets_are_the_same_within_2_percent_either_way(ratio, same):
+    """1 / 0.98 is 1.0204."""
+    assert is_same_budget(ratio) == same
+
+
+def test_clocks_that_stood_still_are_not_judged(root):
+    pair(root, clock=0.0)
+    calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
+    assert seconds_text(root) == "not judged: the training seconds of a run are unknown"
 
 
 @pytest.mark.parametrize(
