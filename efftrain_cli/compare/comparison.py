@@ -36,6 +36,7 @@ from efftrain_cli.compare.measures import (
     measures,
     valid_bytes_per_token,
 )
+from efftrain_cli.compare.picture import letter
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import score_questions
 from efftrain_cli.foundation.errors import DataError, UsageError
@@ -86,8 +87,7 @@ class Comparison:
 
     def letter(self, group: Group) -> str:
         """Return the short name of a group in tables and plots: A for the baseline."""
-        place = self.groups.index(group)
-        return chr(ord("A") + place) if place < 26 else f"R{place + 1}"
+        return letter(self.groups.index(group))
 
     def verdict(self, key: str, label: str) -> Verdict | None:
         """Return the verdict on a measure of a group; None if it was not tested."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+_LETTERS = ascii_uppercase + ascii_lowercase
 _TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is written."""
@@ -327,11 +329,13 @@ def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width
             plotext.scatter(
                 at[drawn].tolist(),
                 height[drawn].tolist(),
-                marker=letter(group),
+                marker=letter(group)[0],
                 color=_TERMINAL_COLOURS[group % len(_TERMINAL_COLOURS)],
             )
 
 
 def letter(group: int) -> str:
-    """Return the character that a group is drawn with in a terminal."""
-    return chr(ord("A") + group % 26)
+    """Return the short name of a group in tables and plots, by its place: A to Z, a to z, then R53 and so on."""
+    if group < len(_LETTERS):
+        return _LETTERS[group]
+    return f"R{group + 1}"

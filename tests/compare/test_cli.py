@@ -8,6 +8,7 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -15,6 +16,7 @@ import pytest
 from typer.testing import Result
 
 from efftrain_cli.compare.comparison import compare, read_valid_runs
+from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.foundation.errors import DiskError, UsageError
@@ -169,6 +171,14 @@ def test_the_names_of_a_terminal_plot_break_between_words():
     drawn = draw_in_terminal(Plot("probes", "probes", pd.concat(curves), "step", "loss"), 60)
     assert max(map(len, drawn.splitlines())) == 60
     assert " ".join(drawn.splitlines()).endswith(", ".join(labels))
+
+
+def test_every_recipe_has_one_letter_in_tables_and_plots(two):
+    groups = tuple(Group(f"recipe {i}", ()) for i in range(60))
+    comparison = replace(compare(read_valid_runs([two / "small-seed0"])[0]), groups=groups)
+    letters = [comparison.letter(group) for group in groups]
+    assert letters == [letter(i) for i in range(60)] and len(set(letters)) == 60
+    assert [letters[i] for i in (0, 25, 26, 51, 52)] == ["A", "Z", "a", "z", "R53"]
 
 
 def test_no_curve_hides_another_in_the_terminal(two):
