@@ -59,19 +59,21 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
     return questions
 
 
+def find_result(name: str, run: RunNumbers) -> ZeroShot | None:
+    """Return the result of that name of the run's latest checkpoint; of several the one evaluated last."""
+    results = [result for result in run.zero_shot if "/".join(result.key) == name]
+    return max(reversed(results), key=lambda result: result.tokens or 0.0, default=None)
+
+
 def find_results(name: str, group: Group) -> dict[int, ZeroShot]:
-    """Return every seed's newest result of that name, without the seeds that have none."""
-    results = {}
-    for run in group.runs:
-        for result in run.zero_shot:
-            if "/".join(result.key) == name:
-                results[run.seed] = result
-    return results
+    """Return the result of that name by seed, without the seeds that have none."""
+    results = {run.seed: find_result(name, run) for run in group.runs}
+    return {seed: result for seed, result in results.items() if result is not None}
 
 
 def _read_score(name: str, run: RunNumbers) -> float | None:
-    results = find_results(name, Group("", (run,)))
-    return results[run.seed].score if results else None
+    result = find_result(name, run)
+    return None if result is None else result.score
 
 
 def other_tokens(sides: Sequence[Results]) -> str:

@@ -18,15 +18,20 @@ from tests.fake_runs import write_run
 
 
 def zero_shot(
-    path: Path, right: list[bool], limit: int | None = None, task: str = "lambada"
+    path: Path,
+    right: list[bool],
+    limit: int | None = None,
+    task: str = "lambada",
+    checkpoint: str = "step-00000100",
 ) -> None:
     """Results in the format of eval-zeroshot."""
-    key = {"checkpoint_sha256": path.name, "task": task, "protocol": "p", "limit": limit}
+    sha256 = f"{path.name} {checkpoint}"
+    key = {"checkpoint_sha256": sha256, "task": task, "protocol": "p", "limit": limit}
     acc = {"value": float(np.mean(right)), "stderr": 0.1}
     entry = {
         "schema_version": 1,
         **key,
-        "checkpoint": "step-00000100",
+        "checkpoint": checkpoint,
         "metric": "acc",
         "metrics": {"acc": acc},
     }
@@ -57,6 +62,14 @@ def test_zero_shot_of_one_seed_is_paired_per_item(root):
     assert values(comparison, "lambada/p/9/acc", "small") == {0: Why("missing", "missing")}
     assert values(comparison, "lambada/p/9/acc", "small-slw") == {0: 1.0}
     assert limited.text == "missing: no claim"
+
+
+def test_the_score_is_that_of_the_latest_checkpoint(root):
+    """The half-trained checkpoint was evaluated last."""
+    path = write_run(root, "small", 0)
+    for checkpoint, right in (("step-00000100", True), ("step-00000050", False)):
+        zero_shot(path, [right] * 4, checkpoint=checkpoint)
+    assert values(of("small"), "lambada/p//acc", "small") == {0: 1.0}
 
 
 def test_zero_shot_over_seeds_uses_the_seeds(root):
