@@ -165,7 +165,7 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole, replacing a link to it too; write to anything else (a pipe, /dev/stdout) as it is.
+    """Write a file whole, or the file that a link leads to; write to anything else (a pipe, /dev/stdout) as it is.
 
     Raises:
         DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was
