@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from efftrain_cli.compare.comparison import Comparison
@@ -320,5 +320,6 @@ def _strictest_level(comparison: Comparison, primary: bool) -> float:
     for verdict in comparison.verdicts:
         if verdict.question.is_primary == primary and verdict.question.tested != "score":
             family.append(verdict)
-    # Of questions that are withheld today none has a p.
-    return ALPHA / max(1, count_members(family))
+    # Of questions that are withheld today none has a p: those with a spread are planned to be tested.
+    planned = [replace(verdict, p=verdict.estimate.p) for verdict in family]
+    return ALPHA / max(1, count_members(family) or count_members(planned))

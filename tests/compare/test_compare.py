@@ -31,6 +31,7 @@ from efftrain_cli.compare.measures import (
     schedule_position,
     smooth_end,
 )
+from efftrain_cli.compare.planning import seeds_needed
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
@@ -503,14 +504,20 @@ def test_seconds_add_up(root):
 
 
 def test_what_is_not_judged_today_is_planned(root):
-    """Two settings of one recipe, none of them named as the baseline: the spread of their differences is known."""
+    """Three settings of one recipe: without a name for the baseline the same is planned as with it, for two arms."""
     for seed in range(3):
-        write_run(root, "small", seed)
-        write_run(root, "small", seed, name=f"high-seed{seed}", speed=1.3, lr=2e-3)
+        for lr, speed in ((1e-3, 1.0), (2e-3, 1.3), (3e-3, 1.1)):
+            write_run(root, "small", seed, name=f"{lr}-seed{seed}", speed=speed, lr=lr)
     compared = of("small")
     assert compared.verdicts[0].why.kind == "settings"
-    final = plan_table(compared, [0.1]).rows[0]
-    assert final[0] == "final loss" and final[-2:] == ("2", "pairs: 3 so far")
+    planned = plan_table(compared, [0.001]).rows
+    named = of("small", baseline="small optim.lr=0.002")
+    assert planned == plan_table(named, [0.001]).rows
+    final = compared.verdicts[0].estimate
+    assert planned[0][0] == "final loss" and planned[0][-1] == "pairs: 3 so far"
+    # The 20th percentile of chi-squared on 2 degrees of freedom is 0.4463 (tables).
+    n = seeds_needed(0.001, final.sd * (2 / 0.4463) ** 0.5, alpha=0.025)
+    assert planned[0][-2] == str(n)
 
 
 def test_plan_gives_seeds_for_wanted_differences(root):
