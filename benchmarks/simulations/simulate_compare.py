@@ -19,6 +19,7 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+from scipy import special
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.calibrated import calibration_sd
@@ -26,17 +27,16 @@ from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.engine import Looks, Verdict, answer_by_t, correct, verdict
 from efftrain_cli.compare.groups import Group, Timing
 from efftrain_cli.compare.measures import (
+    FINAL_LOSS,
     NOT_REACHED,
-    Costs,
     Question,
     cost_question,
     cost_to_reach,
     final_loss,
     match,
-    measures,
     read_end,
 )
-from efftrain_cli.compare.planning import assured_sd, power_of, seeds_needed
+from efftrain_cli.compare.planning import assured_sd, seeds_needed
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
 from efftrain_cli.compare.sensitivity import Curve, sensitivity, why_not_judged, windows
 from efftrain_cli.compare.sequential import schedule
@@ -307,7 +307,6 @@ def _claims(
     worse: float,
 ) -> float:
     """How often the final loss is claimed better or worse (`worse` only with a true difference)."""
-    question = measures(Costs(), False, {}, None)[0]
     found = 0
     for _ in range(repetitions):
         sides = pair(random, n, (QUIET, QUIET), worse)
@@ -315,7 +314,7 @@ def _claims(
         for side, often in zip(sides, shares, strict=True):
             runs = [fail(run) if random.random() < often else run for run in side]
             groups.append(Group(runs[0].recipe_name, tuple(runs)))
-        (judged,) = correct([verdict(question, *groups)])
+        (judged,) = correct([verdict(FINAL_LOSS, *groups)])
         claimed = () if judged.why else ("worse",) if worse else ("better", "worse")
         found += judged.outcome in claimed
     return found / repetitions
@@ -596,11 +595,11 @@ def plans(repetitions: int, random: Random) -> list[Row]:
                 needed = seeds_needed(1.0, assured_sd(pilot.sd, n - 1), True, level)
                 assert needed is not None
                 seeds.append(needed)
-                assured += power_of(needed, 1.0, True, level) >= 0.8
+                assured += power_of(needed, 1.0, level) >= 0.8
                 looks = Looks((needed,), registered=True)
                 shown += _shows(1.0, members, looks, random)
                 size = inference.detectable(pilot, level)
-                ranges += power_of(n, size, True, level)
+                ranges += power_of(n, size, level)
             what = f"compare --plan after {n} pairs, {members} comparisons, true difference 1 sd: planned 80 %"
             rows.append(
                 (what, f"shown, median {np.median(seeds):.0f} seeds", _percent(shown / repetitions))
@@ -610,6 +609,12 @@ def plans(repetitions: int, random: Random) -> list[Row]:
                 (what, '"could have seen" of the pairs, shown', _percent(ranges / repetitions))
             )
     return rows
+
+
+def power_of(n: int, effect: float, alpha: float) -> float:
+    """Chance that a two-sided paired t test of `n` seeds finds an effect of so many standard deviations."""
+    critical = special.stdtrit(n - 1, 1 - alpha / 2)
+    return float(1 - np.nan_to_num(special.nctdtr(n - 1, effect * math.sqrt(n), critical)))
 
 
 def _shows(size: float, members: int, looks: Looks, random: Random) -> bool:

@@ -105,19 +105,6 @@ def half_width(estimate: Estimate, alpha: float) -> float:
     return (estimate.se or 0.0) * float(special.stdtrit(estimate.df, 1 - alpha / 2))
 
 
-def at_level(estimate: Estimate, alpha: float) -> Estimate:
-    """Return an estimate with the interval that covers 1 - `alpha`."""
-    if not estimate.se or estimate.df is None:
-        return estimate
-    half = half_width(estimate, alpha)
-    low = estimate.center - half
-    high = estimate.center + half
-    if estimate.log:
-        low = math.exp(low)
-        high = math.exp(high)
-    return replace(estimate, low=low, high=high)
-
-
 def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
     """Return an estimate with the error that all seeds share, of standard deviation `sd`, in its standard error.
 
@@ -126,9 +113,16 @@ def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
     """
     if not estimate.se or estimate.df is None:
         return estimate
+    center = estimate.center
     se = math.hypot(estimate.se, sd)
-    p = float(2 * special.stdtr(estimate.df, -abs(estimate.center) / se))
-    return at_level(replace(estimate, se=se, p=p), alpha)
+    half = se * float(special.stdtrit(estimate.df, 1 - alpha / 2))
+    low = center - half
+    high = center + half
+    if estimate.log:
+        low = math.exp(low)
+        high = math.exp(high)
+    p = float(2 * special.stdtr(estimate.df, -abs(center) / se))
+    return replace(estimate, se=se, p=p, low=low, high=high)
 
 
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from efftrain_cli.compare.inference import ALPHA, POWER, Direction
+from efftrain_cli.compare.inference import ALPHA, Direction, Estimate, detectable
 
 ASSURANCE = 0.8
 """Share of studies whose true spread is below the one that is planned with."""
@@ -17,21 +17,6 @@ MOST_SEEDS = 10_000
 """`seeds_needed` looks no further."""
 CONTINUED = 20_000
 """Simulated continuations of a study."""
-
-
-def power_of(n: int, effect: float, paired: bool = True, alpha: float = ALPHA) -> float:
-    """Return the chance that a two-sided t test with `n` seeds finds a true `effect`, in standard deviations."""
-    df = 2 * n - 2
-    noncentrality = effect * math.sqrt(n / 2)
-    if paired:
-        df = n - 1
-        noncentrality = effect * math.sqrt(n)
-    if noncentrality > 30:
-        return 1.0
-    critical = float(special.stdtrit(df, 1 - alpha / 2))
-    upper = special.nctdtr(df, noncentrality, critical)
-    lower = special.nctdtr(df, noncentrality, -critical)
-    return float(1 - upper + np.nan_to_num(lower))
 
 
 def seeds_needed(
@@ -50,11 +35,11 @@ def seeds_needed(
         return None
     sides = 1 if paired else 2
 
-    def power(n: int) -> float:
-        effect = abs(difference) / math.hypot(sd, shared * math.sqrt(n / sides))
-        return power_of(n, effect, paired, alpha)
+    def missed(n: int) -> float:
+        se = math.hypot(sd * math.sqrt(sides / n), shared)
+        return -(detectable(Estimate(0.0, se=se, df=sides * (n - 1)), alpha) or 0.0)
 
-    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), POWER, key=power)
+    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), -abs(difference), key=missed)
     return n if n <= MOST_SEEDS else None
 
 

@@ -119,6 +119,8 @@ def test_seeds_needed_has_no_answer_without_spread_or_difference():
     assert planning.seeds_needed(0.0, 1.0) is None
     assert planning.seeds_needed(1e-6, 1.0) is None
     assert planning.seeds_needed(100.0, 1.0) == 2
+    # At 5 % / 30 t of one degree of freedom is 382: 200 standard deviations are 283 standard errors of two seeds.
+    assert planning.seeds_needed(200.0, 1.0, alpha=0.05 / 30) == 3
 
 
 def test_plans_assure_the_80th_percentile_of_the_spread():
