@@ -32,9 +32,7 @@ from efftrain_cli.compare.measures import (
     EqualPoint,
     Question,
     equal_points,
-    has_unequal_steps,
     measures,
-    valid_bytes_per_token,
 )
 from efftrain_cli.compare.picture import letter
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
@@ -59,7 +57,6 @@ class Comparison:
     """Nats per token; None: costs are those to match a final loss."""
     margin: float | None
     """Nats per token within which final losses count as equivalent; None: not tested."""
-    points: dict[str, EqualPoint]
     questions: tuple[Question, ...]
     """Every measure, zero-shot scores last."""
     verdicts: tuple[Verdict, ...]
@@ -78,6 +75,11 @@ class Comparison:
     def runs(self) -> list[RunNumbers]:
         """All runs, in the order of the groups."""
         return runs_of(self.groups)
+
+    @property
+    def points(self) -> dict[str, EqualPoint]:
+        """The tokens, FLOPs and seconds at which all runs are compared."""
+        return equal_points(self.runs)
 
     @property
     def recipe_differences(self) -> dict[str, list[object]]:
@@ -169,20 +171,9 @@ def compare(
     groups = [base, *(group for group in groups if group is not base)]
     groups = with_calibration(groups, calibrations.valid)
 
-    runs = runs_of(groups)
-    points = equal_points(runs)
     questions = [
-        *measures(
-            costs or Costs(),
-            with_bits=any(map(valid_bytes_per_token, runs)),
-            points=points,
-            target=target_loss,
-            several=len(groups) > 1,
-            margin=margin,
-            equal=equal,
-            unequal_steps=has_unequal_steps(runs),
-        ),
-        *score_questions(groups, allow),
+        *measures(groups, target_loss, costs, margin, equal),
+        *score_questions(groups),
     ]
     # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
     chosen_from = {trial.recipe_name for trial in trials}
@@ -207,7 +198,6 @@ def compare(
         trials=tuple(trials),
         target_loss=target_loss,
         margin=margin,
-        points=points,
         questions=tuple(questions),
         verdicts=tuple(verdicts),
         caveat=caveat,

@@ -45,12 +45,7 @@ from efftrain_cli.compare.measures import (
 from efftrain_cli.compare.planning import conditional_power, sd_interval
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
-from efftrain_cli.compare.zero_shot import (
-    compare_items,
-    find_results,
-    other_tokens,
-    why_no_score,
-)
+from efftrain_cli.compare.zero_shot import compare_items, find_results, why_no_score
 from efftrain_cli.foundation.why import Why
 
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
@@ -125,8 +120,6 @@ class Verdict:
     """Uncorrected p-value over these items."""
     differed: str = ""
     """What else than its name and its losses sets the recipe apart; of final losses."""
-    caveat: str = ""
-    """What --allow had judged in spite of it."""
     shared_sd: float = 0.0
     """Standard deviation of an error in the estimate that all seeds share: the calibration's."""
 
@@ -150,12 +143,7 @@ class Verdict:
     @property
     def text(self) -> str:
         """Return the outcome, or why there is none."""
-        text: str = self.outcome
-        if self.why:
-            text = self.why.text
-        if self.caveat:
-            text += f" (but {self.caveat})"
-        return text
+        return self.why.text if self.why else self.outcome
 
 
 def verdict(
@@ -718,25 +706,20 @@ def _judge_scores(
     found: Verdict, baseline: Group, method: Group, looks: Looks, withheld: Why | None
 ) -> Verdict:
     """Judge scores by seed, of those runs that have one; of two single checkpoints, by item."""
-    question = found.question
-    sides = [find_results(question.key, group) for group in (baseline, method)]
-    before, after = (
-        {seed: result.score for seed, result in side.items() if result} for side in sides
-    )
+    groups = (baseline, method)
+    sides = [find_results(found.question.key, group) for group in groups]
+    before, after = ({seed: result.score for seed, result in side.items()} for side in sides)
     estimate = inference.difference_of_means(before, after)
+    why = withheld or why_no_score(groups, sides)
     if not before or not after:
-        return replace(found, estimate=estimate, why=Why("missing", "missing: no claim"))
-    why = withheld or why_no_score((baseline, method), sides)
-    tokens = other_tokens(sides)
-    if not why and tokens and not question.allow:
-        why = Why("not_judged", f"not judged: {tokens}")
+        why = Why("missing", "missing: no claim")
     if why:
         return replace(found, estimate=Estimate(estimate.mean, why=why), why=why)
-    found = replace(found, estimate=estimate, caveat=tokens)
-    if estimate.p is not None:
-        return replace(found, p=estimate.p, outcome=_outcome(question, estimate))
-    items, p = compare_items(sides)
-    return replace(found, why=estimate.why, items=items, items_p=p)
+    judged = answer_by_t(found, [estimate], looks)
+    if judged.why:
+        items, p = compare_items(sides)
+        judged = replace(judged, items=items, items_p=p)
+    return judged
 
 
 def _items_only(p: float) -> Why:

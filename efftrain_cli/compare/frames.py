@@ -51,7 +51,7 @@ def frame_of(comparison: Comparison) -> pd.DataFrame:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return every row of a comparison: each measure of each group, the baseline first."""
-    untested = dict.fromkeys(f"{COLUMNS} {_MORE} short caveat ratio".split())
+    untested = dict.fromkeys(f"{COLUMNS} {_MORE} short ratio".split())
     rows = []
     for question, group in product(comparison.questions, comparison.groups):
         # A cost to match is of a pair of runs.
@@ -111,7 +111,6 @@ def _test(verdict: Verdict) -> Row:
         "items_p": verdict.items_p,
         "text": verdict.text,
         "short": short_verdict(verdict),
-        "caveat": verdict.caveat,
         "ratio": estimate.log,
     }
     if verdict.why:

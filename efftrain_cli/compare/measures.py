@@ -8,7 +8,7 @@ as the first crossing of a jittery one comes too early: that of the best-fitting
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from efftrain_cli.compare.formats import format_number, format_quantity
-from efftrain_cli.compare.groups import Group, finished_runs
+from efftrain_cli.compare.groups import Group, finished_runs, runs_of
 from efftrain_cli.compare.inference import Direction
 from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import perplexity
@@ -26,6 +26,7 @@ from efftrain_cli.run.stability import SLIGHT
 
 Value = float | Why
 """A number, or the reason why there is none."""
+NOT_AVAILABLE = Why("missing", "N/A")
 NOT_REACHED = Why("not_reached", "not reached")
 PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
@@ -56,8 +57,6 @@ class Question:
     zero-shot results), "" shown and never tested."""
     axis: str = ""
     """Tokens, FLOPs or seconds, if it is about cost."""
-    missing: str = "not logged"
-    """Why a seed has no number."""
     point: float | None = None
     """Cost at which losses are compared; None: at the runs' ends."""
     direction: Direction = "different"
@@ -71,8 +70,6 @@ class Question:
     """What the recipes must have in common within SAME_SCHEDULE; None: tokens, or else FLOPs."""
     stuck_at: float = 0.2
     """Share of the tokens: a run that ends above the baseline's median loss there is stuck."""
-    allow: bool = False
-    """Whether scores after different tokens are judged, labelled."""
     near_copy: bool = True
     """Whether a cost counts with the arm's other costs as one claim in Holm's correction."""
     over_rates: bool = False
@@ -99,7 +96,7 @@ class Question:
         for seed, runs in group.by_seed.items():
             value = self.read(*runs)
             if value is None:
-                value = Why("missing", self.missing)
+                value = NOT_AVAILABLE
             if not isinstance(value, Why):
                 value = float(value)
             values[seed] = value
@@ -189,14 +186,14 @@ def isotonic_fit(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return centres, fitted.x[edges[:-1]]
 
 
-def cost_to_reach(run: RunNumbers, axis: str, target: float, times: float = 1.0) -> Value:
-    """Return the tokens, FLOPs or seconds, multiplied by `times`, at which the isotonic fit comes down to `target`."""
+def cost_to_reach(run: RunNumbers, axis: str, target: float) -> Value:
+    """Return the tokens, FLOPs or seconds at which the isotonic fit comes down to `target`."""
     x, loss = isotonic_fit(run.evaluated[axis], run.evaluated["val_loss"])
     if not len(x) or loss[-1] > target:
         return NOT_REACHED
     if loss[0] <= target:
-        return float(x[0]) * times
-    return float(np.interp(-target, -loss, x)) * times
+        return float(x[0])
+    return float(np.interp(-target, -loss, x))
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
@@ -405,69 +402,74 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
 
 
 def measures(
-    costs: Costs,
-    with_bits: bool,
-    points: Mapping[str, EqualPoint],
-    target: float | None,
-    several: bool = True,
+    groups: Sequence[Group],
+    target: float | None = None,
+    costs: Costs | None = None,
     margin: float | None = None,
     equal: Cost | None = None,
-    unequal_steps: bool = False,
 ) -> list[Question]:
     """Return the measures of a comparison, in the order of its table.
 
     Args:
-        several: there is a baseline to compare with; without one, costs to match it are left out.
+        groups: the baseline first; without others, costs to match it are left out.
+        target: loss to reach, nats per token.
         margin: nats per token within which final losses count as equal.
         equal: what final losses are judged at.
-        unequal_steps: updates are no copy of tokens.
     """
-    found = [
+    runs = runs_of(groups)
+    is_matched = target is None and len(groups) > 1
+    questions = [
         replace(FINAL_LOSS, margin=margin, equal=equal),
         Question("final_perplexity", "final perplexity", "", _LOSS, _perplexity),
     ]
-    if with_bits:
-        found.append(_BITS_PER_BYTE)
-    for axis, point in points.items():
+    if any(map(valid_bytes_per_token, runs)):
+        questions.append(_BITS_PER_BYTE)
+    for axis, point in equal_points(runs).items():
         at_point = Question(
             f"loss_at_{axis}",
             f"loss at {format_quantity(point.value, axis)}",
             NATS,
             _LOSS,
-            partial(_loss_at, axis=axis, value=point.value),
-            missing="not evaluated",
+            partial(loss_at, axis=axis, value=point.value),
             tested="difference",
             axis=axis,
             point=point.value,
         )
-        found.append(at_point)
-    found.append(_BEST_LOSS)
+        questions.append(at_point)
+    questions.append(_BEST_LOSS)
 
-    if target is not None or several:
-        found += [cost_question(axis, target) for axis in AXES]
-    if target is None and several and unequal_steps:
-        found.append(_UPDATES)
-    if target is not None:
-        found += _prices(costs, target)
-    return [*found, *_STEADY]
+    if target is not None or is_matched:
+        questions += [cost_question(axis, target) for axis in AXES]
+    if is_matched and has_unequal_steps(runs):
+        questions.append(_UPDATES)
+    return [*questions, *_prices(costs or Costs(), target), *_STEADY]
 
 
-def _prices(costs: Costs, target: float) -> list[Question]:
-    """Ask what the training time to a target loss costs."""
+def _prices(costs: Costs, target: float | None) -> list[Question]:
+    """Ask what the training time costs: that to the target loss or, without one, all of it."""
     asked = []
     if costs.price_per_hour is not None:
         title = f"price at {costs.price_per_hour:g} per hour"
-        per_second = costs.price_per_hour / 3600
-        asked.append(("price_to_target", title, "", per_second))
+        asked.append(("price", title, "", costs.price_per_hour / 3600))
     if costs.power_watts is not None:
         title = f"energy at {costs.power_watts:g} W"
-        per_second = costs.power_watts / 3.6e6
-        asked.append(("kwh_to_target", title, "kWh", per_second))
+        asked.append(("kwh", title, "kWh", costs.power_watts / 3.6e6))
     questions = []
     for key, title, unit, per_second in asked:
-        read = partial(cost_to_reach, axis="seconds", target=target, times=per_second)
+        if target is not None:
+            key = f"{key}_to_target"
+        read = partial(_price, target=target, per_second=per_second)
         questions.append(Question(key, title, unit, _COST, read))
     return questions
+
+
+def _price(run: RunNumbers, target: float | None, per_second: float) -> Value:
+    seconds: Value = run.seconds
+    if target is not None:
+        seconds = cost_to_reach(run, "seconds", target)
+    if isinstance(seconds, Why):
+        return seconds
+    return seconds * per_second
 
 
 def cost_question(axis: str, target: float | None) -> Question:
@@ -520,15 +522,6 @@ def valid_bytes_per_token(run: RunNumbers) -> float | None:
     return data.get("valid_bytes_per_token")
 
 
-def _loss_at(run: RunNumbers, axis: str, value: float) -> Value | None:
-    if not len(run.evaluated["val_loss"]):
-        return Why("no_evaluation", "no evaluation")
-    at = loss_at(run, axis, value)
-    if at is None and run.failed:
-        return Why("failed", "failed")
-    return at
-
-
 def _best_loss(run: RunNumbers) -> float | None:
     return min(run.evaluated["val_loss"], default=None)
 
@@ -559,11 +552,8 @@ _BITS_PER_BYTE = Question(
     "bits/byte",
     _LOSS,
     _bits_per_byte,
-    missing="unknown",
 )
-_BEST_LOSS = Question(
-    "best_loss", "best loss (never tested)", NATS, _LOSS, _best_loss, missing="no evaluation"
-)
+_BEST_LOSS = Question("best_loss", "best loss (never tested)", NATS, _LOSS, _best_loss)
 _UPDATES = Question(
     "updates_to_match",
     "updates to match",
@@ -590,7 +580,6 @@ _STEADY = (
         _STABILITY,
         _validation_jumps,
         tested="rank",
-        missing="no evaluation",
     ),
     # Never tested: at small batches the loss of a batch is above its best by chance.
     Question(
@@ -625,9 +614,8 @@ _STEADY = (
         _THROUGHPUT,
         lambda run: run.tokens_per_second,
         axis="tokens",
-        missing="N/A",
     ),
-    Question("mfu", "MFU", "%", _THROUGHPUT, _mfu, missing="N/A"),
+    Question("mfu", "MFU", "%", _THROUGHPUT, _mfu),
     Question(
         "trained_tokens", "tokens trained", "", _THROUGHPUT, lambda run: run.tokens, axis="tokens"
     ),

@@ -125,7 +125,7 @@ def _marked(title: str, judged: Sequence[Row], footnotes: list[str]) -> str:
     """Return a title with the marks of its rows' footnotes; append new ones to `footnotes`."""
     marks: dict[str, None] = {}
     for row in judged:
-        text = row["reason"] or row["caveat"]
+        text = row["reason"]
         is_seen = row["kind"] == "nothing" or (row["kind"] == "one_seed" and not row["items"])
         if text and not is_seen:
             if text not in footnotes:

@@ -31,12 +31,8 @@ Results = Mapping[int, ZeroShot]
 """By seed, without the seeds whose run has no such result."""
 
 
-def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Question]:
-    """Ask a question for every task, protocol, limit and metric that any run has.
-
-    Args:
-        allow: judge checkpoints of different or unknown tokens anyway, labelled.
-    """
+def score_questions(groups: Sequence[Group]) -> list[Question]:
+    """Ask a question for every task, protocol, limit and metric that any run has."""
     keys: set[tuple[str, ...]] = set()
     for run in runs_of(groups):
         keys.update(result.key for result in run.zero_shot)
@@ -51,9 +47,7 @@ def score_questions(groups: Sequence[Group], allow: bool = False) -> list[Questi
             "Zero-shot",
             partial(_read_score, name),
             tested="score",
-            missing="missing",
             higher=not any(word in metric for word in LOWER_IS_BETTER),
-            allow=allow,
         )
         questions.append(question)
     return questions
@@ -76,22 +70,10 @@ def _read_score(name: str, run: RunNumbers) -> float | None:
     return None if result is None else result.score
 
 
-def other_tokens(sides: Sequence[Results]) -> str:
-    """Return what keeps the checkpoints from being compared; "" where their tokens are equal."""
-    every = [result.tokens for result in chain.from_iterable(side.values() for side in sides)]
-    tokens = [each for each in every if each is not None]
-    if len(tokens) < len(every):
-        return "the tokens of a checkpoint are unknown"
-    if max(tokens) > (1 + SAME_TOKENS) * min(tokens):
-        least, most = (format_number(each(tokens), axis="tokens") for each in (min, max))
-        return f"checkpoints after different tokens ({least} to {most})"
-    return ""
-
-
 def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | None:
-    """Return why the scores that are there do not speak for their recipes; None where they do.
+    """Return why the scores of these sides do not speak for their recipes; None if they do.
 
-    The others' runs failed, or are still to finish.
+    Other runs failed or are still to finish, or the checkpoints are not of equal tokens.
     """
     missing: list[RunNumbers] = []
     for group, side in zip(groups, sides, strict=True):
@@ -102,11 +84,24 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
         return Why("not_judged", f"not judged: {_without_score(failed, 'failed')}")
     if pending:
         return Why("pending", f"pending: {_without_score(pending, 'unfinished')}")
-    return None
+    reason = _other_tokens(sides)
+    return Why("not_judged", f"not judged: {reason}") if reason else None
 
 
 def _without_score(runs: int, status: str) -> str:
     return f"{runs} {status} {'runs have' if runs > 1 else 'run has'} no score"
+
+
+def _other_tokens(sides: Sequence[Results]) -> str:
+    """Return what keeps the checkpoints from being compared; "" if their tokens are equal."""
+    every = [result.tokens for result in chain.from_iterable(side.values() for side in sides)]
+    tokens = [each for each in every if each is not None]
+    if len(tokens) < len(every):
+        return "the tokens of a checkpoint are unknown"
+    if tokens and max(tokens) > (1 + SAME_TOKENS) * min(tokens):
+        least, most = (format_number(each(tokens), axis="tokens") for each in (min, max))
+        return f"checkpoints after different tokens ({least} to {most})"
+    return ""
 
 
 def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | None]:

@@ -40,10 +40,10 @@ row = read_records(state, recipe, records)[-1]
 """
 """Trains two steps with OVERRIDES."""
 ASKED = """
-from efftrain_cli.compare.measures import Costs, measures
-keys = {question.key for question in measures(Costs(), False, {}, None, unequal_steps=True)}
+from efftrain_cli.compare.measures import measures
+keys = {question.key for question in measures([])}
 """
-"""Asks two recipes' questions."""
+"""Asks the questions of every comparison."""
 PLANNED = """
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import load_recipe
