@@ -21,14 +21,14 @@ from efftrain_cli.training.build import build_optimizer
 from efftrain_cli.training.session import software_origin
 from efftrain_cli.training.state import TrainState, create_run
 
-_FILES = (
+_FILES = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "model.safetensors",
     "model-*.safetensors",
     "model.safetensors.index.json",
-)
+]
 """Files of a model repository that are read."""
 
 

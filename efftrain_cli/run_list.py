@@ -26,6 +26,8 @@ from efftrain_cli.run.origin import Origin
 if TYPE_CHECKING:
     import pandas as pd
 
+    from efftrain_cli.compare.reading import RunNumbers
+
 TITLES = {
     "name": "run",
     "status": "status",
@@ -74,39 +76,33 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
     return frame.sort_values(column, ascending=sort != "tokens", kind="stable", ignore_index=True)
 
 
-def format_columns(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame of runs as text for people; "-" for what a run does not have."""
-    axes = {"tokens": "tokens", "budget": "tokens", "flops": "flops", "seconds": "seconds"}
-    text = frame.astype(object).where(frame.notna() & (frame != ""), None)
-    for name in text:
-        write: Callable[[Any], str] = format_value
-        if name in axes:
-            write = partial(format_number, axis=axes[name])
-        elif name in ("final_loss", "best_val_loss"):
-            write = partial(format_number, unit="nats/token")
-        elif name == "age_seconds":
-            write = human_seconds
-        text[name] = ["-" if value is None else write(value) for value in text[name]]
-    return text
+_LOSS = partial(format_number, unit="nats/token")
+_TOKENS = partial(format_number, axis="tokens")
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "tokens": _TOKENS,
+    "budget": _TOKENS,
+    "flops": partial(format_number, axis="flops"),
+    "seconds": partial(format_number, axis="seconds"),
+    "final_loss": _LOSS,
+    "best_val_loss": _LOSS,
+    "age_seconds": human_seconds,
+}
 
 
-def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return one run's values by column, and its recipe by dotted keys, empty if the run cannot be read."""
-    from efftrain_cli.compare.reading import read_numbers
+def format_cell(column: str, value: Any) -> str:
+    """Return a value of the frame of runs as text for people; "-" for what a run does not have."""
+    import pandas as pd
 
-    path = runs_root() / name
-    row = {"name": printable(name), "age_seconds": 0.0}
-    try:
-        metrics = path / "metrics.jsonl"
-        written = (metrics if metrics.exists() else path / "recipe.toml").stat().st_mtime
-        row["age_seconds"] = max(0.0, time.time() - written)
-        run = read_numbers(path, zero_shot=False)
-    except Exception as error:  # one run that nobody can read must not hide the others
-        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
-        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": printable(reason)}
-        return row, {}
+    if pd.isna(value) or value == "":
+        return "-"
+    return _FORMATS.get(column, format_value)(value)
+
+
+def row_of(path: Path, run: RunNumbers) -> dict[str, Any]:
+    """Return the values of a run by the columns of TITLES."""
     since_grown = run.evaluated["val_loss"][run.evaluated["step"] > run.grown_at]
-    row |= {
+    return {
+        "name": run.name,
         "status": run.status,
         "recipe": run.recipe_name,
         "seed": run.seed,
@@ -117,9 +113,32 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "updates": run.step,
         "final_loss": run.final_loss,
         "best_val_loss": float(since_grown.min()) if len(since_grown) else None,
+        "age_seconds": _age(path),
         "problem": "",
     }
-    return row, run.recipe
+
+
+def _age(path: Path) -> float:
+    """Return the seconds since a run was written to."""
+    metrics = path / "metrics.jsonl"
+    written = (metrics if metrics.exists() else path / "recipe.toml").stat().st_mtime
+    return max(0.0, time.time() - written)
+
+
+def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return one run's values by column, and its recipe by dotted keys, empty if the run cannot be read."""
+    from efftrain_cli.compare.reading import read_numbers
+
+    path = runs_root() / name
+    row = {"name": printable(name), "age_seconds": 0.0}
+    try:
+        row["age_seconds"] = _age(path)
+        run = read_numbers(path, zero_shot=False)
+    except Exception as error:  # one run that nobody can read must not hide the others
+        reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
+        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": printable(reason)}
+        return row, {}
+    return row_of(path, run), run.recipe
 
 
 def verify_run(path: Path) -> str:

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-
 from efftrain_cli.compare.comparison import compare
 from efftrain_cli.compare.formats import format_number, format_value
 from efftrain_cli.compare.frames import rows_of
-from efftrain_cli.compare.reading import SITE, RunNumbers, read_numbers
+from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, tables_of
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.small_files import read_run
-from efftrain_cli.run_list import TITLES, format_columns, read_runs
+from efftrain_cli.run_list import TITLES, format_cell, row_of
 
 _HASH = re.compile(r"[0-9a-f]{40,}")
-SITE_POINTS = 6
-"""Points of training at which the divergence of each site is shown."""
 
 
 def tables_of_run(path: Path) -> list[Table]:
@@ -35,9 +29,12 @@ def tables_of_run(path: Path) -> list[Table]:
     """
     run = read_numbers(path)
     files = read_run(path)
-    row = format_columns(read_runs([path.name])).iloc[0]
-    head = {title: row[name] for name, title in TITLES.items() if row[name] != "-"}
-    del head["run"]
+    row = row_of(path, run)
+    head = {}
+    for name, title in TITLES.items():
+        text = format_cell(name, row[name])
+        if name != "name" and text != "-":
+            head[title] = text
     if run.marks:
         head["marks"] = "; ".join(mark.text for mark in run.marks)
     head["folder"] = str(path)
@@ -45,7 +42,9 @@ def tables_of_run(path: Path) -> list[Table]:
     events = []
     for event in files.events:
         if event.get("event") != "checkpoint":
-            fields = [f"{key} {_text(event[key])}" for key in event if key not in ("time", "event")]
+            fields = [
+                f"{key} {format_value(event[key])}" for key in event if key not in ("time", "event")
+            ]
             time = str(event.get("time", "-"))
             kind = str(event.get("event"))
             events.append((time, kind, ", ".join(fields)))
@@ -53,8 +52,7 @@ def tables_of_run(path: Path) -> list[Table]:
     tables = [
         _pairs(path.name, head),
         *(table for table in measured if table.title not in ("", "Runs")),
-        _time(run),
-        *_sites(run),
+        _pairs("Time", _times(run)),
         Table("Events", ("time", "event", "what"), tuple(events)),
         _pairs("Checkpoints", {"kept": kept or "none"}),
         _pairs("Recipe", run.recipe),
@@ -116,34 +114,12 @@ def _pairs(title: str, values: Mapping[str, Any]) -> Table:
     return Table(title, ("", ""), tuple(rows))
 
 
-def _time(run: RunNumbers) -> Table:
+def _times(run: RunNumbers) -> dict[str, str]:
+    """Return what the wall time of a run went into."""
     parts = {"training": run.seconds}
-    parts |= {name.removesuffix("_seconds"): value for name, value in run.other_seconds.items()}
+    for name, seconds in run.other_seconds.items():
+        parts[name.removesuffix("_seconds")] = seconds
     named = sum(parts.values())
-    total = max(named, run.wall_seconds or 0.0)
-    rows = []
-    for name, value in (parts | {"other": total - named, "wall": total}).items():
-        share = f"{100 * value / total:.1f} %" if total else "-"
-        rows.append((name, format_number(value, axis="seconds"), share))
-    return Table("Time", ("", "time", "share"), tuple(rows))
-
-
-def _sites(run: RunNumbers) -> list[Table]:
-    """Return the standardization loss of each site at a few points of training, nats per channel."""
-    sites = {name: pd.Series(each.values, each.tokens) for name, each in run.parts(SITE).items()}
-    if not sites:
-        return []
-    frame = pd.DataFrame(sites)
-    points = np.linspace(0, len(frame) - 1, SITE_POINTS).round().astype(int)
-    frame = frame.iloc[np.unique(points)].T
-    rows = []
-    for site, values in zip(frame.index, frame.to_numpy(), strict=True):
-        rows.append((site, *("-" if np.isnan(value) else f"{value:.3g}" for value in values)))
-    head = ("after tokens", *(format_number(tokens, axis="tokens") for tokens in frame.columns))
-    return [Table("Divergence from N(0, 1) by site, nats per channel", head, tuple(rows))]
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    wall = max(named, run.wall_seconds or 0.0)
+    parts |= {"other": wall - named, "wall": wall}
+    return {name: format_number(seconds, axis="seconds") for name, seconds in parts.items()}

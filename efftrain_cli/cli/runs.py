@@ -38,7 +38,7 @@ def list_(
 ) -> None:
     """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.run_list import TITLES, format_columns, read_runs
+    from efftrain_cli.run_list import TITLES, format_cell, read_runs
 
     frame = read_runs(names or [], sort)
     if format_ == "json":
@@ -57,8 +57,10 @@ def list_(
 
     shown = ("name", "status", "recipe", "seed", "tokens", "budget", "best_val_loss", "age_seconds")
     head = tuple(TITLES[name] for name in shown)
-    rows = format_columns(frame[list(shown)]).itertuples(index=False, name=None)
-    print_tables(make_console(result=True), [Table("", head, tuple(rows))])
+    rows = []
+    for run in frame[list(shown)].to_dict("records"):
+        rows.append(tuple(format_cell(*cell) for cell in run.items()))
+    print_tables(make_console(result=True), [Table("", head, rows)])
     for problem in filter(None, frame.problem):
         print_folded(f"warning: {problem}", stream=sys.stderr)
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import Result
 
+from efftrain_cli.compare import reading
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.run.metrics import read_metrics as read
 from efftrain_cli.run_list import read_runs, remove_runs
 from tests.conftest import cli
 from tests.fake_runs import rows_of, write_run
@@ -132,9 +134,20 @@ def test_show_says_everything(root):
         assert word in out
     assert "marks" not in out
     # F43: the parts of the time and what they add up to.
-    assert "5 s" in out and "2.75 s" in out and "1.25 s" in out and "9 s" in out
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    for part in ("training 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
+        assert part in lines
+    assert "device cpu" in out and "budget 102.4K" in lines
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show", "small-seed1")
+
+
+def test_show_reads_the_rows_once(root, monkeypatch):
+    write_run(root, "small", 0)
+    reads = []
+    monkeypatch.setattr(reading, "read_metrics", lambda *words: reads.append(words) or read(*words))
+    run("show", "small-seed0")
+    assert len(reads) == 1
 
 
 def test_rm_asks_and_removes_only_what_was_named(root):
