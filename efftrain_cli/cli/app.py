@@ -165,7 +165,15 @@ def _print_version(wanted: bool) -> None:
     raise typer.Exit
 
 
-@app.callback(epilog="Each command's --help ends with examples.")
+_EPILOG = (
+    "Each command's --help ends with examples.\n\n"
+    "Exit codes: 0 done; 1 a defect, with a traceback, or a process of several that hangs, ended or has other weights; "
+    "2 usage or recipe; 3 data or checkpoint; 4 diverged; 5 out of memory; 6 disk; 7 run in use; "
+    "75 stopped and resumable; 130 second Ctrl-C."
+)
+
+
+@app.callback(epilog=_EPILOG)
 def efftrain(
     version: Annotated[
         bool,

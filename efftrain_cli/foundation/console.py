@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 def human_count(number: float, digits: int = 3) -> str:
     """Format a count: 1234567 -> "1.23M", 8192 -> "8,192". Below 10,000 it is written out, to four
     significant digits."""
+    if abs(number) < 999.95:
+        return f"{number:.4g}"
+    if abs(number) < 1e4:
+        return f"{number:,.0f}"
     scaled, suffix = _scaled(number, "KMBT")
-    if suffix and abs(number) >= 1e4:
-        return f"{scaled:.{digits}g}{suffix}"
-    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+    return f"{scaled:.{digits}g}{suffix}"
 
 
 def human_flops(number: float) -> str:
@@ -41,12 +43,14 @@ def human_bytes(number: float) -> str:
 
 
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
-    """Return a number in thousands, millions, ..., and the prefix that says so; "" below a
-    thousand."""
+    """Return a number in thousands, millions, ..., and the prefix that says so; "" below a thousand.
+
+    What three digits would round up to a thousand is one of the next.
+    """
     unit = 1.0
     prefix = ""
     for power, larger in enumerate(prefixes, 1):
-        if abs(number) >= 1000.0**power:
+        if abs(number) >= 0.9995 * 1000.0**power:
             unit = 1000.0**power
             prefix = larger
     return number / unit, prefix

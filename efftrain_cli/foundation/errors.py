@@ -1,4 +1,7 @@
-"""The ways a command can end, each with its exit code. A message names thing, value, rule and way out."""
+"""The ways a command can end, each with its exit code. A message names thing, value, rule and way out.
+
+Exit code 1 is a defect, with a traceback, or, with a message, several devices whose processes failed together.
+"""
 
 from __future__ import annotations
 

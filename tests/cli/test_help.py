@@ -13,6 +13,15 @@ import typer
 
 from efftrain_cli import __version__
 from efftrain_cli.cli.app import app
+from efftrain_cli.foundation.errors import (
+    DivergedError,
+    HungError,
+    LostProcessError,
+    ReplicaError,
+    RunLockedError,
+    StoppedError,
+    UsageError,
+)
 from tests.conftest import cli
 from tests.terminal import on_terminal
 
@@ -90,6 +99,22 @@ def test_help_ends_with_examples_that_exist(path, columns):
         known = {name for parameter in command.params for name in parameter.opts}
         for word in rest:
             assert not word.startswith("-") or word in known, f"{example}: no option {word}"
+
+
+def test_help_names_the_exit_codes_of_all_errors():
+    """1 is not only a defect: processes of several devices end with it too."""
+    shown = " ".join(help_of().split())
+    codes = {
+        1: LostProcessError,
+        2: UsageError,
+        4: DivergedError,
+        7: RunLockedError,
+        75: StoppedError,
+    }
+    for code, kind in codes.items():
+        assert kind.exit_code == code and f" {code} " in shown
+    assert HungError.exit_code == ReplicaError.exit_code == 1
+    assert "1 a defect, with a traceback, or a process of several that hangs" in shown
 
 
 def test_commands_stand_in_the_panel_of_their_purpose():
