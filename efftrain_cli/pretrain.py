@@ -389,69 +389,76 @@ def _remember_rate(run: Run, session: Session) -> None:
 
 def _show_time(console: Console, session: Session, state: TrainState, summary: PlanSummary) -> None:
     """Show how long training will take, by a probe that also shows whether memory suffices."""
-    seconds = probe_seconds(session, state, summary)
     ranks = session.ranks
-    shared = (
-        ""
-        if ranks.is_single_process
-        else f", if {ranks.world_size} devices share it evenly and at no cost"
-    )
-    time = f"about {human_seconds(seconds / ranks.world_size)} of training"
-    print_labelled(console, [f"time       {time}, by a probe of the largest micro-batch{shared}"])
+    seconds = probe_seconds(session, state, summary) / ranks.world_size
+    line = f"time       about {human_seconds(seconds)} of training, by a probe of the largest micro-batch"
+    if not ranks.is_single_process:
+        line += f", if {ranks.world_size} devices share it evenly and at no cost"
+    print_labelled(console, [line])
 
 
 def show_header(
     console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary
 ) -> None:
     """Print what is about to be spent, before anything is."""
-    recipe, corpus = session.recipe, session.corpus
+    recipe = session.recipe
+    corpus = session.corpus
     model = recipe.model
-    config = model_config(recipe, corpus.vocab_size)
     before = state.progress
-    threads = (
-        f", {counted(torch.get_num_threads(), 'thread')}" if session.device.type == "cpu" else ""
-    )
-    ranks = session.ranks
-    sharded = " (sharded)" if is_sharded(recipe, ranks) else ""
-    devices = (
-        str(session.device)
-        if ranks.is_single_process
-        else f"{ranks.world_size} x {session.device.type}{sharded}"
-    )
-    on_disk = checkpoint_bytes(recipe, config)
-    lines = [
-        f"run        {run.path}",
-        f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, context {model.seq_len:,}: "
-        f"{human_count(parameter_count(config))} parameters ({human_count(inner_parameters(config))} without embeddings)",
-        f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens in {counted(corpus.train.documents, 'document')}, "
-        f"{counted(session.val_windows.shape[0], 'validation window')}, vocabulary {corpus.vocab_size:,}",
-        f"budget     {human_count(plan.tokens)} tokens, {'about ' if 'steps' in recipe.varies else ''}{counted(plan.steps, 'step')}, "
-        f"{session.train_data.epochs(plan.windows):.2f} epochs of the data",
-        f"compute    {human_flops(plan.flops - before.flops)}s on {devices} in "
-        f"{compute_dtype(recipe, session.device)}{threads}"
-        f"{', deterministic kernels' if recipe.train.deterministic else ''}",
-        f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {human_bytes(on_disk)}",
-    ]
-    if recipe.stages:
-        lines.insert(
-            2, f"stages     {describe_stages(recipe)} (layers x width), now stage {before.stage}"
-        )
+    validation = session.val_windows.shape[0]
+    config = model_config(recipe, corpus.vocab_size)
+    parameters = parameter_count(config)
+    inside = inner_parameters(config)
+
+    lines = [f"run        {run.path}"]
     if before.step:
-        lines.insert(
-            1, f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)"
-        )
+        lines.append(f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
+    lines.append(
+        f"model      {counted(model.n_layer, 'layer')} x {model.n_embd}, {counted(model.n_head, 'head')}, "
+        f"context {model.seq_len:,}: "
+        f"{human_count(parameters)} parameters ({human_count(inside)} without embeddings)"
+    )
+    if recipe.stages:
+        shapes = f"{describe_stages(recipe)} (layers x width)"
+        lines.append(f"stages     {shapes}, now stage {before.stage}")
+    about = "about " if "steps" in recipe.varies else ""
+    lines += [
+        f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens in "
+        f"{counted(corpus.train.documents, 'document')}, {counted(validation, 'validation window')}, "
+        f"vocabulary {corpus.vocab_size:,}",
+        f"budget     {human_count(plan.tokens)} tokens, {about}{counted(plan.steps, 'step')}, "
+        f"{session.train_data.epochs(plan.windows):.2f} epochs of the data",
+    ]
     mix = session.train_data.epochs_of_sources(plan.windows)
     if mix:
         of_each = ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
-        lines.insert(-2, f"           of each source: {of_each}")
-    warnings = (
-        *corpus.notes,
-        *data_warnings(session.train_data, plan.windows, session.val_windows.shape[0]),
-        *staged_warnings(recipe, plan.end),
+        lines.append(f"           of each source: {of_each}")
+    lines.append(
+        f"compute    {human_flops(plan.flops - before.flops)}s on {_describe_place(session)}"
     )
+    on_disk = human_bytes(checkpoint_bytes(recipe, config))
+    lines.append(f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {on_disk}")
     print_labelled(console, lines)
-    for warning in warnings:
+
+    warnings = data_warnings(session.train_data, plan.windows, validation)
+    for warning in (*corpus.notes, *warnings, *staged_warnings(recipe, plan.end)):
         console.print(f"warning: {warning}", markup=False)
+
+
+def _describe_place(session: Session) -> str:
+    """Describe the devices that train, and how they compute."""
+    recipe = session.recipe
+    ranks = session.ranks
+    place = str(session.device)
+    if not ranks.is_single_process:
+        sharded = " (sharded)" if is_sharded(recipe, ranks) else ""
+        place = f"{ranks.world_size} x {session.device.type}{sharded}"
+    place += f" in {compute_dtype(recipe, session.device)}"
+    if session.device.type == "cpu":
+        place += f", {counted(torch.get_num_threads(), 'thread')}"
+    if recipe.train.deterministic:
+        place += ", deterministic kernels"
+    return place
 
 
 def show_summary(

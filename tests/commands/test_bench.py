@@ -11,13 +11,14 @@ from torch.autograd.profiler_util import FunctionEvent
 from efftrain_cli.bench import (
     PHASES,
     PROFILED_STEPS,
+    BenchResult,
     bench,
     kernel_seconds,
     peak_resident_bytes,
     range_seconds,
 )
 from efftrain_cli.training.trainer import finite_or_none
-from tests.conftest import python
+from tests.conftest import cli, python
 from tests.tiny import tiny_recipe
 
 RECIPE = tiny_recipe(
@@ -120,6 +121,55 @@ def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path
     assert remembered["flops_per_second"] == figures["flops_per_second"]
     assert (remembered["n_layer"], remembered["source"]) == (1, "bench of quickstart")
     assert remembered["device_kind"] == "cpu"
+
+
+def test_the_table_of_a_bench(monkeypatch, tmp_path):
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path))
+    phases = {"forward": 0.025, "backward": 0.05, "optimizer": 0.015, "other": 0.01}
+    result = BenchResult(
+        device="cpu",
+        dtype="fp32",
+        compiled=False,
+        torch="2.13.0",
+        threads=2,
+        parameters=122_624,
+        vocab_size=512,
+        tokens_per_step=512,
+        seq_len=64,
+        batch_size=8,
+        accumulation_steps=2,
+        steps=4,
+        seconds_per_step=0.1,
+        seconds_per_step_low=0.09,
+        seconds_per_step_high=0.12,
+        tokens_per_second=5120.0,
+        flops_per_token=1e6,
+        flops_per_second=5.12e9,
+        mfu=None,
+        peak_memory_bytes=10**9,
+        compile_seconds=0.0,
+        compiled_graphs=0,
+        phases=phases,
+        peak_memory_by_device=(10**9,),
+    )
+    monkeypatch.setattr("efftrain_cli.bench.bench", lambda *words, **options: result)
+    shown = cli("bench", "--recipe", "small", "--device", "cpu").stdout
+    assert shown.splitlines() == [
+        "recipe     small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 micro-batches",
+        "device     cpu, fp32, eager, torch 2.13.0, 2 threads",
+        "speed      5,120 tokens/s, 100.0 ms a step (median of 4; 90.0 to 120.0)",
+        "FLOPs      1 MFLOPs per token by 6 N + 12 L d T, logits included: 5.12 GFLOP/s, "
+        "MFU N/A (peak of this device is not known)",
+        "memory     1.0 GB at the peak",
+        "compile    0.0 s, 0 graphs",
+        "",
+        "forward        25.00 ms   25.0%",
+        "backward       50.00 ms   50.0%",
+        "optimizer      15.00 ms   15.0%",
+        "other          10.00 ms   10.0%",
+        "",
+        "10.0% of the step is not forward, backward or optimizer.",
+    ]
 
 
 def test_peak_memory_is_the_process_s_own():

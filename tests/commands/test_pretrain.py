@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
+from io import StringIO
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
-from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli import pretrain
+from efftrain_cli.foundation.step import Progress
+from efftrain_cli.plan.preview import summarize_plan
+from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.rates import digest_of_training
 from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory, made_text
+from tests.tiny import fresh
 
 
 @pytest.fixture
@@ -143,6 +153,64 @@ def test_one_step_is_one_line(lab):
     said = lab.train("r", "--steps", "1").output
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """A console that keeps what is printed."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    return Console(file=StringIO(), width=500)
+
+
+def session_of(recipe: Recipe, world_size: int = 1) -> Any:
+    """A session on the CPU, with a text of 1.5 epochs."""
+    text = SimpleNamespace(tokens=50_000, documents=1)
+    windows = SimpleNamespace(
+        epochs=lambda windows: 1.5, epochs_of_sources=lambda windows: {}, per_epoch=1000
+    )
+    return SimpleNamespace(
+        recipe=recipe,
+        corpus=SimpleNamespace(train=text, vocab_size=300, notes=("a note",)),
+        train_data=windows,
+        val_windows=torch.zeros(4, 33),
+        device=torch.device("cpu"),
+        ranks=SimpleNamespace(world_size=world_size, is_single_process=world_size == 1),
+    )
+
+
+def test_the_header_says_what_is_left_to_spend(lab, shown, monkeypatch):
+    """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters, 12 bytes each."""
+    recipe = load_recipe(lab.recipe(), ["data.train=stdlib", "train.deterministic=true"])
+    state = fresh(recipe, 300)
+    state.progress = Progress(step=5, tokens=640, flops=1e9)
+    plan = replace(summarize_plan(recipe, None, 300), flops=4e9)
+    monkeypatch.setattr(pretrain, "data_warnings", lambda *words: ["little text"])
+    pretrain.show_header(shown, SimpleNamespace(path="runs/r"), session_of(recipe), state, plan)
+    assert shown.file.getvalue().splitlines() == [
+        "run        runs/r",
+        "resuming   after step 5 (640 tokens)",
+        "model      2 layers x 64, 2 heads, context 32: 123K parameters (100K without embeddings)",
+        "data       stdlib: 50K tokens in 1 document, 4 validation windows, vocabulary 300",
+        "budget     2,560 tokens, 20 steps, 1.50 epochs of the data",
+        "compute    3 GFLOPs on cpu in fp32, 2 threads, deterministic kernels",
+        "disk       2 checkpoints of 1.5 MB",
+        "warning: a note",
+        "warning: little text",
+    ]
+
+
+def test_time_on_four_devices_is_a_quarter_of_one(lab, shown, monkeypatch):
+    monkeypatch.setattr(pretrain, "probe_seconds", lambda *words: 400.0)
+    state: Any = None
+    recipe = load_recipe(lab.recipe())
+    for devices in (1, 4):
+        pretrain._show_time(shown, session_of(recipe, devices), state, state)
+    alone, together = shown.file.getvalue().splitlines()
+    assert alone.endswith(" about 6 min 40 s of training, by a probe of the largest micro-batch")
+    assert together == (
+        "time       about 1 min 40 s of training, by a probe of the largest micro-batch, "
+        "if 4 devices share it evenly and at no cost"
+    )
 
 
 def test_each_source_stands_below_the_budget(lab):
