@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def pytest_sessionfinish(exitstatus: int) -> None:
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
 Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
-"""`efftrain(*args, code=0, timeout=seconds, **environment)`."""
+"""`efftrain(line, *words, code=0, timeout=seconds, **environment)`."""
 
 
 def python(
@@ -73,11 +74,16 @@ def own_runs(tmp_path: Path) -> Iterator[None]:
         yield
 
 
-def invoke(*words: str, **options: Any) -> Result:
-    """Run `efftrain WORDS` in this process, with options of typer's `CliRunner.invoke`."""
+def typed(line: str, *words: str) -> list[str]:
+    """Return the words of a command line as it is typed, and those that follow it as they are."""
+    return [*shlex.split(line), *words]
+
+
+def invoke(line: str, *words: str, **options: Any) -> Result:
+    """Run `efftrain LINE WORDS` in this process, with options of typer's `CliRunner.invoke`."""
     from efftrain_cli.cli.app import app
 
-    return CliRunner().invoke(app, words, **options)
+    return CliRunner().invoke(app, typed(line, *words), **options)
 
 
 def sets(*overrides: str) -> list[str]:
@@ -85,9 +91,9 @@ def sets(*overrides: str) -> list[str]:
     return [word for override in overrides for word in ("--set", override)]
 
 
-def cli(*words: str, **options: Any) -> Result:
-    """Run `efftrain WORDS` in this process to its end, or raise its error."""
-    result = invoke(*words, **options)
+def cli(line: str, *words: str, **options: Any) -> Result:
+    """Run `efftrain LINE WORDS` in this process to its end, or raise its error."""
+    result = invoke(line, *words, **options)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -96,13 +102,14 @@ def cli(*words: str, **options: Any) -> Result:
 
 @pytest.fixture
 def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Efftrain:
-    """Runs `efftrain ARGS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there, and checks its exit code.
-    The process is forked from one that has PyTorch, so what PyTorch reads at its import is the test session's."""
+    """Runs `efftrain LINE WORDS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there, and checks its exit
+    code. It is forked from one that has PyTorch, so what PyTorch reads at its import is the test session's."""
 
     def run(
-        *args: str, code: int = 0, timeout: float = 120, **env: str
+        line: str, *words: str, code: int = 0, timeout: float = 120, **env: str
     ) -> subprocess.CompletedProcess[str]:
         output = tmp_path_factory.mktemp("output")
+        args = typed(line, *words)
         process = zygote.start(*args, cwd=tmp_path, out=output / "out", err=output / "err", **env)
         assert process.wait(timeout) == code, process.said()
         return subprocess.CompletedProcess(
@@ -117,10 +124,11 @@ def fresh_efftrain(tmp_path: Path) -> Efftrain:
     """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it starts."""
 
     def run(
-        *args: str, code: int = 0, timeout: float = 120, **env: str
+        line: str, *words: str, code: int = 0, timeout: float = 120, **env: str
     ) -> subprocess.CompletedProcess[str]:
         from tests.launch import start_efftrain
 
+        args = typed(line, *words)
         process = start_efftrain(tmp_path, *args, **env)
         out, err = process.communicate(timeout=timeout)
         assert process.returncode == code, out + err

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from tests.conftest import REPOSITORY
+from tests.conftest import REPOSITORY, typed
 from tests.fake_runs import without_times
 
 BASELINE = """
@@ -260,14 +260,15 @@ class Laboratory:
 
     def call(
         self,
-        *args: str,
+        line: str,
+        *words: str,
         code: int | None = 0,
         inject: str = "",
         timeout: float = 60,
         **env: str,
     ) -> Process:
-        """Run `efftrain ARGS` to its end, without a traceback; `code` is its exit code, None: any."""
-        process = self.start(*args, inject=inject, **env)
+        """Run `efftrain LINE WORDS` to its end, without a traceback; `code` is its exit code, None: any."""
+        process = self.start(*typed(line, *words), inject=inject, **env)
         process.wait(timeout)
         assert code in (None, process.code), process.said()
         assert "Traceback" not in process.errors, process.errors
@@ -278,13 +279,15 @@ class Laboratory:
         recipe = recipe or self.recipe()
         return ("pretrain", "--recipe", recipe, "--name", name, "--no-probe")
 
-    def train(self, name: str = "r", *args: str, recipe: str = "", **options: Any) -> Process:
+    def train(
+        self, name: str = "r", line: str = "", *words: str, recipe: str = "", **options: Any
+    ) -> Process:
         """Train a new run of `recipe` (default BASELINE), with the arguments of `call`."""
-        return self.call(*self.words(name, recipe), *args, **options)
+        return self.call(*self.words(name, recipe), *typed(line, *words), **options)
 
-    def resume(self, name: str = "r", *args: str, **options: Any) -> Process:
+    def resume(self, name: str = "r", line: str = "", *words: str, **options: Any) -> Process:
         """Continue a run, with the arguments of `call`."""
-        return self.call("pretrain", "--resume", name, "--no-probe", *args, **options)
+        return self.call("pretrain --no-probe --resume", name, *typed(line, *words), **options)
 
     def run(self, name: str) -> Path:
         return self.folder / "runs" / name

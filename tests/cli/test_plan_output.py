@@ -13,7 +13,7 @@ import pytest
 from efftrain_cli.cli import plan_output
 from efftrain_cli.run.rates import Rate, remember_rate
 from tests.cli.test_names import NO_TORCH
-from tests.conftest import cli, python
+from tests.conftest import cli, python, sets
 from tests.fake_runs import write_run
 from tests.terminal import on_terminal
 
@@ -44,9 +44,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(*words: str) -> dict[str, str]:
+def plan(options: str = "") -> dict[str, str]:
     """The lines of what it costs, by their first word."""
-    done = cli("pretrain", "--recipe", "tiny.toml", "--plan", *words)
+    done = cli(f"pretrain --recipe tiny.toml --plan {options}")
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:1].isalpha()]
     return {name: rest for name, rest in lines}
 
@@ -69,8 +69,8 @@ def test_flops_memory_and_disk_are_those_of_the_formulas(home):
     assert shown["disk"] == "3 checkpoints of 440.8 kB"
     assert "in fp32" in shown["memory"] and "8 x 32 tokens" in shown["memory"]
     assert shown["time"].startswith("not known")
-    assert plan("--steps", "20")["compute"].startswith("1.22 GFLOPs in 20 steps")
-    assert plan("--set", "data.tokenizer=elsewhere/")["cost"].startswith(
+    assert plan("--steps 20")["compute"].startswith("1.22 GFLOPs in 20 steps")
+    assert plan("--set data.tokenizer=elsewhere/")["cost"].startswith(
         "known once the data is prepared"
     )
 
@@ -92,10 +92,10 @@ def test_time_is_estimated_by_the_bench_of_this_machine(home):
 
 def test_a_device_of_another_kind_says_nothing_of_this_one(home, monkeypatch):
     rate("bench on the GPU", 1e15, 1, **GPU)
-    assert plan("--device", "cpu")["time"].startswith("not known")
+    assert plan("--device cpu")["time"].startswith("not known")
     rate("bench on the CPU", 1e9, 2)
-    assert "bench on the CPU" in plan("--device", "cpu")["time"]
-    assert "bench on the GPU (Tesla V100" in plan("--device", "cuda:1")["time"]
+    assert "bench on the CPU" in plan("--device cpu")["time"]
+    assert "bench on the GPU (Tesla V100" in plan("--device cuda:1")["time"]
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert "bench on the GPU" in plan()["time"], "training would take it"
@@ -133,7 +133,7 @@ def test_another_model_s_speed_is_a_rough_guess(home):
 
 def test_a_narrow_terminal_cuts_no_number_short(home, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    done = cli("pretrain", "--recipe", "tiny.toml", "--plan")
+    done = cli("pretrain --recipe tiny.toml --plan")
     assert [
         line.split()[:6]
         for line in done.stdout.splitlines()
@@ -165,7 +165,7 @@ def test_a_plan_needs_no_pytorch(home):
 
 def test_json_is_one_document_with_the_costs(home):
     """40 steps of 256 tokens; memory holds 16 bytes a weight at least, each of 3 checkpoints 12."""
-    done = cli("pretrain", "--recipe", "tiny.toml", "--plan", "--format", "json")
+    done = cli("pretrain --recipe tiny.toml --plan --format json")
     found = json.loads(done.stdout)
     assert (found["schema_version"], found["steps"][-1]["step"]) == (1, 40)
     costs = found["cost"]
@@ -177,9 +177,8 @@ def test_json_is_one_document_with_the_costs(home):
 def test_a_plan_says_what_is_missing_too_large_and_left_out(home, monkeypatch):
     monkeypatch.setattr(plan_output, "machine_memory", lambda: 10**6)
     (home / "large.toml").write_text(RECIPE.replace("n_embd = 32", "n_embd = 64"))
-    words = ["large.toml", "--set", "data.train=none.txt", "--set", "seq_len_warmup.steps=40"]
-    words += ["--set", "seq_len_warmup.multiple=1", "--device", "cpu"]
-    done = cli("pretrain", *words, "--plan")
+    changes = sets("data.train=none.txt", "seq_len_warmup.steps=40", "seq_len_warmup.multiple=1")
+    done = cli("pretrain large.toml --device cpu --plan", *changes)
     assert "\ntext       missing: data.train = 'none.txt': no such file" in done.stdout
     assert "\n           does not fit: this machine has 1.0 MB in all" in done.stdout
     (memory,) = [line for line in done.stdout.splitlines() if line.startswith("memory ")]

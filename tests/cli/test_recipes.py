@@ -33,7 +33,7 @@ def mine(tmp_path: Path) -> Path:
 
 
 def test_list_in_a_pipe_is_one_plain_line_each(efftrain, mine):
-    done = efftrain("recipes", "list")
+    done = efftrain("recipes list")
     names = [line.split()[0] for line in done.stdout.splitlines()]
     assert names[0] == "mine", "one's own recipes come first"
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
@@ -60,8 +60,7 @@ def test_numbers_are_short_and_what_is_none_is_shown_as_written():
 
 def test_list_as_json(efftrain, mine):
     cards = {
-        card["name"]: card
-        for card in json.loads(efftrain("recipes", "list", "--format", "json").stdout)
+        card["name"]: card for card in json.loads(efftrain("recipes list --format json").stdout)
     }
     small = load_recipe("small")
     assert cards["mine"] == {
@@ -84,7 +83,7 @@ def test_one_bad_file_does_not_hide_the_others(efftrain, mine):
     mine.with_name("odd.toml").write_text("lr = = 3\n")
     mine.with_name("text.toml").write_bytes(b"\xff\xfe")
     mine.with_name("orphan.toml").write_text('base = "nowhere"\n')
-    lines = dict(line.split(maxsplit=1) for line in efftrain("recipes", "list").stdout.splitlines())
+    lines = dict(line.split(maxsplit=1) for line in efftrain("recipes list").stdout.splitlines())
     assert "not TOML" in lines["odd"]
     assert "not UTF-8" in lines["text"]
     assert "no recipe 'nowhere'" in lines["orphan"]
@@ -104,7 +103,7 @@ def test_list_fits_the_terminal(tmp_path, mine, columns):
 
 
 def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
-    done = efftrain("recipes", "show", "mine", "--set", "seed=7")
+    done = efftrain("recipes show mine --set seed=7")
     copy = tmp_path / "copy.toml"
     copy.write_text(done.stdout)
     assert load_recipe(str(copy)) == load_recipe(str(mine), ["seed=7"])
@@ -117,37 +116,31 @@ def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
 
 
 def test_show_describes_each_key(efftrain):
-    shown = efftrain("recipes", "show", "small", "--describe").stdout
+    shown = efftrain("recipes show small --describe").stdout
     assert re.search(r"^lr = .*# Peak learning rate\.$", shown, re.MULTILINE)
     tomllib.loads(shown)
 
 
 def test_show_warns_of_unwise_settings(efftrain):
-    done = efftrain("recipes", "show", "small", "--set", "optim.warmup_steps=100_000")
+    done = efftrain("recipes show small --set optim.warmup_steps=100_000")
     assert "never reaches its peak" in done.stderr
 
 
 def test_mistakes_exit_with_2_and_no_traceback(efftrain):
     done = efftrain(
-        "recipes",
-        "show",
-        "small",
-        "--set",
-        "optim.learning_rate=1",
-        "--set",
-        "train.tokens=soon",
+        "recipes show small --set optim.learning_rate=1 --set train.tokens=soon",
         code=2,
     )
     assert done.stdout == ""
     assert "did you mean optim.lr?" in done.stderr
     assert 'train.tokens = "soon"' in done.stderr
     assert "Traceback" not in done.stderr
-    efftrain("recipes", "show", "smal", code=2)
+    efftrain("recipes show smal", code=2)
 
 
 def test_a_typo_starts_nothing(efftrain, tmp_path):
     """RELIABILITY F40."""
-    done = efftrain("pretrain", "--recipe", "small", "--set", "optim.lrr=1", code=2)
+    done = efftrain("pretrain --recipe small --set optim.lrr=1", code=2)
     assert "optim.lrr = 1   (--set optim.lrr=1)" in done.stderr
     assert "did you mean optim.lr?" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -157,9 +150,7 @@ def test_a_typo_starts_nothing(efftrain, tmp_path):
 
 
 def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypatch):
-    done = efftrain(
-        "recipes", "new", "books", "--set", "data.train=books/", "--set", "train.tokens=5M"
-    )
+    done = efftrain("recipes new books --set data.train=books/ --set train.tokens=5M")
     path = tmp_path / "recipes" / "books.toml"
     assert "recipes/books.toml written" in done.stdout
     monkeypatch.chdir(tmp_path)
@@ -168,7 +159,7 @@ def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypat
     )
     text = path.read_text()
     assert 'base = "small"' in text and "tokens = 5_000_000" in text
-    again = efftrain("recipes", "new", "books", code=2)
+    again = efftrain("recipes new books", code=2)
     assert "exists already and is left as it is" in again.stderr
     assert path.read_text() == text
 
@@ -185,7 +176,7 @@ def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypat
     ],
 )
 def test_a_new_recipe_writes_every_key_that_was_set(efftrain, tmp_path, monkeypatch, overrides):
-    efftrain("recipes", "new", "mine", *sets(*overrides))
+    efftrain("recipes new mine", *sets(*overrides))
     monkeypatch.chdir(tmp_path)
     usual = ["data.valid_fraction=0.05"]
     if not any(override.startswith(("data.train", "data.sources")) for override in overrides):
@@ -199,7 +190,7 @@ def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkey
         "train.batch_size=8",
         "staged_growth.depth=identity",
     ]
-    efftrain("recipes", "new", "mine", "--base", "small-staged-width", *sets(*overrides))
+    efftrain("recipes new mine --base small-staged-width", *sets(*overrides))
     monkeypatch.chdir(tmp_path)
     usual = ["data.valid_fraction=0.05", "data.train=my.txt"]
     assert load_recipe("mine") == load_recipe("small-staged-width", [*usual, *overrides])
@@ -207,13 +198,13 @@ def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkey
 
 def test_a_new_recipe_says_that_the_text_of_its_base_is_not_used(efftrain):
     said = "put your text into my.txt, or name it in data.train: small's is not used"
-    assert said in efftrain("recipes", "new", "first").stdout
-    assert "is not used" not in efftrain("recipes", "new", "b", "--set", "data.train=b.txt").stdout
+    assert said in efftrain("recipes new first").stdout
+    assert "is not used" not in efftrain("recipes new b --set data.train=b.txt").stdout
 
 
 @pytest.mark.parametrize("name", ["../x", "x.toml", "-x", "", "my recipe"])
 def test_a_new_recipe_needs_a_plain_name(efftrain, tmp_path, name):
-    efftrain("recipes", "new", "--", name, code=2)
+    efftrain("recipes new --", name, code=2)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -221,7 +212,7 @@ def test_a_new_recipe_needs_a_plain_name(efftrain, tmp_path, name):
 
 
 def test_diff_shows_exactly_what_differs(efftrain, mine):
-    done = efftrain("recipes", "diff", "small", "mine")
+    done = efftrain("recipes diff small mine")
     small = load_recipe("small")
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["key", "small", "mine"],
@@ -229,14 +220,12 @@ def test_diff_shows_exactly_what_differs(efftrain, mine):
         ["train.tokens", f"{small.train.tokens:_}", "3_000_000"],
     ]
     assert done.stdout.startswith(f"{'key':14}{'small':>9}  {'mine':>9}\n{'optim.lr':14}")
-    as_json = json.loads(
-        efftrain("recipes", "diff", "small", "recipes/mine.toml", "--format", "json").stdout
-    )
+    as_json = json.loads(efftrain("recipes diff small recipes/mine.toml --format json").stdout)
     assert as_json == [
         {"key": "optim.lr", "a": small.optim.lr, "b": 4e-3},
         {"key": "train.tokens", "a": small.train.tokens, "b": 3_000_000},
     ]
-    assert "are the same" in efftrain("recipes", "diff", "small", "small").stdout
+    assert "are the same" in efftrain("recipes diff small small").stdout
 
 
 def test_diff_fits_the_terminal(tmp_path):
@@ -252,8 +241,8 @@ def test_diff_fits_the_terminal(tmp_path):
 
 
 def test_misspelt_commands_and_options_are_corrected(efftrain):
-    assert "recipes" in efftrain("recpes", "list", code=2).stderr
-    assert "--format" in efftrain("recipes", "list", "--formt", "json", code=2).stderr
+    assert "recipes" in efftrain("recpes list", code=2).stderr
+    assert "--format" in efftrain("recipes list --formt json", code=2).stderr
 
 
 def test_a_closed_pipe_is_no_error(tmp_path):

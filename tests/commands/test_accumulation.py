@@ -150,9 +150,7 @@ def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
 
 def test_the_command_measures_a_run(efftrain, tmp_path):
     path = make_run(tmp_path, overrides=("train.micro_batch_tokens=128", "data.repeat=true"))
-    done = efftrain(
-        "accumulation", "rand", "--samples", "32", "--operands", "bf16", "--error", "0.01"
-    )
+    done = efftrain("accumulation rand --samples 32 --operands bf16 --error 0.01")
     assert "bf16 operands" in done.stdout
     assert sorted(file.name for file in (path / "accumulation" / "step-00000010").iterdir()) == [
         "accumulation.csv",
@@ -161,7 +159,7 @@ def test_the_command_measures_a_run(efftrain, tmp_path):
 
 
 def test_a_shape_that_was_not_run_is_predicted(efftrain):
-    done = efftrain("accumulation", "--shape", "48x1600", "--tokens", "524288")
+    done = efftrain("accumulation --shape 48x1600 --tokens 524288")
     (row,) = [
         line.split()
         for line in done.stdout.splitlines()
@@ -174,14 +172,14 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ([], "needs a RUN"),
-        (["some-run", "--shape", "2x64"], "not both"),
-        (["--shape", "1600"], "write layers x width"),
-        (["no-such-run"], "no-such-run"),
+        ("", "needs a RUN"),
+        ("some-run --shape 2x64", "not both"),
+        ("--shape 1600", "write layers x width"),
+        ("no-such-run", "no-such-run"),
     ],
 )
 def test_a_users_mistake_is_one_message(efftrain, arguments, words):
-    done = efftrain("accumulation", *arguments, code=UsageError.exit_code)
+    done = efftrain(f"accumulation {arguments}", code=UsageError.exit_code)
     assert words in done.stderr
     assert "Traceback" not in done.stderr
 

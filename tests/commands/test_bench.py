@@ -100,18 +100,10 @@ def test_the_trace_has_the_profiled_steps(tmp_path):
 
 
 def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path):
-    shrunk = ["--set", "train.batch_size=2", "--set", "model.n_layer=1"]
-    cache = str(tmp_path / "cache")
+    shrunk = "--set train.batch_size=2 --set model.n_layer=1"
     done = efftrain(
-        "bench",
-        "--recipe",
-        "quickstart",
-        *shrunk,
-        "--steps",
-        "2",
-        "--format",
-        "json",
-        EFFTRAIN_CACHE=cache,
+        f"bench --recipe quickstart {shrunk} --steps 2 --format json",
+        EFFTRAIN_CACHE=str(tmp_path / "cache"),
     )
     figures = json.loads(done.stdout)
     assert "profiler" not in done.stderr
@@ -153,7 +145,7 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
         peak_memory_by_device=(10**9,),
     )
     monkeypatch.setattr("efftrain_cli.bench.bench", lambda *words, **options: result)
-    shown = cli("bench", "--recipe", "small", "--device", "cpu").stdout
+    shown = cli("bench --recipe small --device cpu").stdout
     assert shown.splitlines() == [
         "recipe     small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 micro-batches",
         "device     cpu, fp32, eager, torch 2.13.0, 2 threads",

@@ -89,28 +89,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-SWEEP = [
-    "sweep",
-    "--recipe",
-    "plain.toml",
-    "--recipe",
-    "warm.toml",
-    "--seeds",
-    "0..1",
-    "--device",
-    "cpu",
-    "--quiet",
-]
+SWEEP = "sweep --recipe plain.toml --recipe warm.toml --seeds 0..1 --device cpu --quiet"
 
 
 @pytest.mark.slow
 def test_true_steps_end_to_end(here, efftrain):
     """A sweep of toys names the command; after it, compare judges seconds or says how the clocks differ."""
-    done = efftrain(*SWEEP, timeout=600)
+    done = efftrain(SWEEP, timeout=600)
     assert done.returncode == 0, done.stderr
     line = "efftrain calibrate plain-seed0 plain-seed1 warm-seed0 warm-seed1"
     assert line in " ".join(done.stdout.split())
-    done = efftrain(*line.split()[1:], "--device", "cpu")
+    done = efftrain(f"{line.removeprefix('efftrain ')} --device cpu")
     assert done.returncode == 0, done.stderr
     assert "3 blocks" in done.stderr and "calibrated, warm takes" in done.stdout
     (calibration,) = read_calibrations().valid
@@ -121,11 +110,11 @@ def test_true_steps_end_to_end(here, efftrain):
     real = [each for each in flops if each]
     assert [step.flops for step in warm.steps] == [min(real), max(real)]
     assert {len(step.seconds) for each in calibration.arms for step in each.steps} == {3}
-    shown = efftrain("compare", "plain", "warm", "--format", "json")
+    shown = efftrain("compare plain warm --format json")
     rows_shown = {row["measure"]: row for row in json.loads(shown.stdout)["rows"] if row["tested"]}
     reason = rows_shown["seconds_to_match"]["reason"]
     assert reason is None or "by calibrated steps, more than 2 % apart" in reason
-    listed = efftrain("runs", "list")
+    listed = efftrain("runs list")
     assert "calibrations" not in listed.stdout
 
 
@@ -146,9 +135,9 @@ def test_every_method_s_steps_run_again(here, efftrain, section):
     """Their FLOPs are those of the run's rows, or the command fails."""
     (here / "method.toml").write_text(f'base = "plain.toml"\n{section}')
     for recipe in ("plain", "method"):
-        done = efftrain("pretrain", "--recipe", f"{recipe}.toml", "--device", "cpu", "--quiet")
+        done = efftrain(f"pretrain {recipe}.toml --device cpu --quiet")
         assert done.returncode == 0, done.stderr
-    done = efftrain("calibrate", "plain", "method", "--device", "cpu")
+    done = efftrain("calibrate plain method --device cpu")
     assert done.returncode == 0, done.stderr
     (calibration,) = read_calibrations().valid
     kinds = {step.kind for step in calibration.arms[1].steps}
@@ -158,7 +147,7 @@ def test_every_method_s_steps_run_again(here, efftrain, section):
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing(here, efftrain):
-    assert efftrain(*SWEEP, timeout=600).returncode == 0
+    assert efftrain(SWEEP, timeout=600).returncode == 0
     temporary = here / "tmp"
     temporary.mkdir()
     for name in ("plain", "warm"):  # as if training had taken a day: calibration takes half an hour
@@ -224,13 +213,13 @@ def as_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_of_another_torch_is_refused(root, as_cpu):
     made(root, origin={"torch": "2.12.1"})
-    refused = invoke("calibrate", "small", "small-slw", "--device", "cpu")
+    refused = invoke("calibrate small small-slw --device cpu")
     assert "with torch 2.12.1, and this is 2.13.0+cpu" in str(refused.exception)
 
 
 def test_a_step_that_is_not_the_run_s_any_more_is_refused(root, as_cpu):
     made(root)
-    refused = invoke("calibrate", "small", "small-slw", "--device", "cpu")
+    refused = invoke("calibrate small small-slw --device cpu")
     message = "step 1 of small-seed0 has 6.144e+08 FLOPs in its row and 1.01764e+09 now"
     assert message in str(refused.exception)
     assert not (root / "calibrations").exists()

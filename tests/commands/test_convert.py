@@ -33,14 +33,14 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrainedMo
     """A run, and its export."""
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path)
-    cli("export", "random", "--out", "hf")
+    cli("export random --out hf")
     return load_trained_model("random", None, CPU), tmp_path / "hf"
 
 
 def test_export_and_import_give_the_model_back(exported, tmp_path):
     before, directory = exported
     settings = sets(f"data.train={tmp_path / 'text.txt'}", "optim.lr=1e-3", "train.tokens=3000")
-    cli("import", str(directory), "--name", "back", *settings)
+    cli(f"import {directory} --name back", *settings)
     after = load_trained_model("back", None, CPU)
     assert after.progress.step == 0 and after.recipe.optim.lr == 1e-3
     assert after.tokenizer.sha256 == before.tokenizer.sha256
@@ -49,7 +49,7 @@ def test_export_and_import_give_the_model_back(exported, tmp_path):
     assert torch.equal(after.model(tokens), before.model(tokens))
 
     # And it trains on: the loss before step 1 is the imported model's.
-    cli("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
+    cli("pretrain --resume back --steps 2 --no-probe")
     rows = read_jsonl(tmp_path / "runs" / "back" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert load_trained_model("back", None, CPU).progress.step == 2
@@ -62,7 +62,7 @@ def test_export_and_import_give_the_model_back(exported, tmp_path):
     # Data that change from here on are noticed, as in every run.
     (tmp_path / "text.txt").write_text("other text, and more of it\n" * 3000)
     with pytest.raises(UsageError, match="the text has changed"):
-        cli("pretrain", "--resume", "back", "--steps", "3", "--no-probe")
+        cli("pretrain --resume back --steps 3 --no-probe")
 
 
 def test_what_transformers_saved_itself(exported, tmp_path):
@@ -133,20 +133,20 @@ def test_refusals(exported, tmp_path):
 
 def test_training_on_asks_for_text_where_the_import_named_none(exported, tmp_path):
     _, directory = exported
-    cli("import", str(directory), "--name", "back", "--set", "train.tokens=3000")
+    cli(f"import {directory} --name back --set train.tokens=3000")
     # Its validation documents would be those of the recipe's default, which nobody named.
     with pytest.raises(UsageError, match=r"(?s)was imported without text.*--tasks gpt2"):
-        cli("eval-zeroshot", "back")
+        cli("eval-zeroshot back")
     asks = r"(?s)imported without text to train on.*--set data.train=my.txt"
     with pytest.raises(UsageError, match=asks):
-        cli("pretrain", "--resume", "back", "--steps", "1", "--no-probe")
+        cli("pretrain --resume back --steps 1 --no-probe")
     text = sets(
         f"data.train={tmp_path / 'text.txt'}", "data.repeat=true", "data.valid_fraction=0.3"
     )
-    cli("pretrain", "--resume", "back", "--steps", "1", "--no-probe", *text)
+    cli("pretrain --resume back --steps 1 --no-probe", *text)
     assert load_trained_model("back", None, CPU).progress.step == 1
-    cli("pretrain", "--resume", "back", "--steps", "2", "--no-probe")
-    cli("eval-zeroshot", "back")
+    cli("pretrain --resume back --steps 2 --no-probe")
+    cli("eval-zeroshot back")
 
 
 def test_a_model_of_the_hub_by_its_name(exported, tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_a_model_of_the_hub_by_its_name(exported, tmp_path, monkeypatch):
         return str(copy)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    cli("import", "openai-community/gpt2@main")
+    cli("import openai-community/gpt2@main")
     tokens = torch.arange(40)[None]
     assert torch.equal(load_trained_model("gpt2", None, CPU).model(tokens), before.model(tokens))
     origin = json.loads((tmp_path / "runs" / "gpt2" / "origin.json").read_text())
@@ -181,7 +181,7 @@ def test_a_model_of_the_hub_by_its_name(exported, tmp_path, monkeypatch):
     (directory / "model.safetensors").rename(directory / part)
     index = {"weight_map": dict.fromkeys(names, part)}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    cli("import", "openai-community/gpt2", "--name", "shards")
+    cli("import openai-community/gpt2 --name shards")
     assert torch.equal(load_trained_model("shards", None, CPU).model(tokens), before.model(tokens))
     for name in ("no-such", "./no-such", "a/b/c"):
         with pytest.raises(UsageError, match="the Hub as owner/name"):
@@ -192,7 +192,7 @@ def test_a_model_that_the_hub_cannot_give_is_missing_data(monkeypatch):
     """Exit code 3, with the reason; a copy in the Hub's cache would do."""
     monkeypatch.setattr(hub, "hub_unreachable", lambda: "HF_HUB_OFFLINE is set")
     with pytest.raises(DataError, match="a/b cannot be downloaded: HF_HUB_OFFLINE is set"):
-        cli("import", "a/b")
+        cli("import a/b")
 
 
 def test_hostile_directories_end_in_a_message(exported, tmp_path):
@@ -211,11 +211,11 @@ def test_hostile_directories_end_in_a_message(exported, tmp_path):
     ):
         (directory / "config.json").write_text(json.dumps({**config, **changed}))
         with pytest.raises(CheckpointError, match=said):
-            cli("import", str(directory), "--name", "x")
+            cli(f"import {directory} --name x")
     for content in ("[]", "null", "3", "[" * 100_000):
         (directory / "config.json").write_text(content)
         with pytest.raises(CheckpointError):
-            cli("import", str(directory), "--name", "x")
+            cli(f"import {directory} --name x")
     (directory / "config.json").write_text(json.dumps(config))
     weights = load_file(directory / "model.safetensors")
     weights["transformer.h.1.mlp.c_fc.bias"][3] = float("nan")
@@ -223,21 +223,21 @@ def test_hostile_directories_end_in_a_message(exported, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"h\.1\.mlp\.c_fc\.bias: the weights hold NaN or infinity"
     ):
-        cli("import", str(directory), "--name", "x")
+        cli(f"import {directory} --name x")
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["far"] = 3_000_000_000
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(DataError, match="ids up to 3,000,000,000"):
-        cli("import", str(directory), "--name", "x")
+        cli(f"import {directory} --name x")
     assert not (tmp_path / "runs" / "x").exists()
 
 
 def test_an_export_has_a_card_and_the_modes_of_other_files(exported, tmp_path):
     trained, directory = exported
-    cli("eval-zeroshot", "random", "--tasks", "offline_bytes")
+    cli("eval-zeroshot random --tasks offline_bytes")
     old = os.umask(0o027)
     try:
-        cli("export", "random", "--out", "second")
+        cli("export random --out second")
     finally:
         os.umask(old)
     card = (tmp_path / "second" / "README.md").read_text()

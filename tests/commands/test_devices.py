@@ -23,9 +23,7 @@ def recipe(tmp_path: Path) -> str:
 
 
 def test_bench_says_what_two_devices_spend_on_each_other(efftrain, recipe):
-    done = efftrain(
-        "bench", "--recipe", recipe, "--devices", "2", "--steps", "4", "--format", "json"
-    )
+    done = efftrain(f"bench --recipe {recipe} --devices 2 --steps 4 --format json")
     found = json.loads(done.stdout)
     assert found["devices"] == 2 and list(found["phases"]) == ["work", "sum", "exchange", "wait"]
     assert found["phases"]["sum"] > 0 and found["phases"]["exchange"] > 0
@@ -34,8 +32,8 @@ def test_bench_says_what_two_devices_spend_on_each_other(efftrain, recipe):
 
 def test_bench_claims_no_share_of_communication_for_shards(efftrain, recipe):
     """FSDP2's traffic is part of its passes."""
-    sharded = ("--set", "parallel.strategy=shard", "--devices", "2", "--steps", "2")
-    done = efftrain("bench", "--recipe", recipe, *sharded)
+    sharded = "--set parallel.strategy=shard --devices 2 --steps 2"
+    done = efftrain(f"bench --recipe {recipe} {sharded}")
     assert (
         "work and traffic" in done.stdout
         and "nor what they send each other" in done.stdout
@@ -44,9 +42,7 @@ def test_bench_claims_no_share_of_communication_for_shards(efftrain, recipe):
 
 
 def test_resuming_on_two_devices_is_verified(efftrain, recipe):
-    done = efftrain(
-        "verify-resume", "--recipe", recipe, "--devices", "2", "--steps", "2", timeout=300
-    )
+    done = efftrain(f"verify-resume --recipe {recipe} --devices 2 --steps 2", timeout=300)
     assert (
         "continued in a new process to step 4 on 2 devices" in done.stdout
         and "bit for bit" in done.stdout
@@ -56,9 +52,10 @@ def test_resuming_on_two_devices_is_verified(efftrain, recipe):
 def test_a_search_on_two_devices_finds_what_one_finds(efftrain, tmp_path):
     """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
     search = sets(write_text(tmp_path), *SETTINGS, "parallel.lanes=2")
-    command = ("tune-warmup", "--recipe", "small", *search, "--device", "cpu")
-    efftrain(*command, "--name", "one", timeout=300)
-    process = start_efftrain(tmp_path, *command, "--name", "two", "--devices", "2")
+    command = "tune-warmup --recipe small --device cpu"
+    efftrain(f"{command} --name one", *search, timeout=300)
+    two = f"{command} --name two --devices 2"
+    process = start_efftrain(tmp_path, *two.split(), *search)
     wait_until(lambda: list((tmp_path / "runs" / "two" / "probes").glob("*/probe.json")), process)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
@@ -67,9 +64,10 @@ def test_a_search_on_two_devices_finds_what_one_finds(efftrain, tmp_path):
         and errors.count("give the same command again") == 1
         and "Traceback" not in errors
     )
-    efftrain(*command, "--name", "two", "--devices", "2", timeout=300)
-    one, two = (_receipts(tmp_path / "runs" / name) for name in ("one", "two"))
-    assert one == two and {"unstable", "stable"} <= {receipt["verdict"] for receipt in one}
+    efftrain(two, *search, timeout=300)
+    first, second = (_receipts(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert first == second
+    assert {"unstable", "stable"} <= {receipt["verdict"] for receipt in first}
     assert (tmp_path / "runs" / "two" / "tuned.toml").exists()
 
 
@@ -82,18 +80,8 @@ def _receipts(folder: Path) -> list[dict[str, str]]:
 
 
 def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain, recipe):
-    done = efftrain(
-        "tune-warmup",
-        "--recipe",
-        recipe,
-        "--set",
-        "train.batch_size=1",
-        "--devices",
-        "2",
-        "--device",
-        "cpu",
-        code=2,
-    )
+    options = "--set train.batch_size=1 --devices 2 --device cpu"
+    done = efftrain(f"tune-warmup --recipe {recipe} {options}", code=2)
     assert (
         done.stderr.count("cannot be shared by 2 devices") == 1 and "Traceback" not in done.stderr
     )
@@ -104,7 +92,7 @@ def test_two_devices_score_as_one_does(efftrain, tmp_path):
     for devices in ("1", "2"):
         run = make_run(tmp_path, f"on{devices}")
         options = f"--batch-tokens 300 --devices {devices} --device cpu --format json"
-        done = efftrain("eval-zeroshot", run.name, *options.split())
+        done = efftrain(f"eval-zeroshot {run.name} {options}")
         entries = json.loads((run / "zeroshot.json").read_text())
         assert [entry["value"] for entry in json.loads(done.stdout)] == [
             entry["value"] for entry in entries
@@ -121,9 +109,7 @@ def test_two_devices_score_as_one_does(efftrain, tmp_path):
             )
         )
     assert len(found[0][0]) == 2 and found[0][:2] == found[1][:2]
-    shown = efftrain("eval-zeroshot", "on1", "--devices", "2", "--device", "cpu").stdout
+    shown = efftrain("eval-zeroshot on1 --devices 2 --device cpu").stdout
     assert shown.startswith("on1, step ") and shown.count("offline_bytes") == 2
-    missing = efftrain(
-        "eval-zeroshot", "on1", "--checkpoint", "77", "--devices", "2", "--device", "cpu", code=2
-    )
+    missing = efftrain("eval-zeroshot on1 --checkpoint 77 --devices 2 --device cpu", code=2)
     assert missing.stderr.count("error: ") == 1 and "Traceback" not in missing.stderr

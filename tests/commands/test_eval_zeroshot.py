@@ -26,8 +26,8 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path)
 
 
-def efftrain(*args: str) -> Any:
-    return cli("eval-zeroshot", *args)
+def efftrain(line: str, *words: str) -> Any:
+    return cli(f"eval-zeroshot {line}", *words)
 
 
 def test_offline_is_the_default_and_needs_nothing(run, monkeypatch):
@@ -51,18 +51,16 @@ def test_offline_is_the_default_and_needs_nothing(run, monkeypatch):
     assert len(items) == entry["items"] > 5
     assert entry["value"] == pytest.approx(sum(item["acc"] for item in items) / len(items))
 
-    again = efftrain(
-        "random", "--format", "json", "--batch-tokens", "70", "--tasks", "offline_bytes"
-    )
+    again = efftrain("random --format json --batch-tokens 70 --tasks offline_bytes")
     assert json.loads(again.stdout)[0]["value"] == pytest.approx(entries[1]["value"], rel=1e-5)
-    efftrain("random", "--limit", "100000")  # leaves nothing out
+    efftrain("random --limit 100000")  # leaves nothing out
     assert len(read_results(run)) == 2  # the same question again replaces its answer
 
 
 def test_a_missing_extra_is_said_with_its_command(run, monkeypatch):
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install '\.\[eval\]'"):
-        efftrain("random", "--tasks", "piqa")
+        efftrain("random --tasks piqa")
 
 
 @pytest.mark.slow
@@ -111,21 +109,21 @@ def test_local_sets_with_a_limit(run, tmp_path):
     with (folder / "piqa.jsonl").open("a") as file:
         file.write("{torn")
     with pytest.raises(DataError, match=r"piqa\.jsonl:4"):
-        efftrain("random", "--data-dir", str(folder))
+        efftrain(f"random --data-dir {folder}")
 
 
 def test_refusals(run, tmp_path):
-    for args, kind, words in (
-        (["random", "--tasks", "offlin"], UsageError, "did you mean offline"),
-        (["randon"], UsageError, "did you mean random"),
-        (["random", "--checkpoint", "7"], UsageError, "checkpoints of steps 10"),
-        (["random", "--context-length", "65"], UsageError, "has 64 positions"),
-        (["random", "--data-dir", str(tmp_path / "no")], DataError, "no such folder"),
+    for line, kind, words in (
+        ("random --tasks offlin", UsageError, "did you mean offline"),
+        ("randon", UsageError, "did you mean random"),
+        ("random --checkpoint 7", UsageError, "checkpoints of steps 10"),
+        ("random --context-length 65", UsageError, "has 64 positions"),
+        (f"random --data-dir {tmp_path}/no", DataError, "no such folder"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
-            efftrain(*args)
-    for option, value in (("--limit", "0"), ("--dtype", "fp8")):
-        assert invoke("eval-zeroshot", "random", option, value).exit_code == 2
+            efftrain(line)
+    for option in ("--limit 0", "--dtype fp8"):
+        assert invoke(f"eval-zeroshot random {option}").exit_code == 2
     (run / "checkpoints" / "step-00000010" / "progress.json").unlink()
     with pytest.raises(CheckpointError):
         efftrain("random")
@@ -137,7 +135,7 @@ def test_a_warmup_that_has_not_ended_is_evaluated_as_far_as_it_came(tmp_path):
     # 40 at the checkpoint's step 10; what came after it does not count.
     rows = [{"step": step, "seq_len": 4 * step} for step in range(1, 17)]
     write_jsonl(run / "metrics.jsonl", rows)
-    result = efftrain("random", "--tasks", "offline_bytes")
+    result = efftrain("random --tasks offline_bytes")
     assert "sequences of at most 40 of its 64 positions" in result.stderr
     assert read_results(run)[0]["context_length"] == 40
 
@@ -187,7 +185,7 @@ def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run, tmp_path):
             }
         )
     )
-    result = invoke("eval-zeroshot", "random", "--tasks", f"{broken},{task},offline_bytes")
+    result = invoke("eval-zeroshot random --tasks", f"{broken},{task},offline_bytes")
     assert isinstance(result.exception, DataError), result.output
     assert "1 of 3 tasks could not be scored" in str(result.exception) and "broken.yaml: " in str(
         result.exception
@@ -244,9 +242,9 @@ def test_the_offline_suite_is_of_the_run_s_own_text(run, tmp_path):
 def test_several_runs_and_an_exported_directory(run, tmp_path, monkeypatch):
     pytest.importorskip("lm_eval")
     monkeypatch.chdir(tmp_path)
-    cli("export", "random", "--out", "hf")
+    cli("export random --out hf")
     task = sets_in(tmp_path / "sets", tmp_path)
-    result = efftrain("random", "hf", "--tasks", task, "--format", "json")
+    result = efftrain(f"random hf --tasks {task} --format json")
     of_run, of_export = json.loads(result.stdout)
     assert (of_run["run"], of_export["run"]) == ("random", "hf")
     assert of_run["value"] == of_export["value"] and of_export["step"] == 10

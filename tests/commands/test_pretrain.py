@@ -43,18 +43,18 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
     said = trained.resume().output
     assert "used its budget of 2,560 tokens, after step 20" in said
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
-    behind = trained.resume("r", "--set", "train.tokens=5120", "--steps", "20")
+    behind = trained.resume("r", "--set train.tokens=5120 --steps 20")
     assert "after step 20 already, and --steps 20 ends there" in behind.output
     # A budget that the text does not have is refused once its data is prepared, and an accepted rate with it.
-    for words in (["--set", "train.tokens=50M"], ["--set", "optim.lr=1e-3", "--override-resume"]):
-        refused = trained.resume("r", "--set", "train.tokens=50M", *words, code=2)
+    for more in ("--set train.tokens=50M", "--set optim.lr=1e-3 --override-resume"):
+        refused = trained.resume("r", f"--set train.tokens=50M {more}", code=2)
         assert "data.repeat" in refused.errors
     assert fingerprints(trained) == before
     assert trained.events("r", "override") == []
 
 
 def test_training_longer_keeps_the_schedule_to_its_old_end(trained):
-    done = trained.resume("r", "--set", "train.tokens=5120")
+    done = trained.resume("r", "--set train.tokens=5120")
     rates = {row["step"]: row["lr"] for row in trained.rows("r") if row["step"]}
     assert sorted(rates) == list(range(1, 41))
     assert rates[20] == pytest.approx(3e-4), "the cosine ends with the old budget's last step"
@@ -65,14 +65,14 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained):
         ["optim.decay_tokens", None, 2560],
     ]
     # The new recipe is the run's own from now on: continuing needs nothing more.
-    trained.resume("r", "--set", "train.tokens=5248")
+    trained.resume("r", "--set train.tokens=5248")
     assert trained.last_step("r") == 41
 
 
 def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
-    words = ("r", "--set", "train.tokens=5120", "--set", "optim.decay_tokens=5120")
-    assert "--override-resume" in trained.resume(*words, code=2).errors
-    done = trained.resume(*words, "--override-resume")
+    longer = "--set train.tokens=5120 --set optim.decay_tokens=5120"
+    assert "--override-resume" in trained.resume("r", longer, code=2).errors
+    done = trained.resume("r", f"{longer} --override-resume")
     # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) / (5120 - 640).
     assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.output
     said = done.output
@@ -84,10 +84,10 @@ def test_the_speed_of_a_run_in_one_go_is_kept_for_plans(lab):
     """6 x (320 x 64 + 2 x (12 x 64^2 + 13 x 64) + 2 x 64) + 12 x 2 x 64 x 32 = 772,608 FLOPs a token; a run that is
     short, or was continued, says nothing."""
     cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
-    lab.train("short", "--steps", "9", **cache)
+    lab.train("short", "--steps 9", **cache)
     lab.resume("short", **cache)
     assert not (lab.folder / "cache" / "bench.jsonl").exists()
-    lab.train("whole", "--steps", "10", **cache)
+    lab.train("whole", "--steps 10", **cache)
     (rate,) = read_jsonl(lab.folder / "cache" / "bench.jsonl")
     assert (rate["source"], rate["n_layer"], rate["n_embd"]) == ("run whole", 2, 64)
     assert rate["device_kind"] == "cpu" and rate["flops_per_token"] == 772_608
@@ -101,13 +101,13 @@ def test_the_speed_of_a_run_in_one_go_is_kept_for_plans(lab):
 def test_training_longer_at_a_rate_of_zero_is_refused(lab, end):
     recipe = lab.recipe(min_lr="0.0", warmup_steps=end)
     lab.train(recipe=recipe)
-    done = lab.resume("r", "--set", "train.tokens=5120", code=2)
+    done = lab.resume("r", "--set train.tokens=5120", code=2)
     assert "reaches optim.min_lr = 0 at 2,560 tokens" in done.errors
     assert "--set optim.decay_tokens=5_120 --override-resume" in done.errors
 
 
 def test_a_form_without_a_plan_is_refused(lab):
-    done = lab.call("pretrain", "--recipe", lab.recipe(), "--format", "csv", code=2)
+    done = lab.call(f"pretrain {lab.recipe()} --format csv", code=2)
     assert "add --plan" in done.errors
     assert not (lab.folder / "runs").exists()
 
@@ -117,15 +117,15 @@ def test_a_missing_extra_is_said_before_step_1(trained):
     inject = "import efftrain_cli.run.tensorboard as board; board.find_spec = lambda name: None"
     before = fingerprints(trained)
     new = trained.train("new", "--tensorboard", inject=inject, code=2)
-    longer = ("r", "--tensorboard", "--set", "train.tokens=5120")
-    again = trained.resume(*longer, inject=inject, code=2)
+    longer = "--tensorboard --set train.tokens=5120"
+    again = trained.resume("r", longer, inject=inject, code=2)
     for process in (new, again):
         assert "TensorBoard is not installed\n  in the folder" in process.errors
     assert fingerprints(trained) == before and not trained.run("new").exists()
 
 
 def test_no_step_at_all_is_said(lab):
-    done = lab.train("r", "--steps", "0")
+    done = lab.train("r", "--steps 0")
     assert "untrained: --steps 0" in done.output
     assert "tokens/s" not in done.output
 
@@ -133,14 +133,14 @@ def test_no_step_at_all_is_said(lab):
 def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab):
     recipe = lab.recipe()
     lab.train("silent", recipe=recipe)
-    done = lab.train("shown", "--set", 'eval.sample="the ea"', recipe=recipe)
+    done = lab.train("shown", "--set 'eval.sample=\"the ea\"'", recipe=recipe)
     samples = lab.events("shown", "sample")
     assert [event["step"] for event in samples] == [0, 5, 10, 15, 20]
     assert len({event["text"] for event in samples}) == 5, "the model has learned in between"
     assert all(f"--- after step {step}: the ea" in done.output for step in (0, 5, 20))
     lab.assert_equal_runs("shown", "silent", 20)
     # What is shown may change when a run is continued: nothing that is computed depends on it.
-    lab.resume("shown", "--set", "eval.sample=x", "--set", "train.tokens=2688")
+    lab.resume("shown", "--set eval.sample=x --set train.tokens=2688")
     assert lab.events("shown", "sample")[-1]["prompt"] == "x"
 
 
@@ -150,7 +150,7 @@ def test_the_origin_holds_the_command_as_it_was_typed(trained):
 
 
 def test_one_step_is_one_line(lab):
-    said = lab.train("r", "--steps", "1").output
+    said = lab.train("r", "--steps 1").output
     assert said.count("step 1/1") == 1
     assert "paused     1 step, 128 tokens" in said
 
@@ -220,6 +220,6 @@ def test_each_source_stands_below_the_budget(lab):
         path = lab.folder / f"{name}.txt"
         sources.append(f'[[data.sources]]\npath = "{path}"\nweight = {weight}\n')
     recipe = lab.recipe(train="false", extra="".join(sources))
-    lines = lab.train("r", "--steps", "0", recipe=recipe).output.splitlines()
+    lines = lab.train("r", "--steps 0", recipe=recipe).output.splitlines()
     (at,) = [number for number, line in enumerate(lines) if "of each source: " in line]
     assert lines[at - 1].startswith("budget ") and lines[at + 1].startswith("compute ")

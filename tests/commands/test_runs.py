@@ -24,8 +24,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> Result:
-    return cli("runs", *words)
+def run(line: str) -> Result:
+    return cli(f"runs {line}")
 
 
 def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
@@ -51,7 +51,7 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
     (half,) = (line.split() for line in out.stdout.splitlines() if line.startswith("half"))
     assert half[4:6] == ["51.2K", "102.4K"]
     assert "is newer: update efftrain" in out.stderr
-    value = json.loads(run("list", "small-*", "--format", "json").stdout)
+    value = json.loads(run("list 'small-*' --format json").stdout)
     assert [entry["name"] for entry in value] == ["small-seed3"]
 
 
@@ -69,12 +69,12 @@ def test_a_grown_run_has_its_own_name_and_best_loss(root):
     parents = [row["val_loss"] for row in rows[:51] if row["val_loss"] is not None]
     assert found.best_val_loss["wide-seed0"] == min(own) > min(parents)
     assert np.isnan(found.best_val_loss["new-seed0"]), "it has not trained a step"
-    assert "wide" in compare(["wide", "small"]) and "small-seed0" not in compare(["wide", "small"])
+    assert "wide" in compare("wide small") and "small-seed0" not in compare("wide small")
 
 
-def compare(names: list[str]) -> str:
+def compare(names: str) -> str:
     """The recipes' names in the output of `efftrain compare`."""
-    return cli("compare", *names, "--format", "csv").stdout
+    return cli(f"compare {names} --format csv").stdout
 
 
 def test_the_frame_of_runs_has_each_setting_that_differs(root):
@@ -102,7 +102,7 @@ def test_runs_that_differ_in_many_settings_are_one_frame(root):
 
 def test_list_of_nothing(root):
     assert "no runs in" in run("list").stdout
-    assert "no runs called x-\\* in".replace("\\", "") in run("list", "x-*").stdout
+    assert "no runs called x-\\* in".replace("\\", "") in run("list 'x-*'").stdout
 
 
 def test_a_locked_run_is_running(root):
@@ -121,7 +121,7 @@ def test_show_says_everything(root):
     write_run(
         root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}]
     )
-    out = run("show", "small-seed0").stdout
+    out = run("show small-seed0").stdout
     for word in (
         "finished",
         "tokens per training second",
@@ -139,14 +139,14 @@ def test_show_says_everything(root):
         assert part in lines
     assert "device cpu" in out and "budget 102.4K" in lines
     with pytest.raises(UsageError, match="did you mean small-seed0"):
-        run("show", "small-seed1")
+        run("show small-seed1")
 
 
 def test_show_reads_the_rows_once(root, monkeypatch):
     write_run(root, "small", 0)
     reads = []
     monkeypatch.setattr(reading, "read_metrics", lambda *words: reads.append(words) or read(*words))
-    run("show", "small-seed0")
+    run("show small-seed0")
     assert len(reads) == 1
 
 
@@ -154,19 +154,19 @@ def test_rm_asks_and_removes_only_what_was_named(root):
     for seed in range(3):
         write_run(root, "small", seed)
     with pytest.raises(UsageError, match="--yes"):
-        run("rm", "small-seed0")
+        run("rm small-seed0")
     assert (root / "small-seed0").exists()
-    assert "removed 2 runs" in run("rm", "small-seed[01]", "--yes").stdout
+    assert "removed 2 runs" in run("rm 'small-seed[01]' --yes").stdout
     assert sorted(path.name for path in root.iterdir()) == [".removed", "small-seed2"]
     assert len(list((root / ".removed").iterdir())) == 2
     with pytest.raises(UsageError, match="matches 'x\\*'"):
-        run("rm", "x*", "--yes")
+        run("rm 'x*' --yes")
 
 
 def test_rm_removes_a_run_whose_recipe_cannot_be_kept(root):
     write_run(root, "small", 0)
     (root / ".removed").write_text("a file where the folder of recipes would be")
-    run("rm", "small-seed0", "--yes")
+    run("rm small-seed0 --yes")
     assert not (root / "small-seed0").exists()
 
 
@@ -185,7 +185,7 @@ def test_rm_follows_no_link(root, tmp_path_factory):
         remove_runs(["lin*"])
     inner = write_run(root, "small", 0)
     (inner / "elsewhere").symlink_to(outside)
-    run("rm", "small-seed0", "--yes")
+    run("rm small-seed0 --yes")
     assert not inner.exists() and (outside / "recipe.toml").exists()
 
 
@@ -194,7 +194,7 @@ def test_show_as_json_holds_the_numbers_unrounded(root):
     path = write_run(
         root, "small", 0, rows=rows, events=[{"event": "start", "time": "T", "device": "cpu"}]
     )
-    value = json.loads(run("show", "small", "--format", "json").stdout)
+    value = json.loads(run("show small --format json").stdout)
     losses = [row["val_loss"] for row in rows if row["val_loss"] is not None]
     assert value["measures"]["best_loss"] == min(losses)
     assert (value["status"], value["steps"], value["tokens"], value["seed"]) == (
@@ -206,7 +206,7 @@ def test_show_as_json_holds_the_numbers_unrounded(root):
     assert value["events"] == [{"event": "start", "time": "T", "device": "cpu"}]
     assert value["recipe"]["optim"]["lr"] == 1e-3 and value["origin"]["torch"] == "2.13.0+cpu"
     (path / "metrics.jsonl").unlink()
-    assert json.loads(run("show", "small", "--format", "json").stdout)["status"] == "not started"
+    assert json.loads(run("show small --format json").stdout)["status"] == "not started"
 
 
 def test_list_is_sorted_as_asked(root):
@@ -238,6 +238,6 @@ def test_the_last_save_is_counted(root):
         for step, s in ((50, 1.0), (100, 2.5))
     ]
     write_run(root, "small", 0, rows=rows, events=events)
-    seconds = json.loads(run("show", "small", "--format", "json").stdout)["seconds"]
+    seconds = json.loads(run("show small --format json").stdout)["seconds"]
     assert seconds["checkpoint_seconds"] == 3.5
     assert seconds["wall_seconds"] == 100 * 0.06 + 2.5

@@ -11,12 +11,12 @@ from tests.data.test_cli import RECIPE
 from tests.trained_run import make_run
 
 
-def read(*args: str) -> object:
-    return json.loads(cli(*args).stdout)
+def read(line: str) -> object:
+    return json.loads(cli(line).stdout)
 
 
 def test_a_recipe_as_json():
-    about = read("recipes", "show", "unstable-slw", "--set", "optim.lr=0.5", "--format", "json")
+    about = read("recipes show unstable-slw --set optim.lr=0.5 --format json")
     assert about["values"]["optim"]["lr"] == 0.5 and about["values"]["seq_len_warmup"]
     assert (
         about["origins"]["optim.lr"] == "--set optim.lr=0.5"
@@ -27,7 +27,7 @@ def test_a_recipe_as_json():
 
 def test_checkpoints_as_json(tmp_path):
     run = make_run(tmp_path, steps=(10, 20))
-    found = read("checkpoint", "list", "random", "--format", "json")
+    found = read("checkpoint list random --format json")
     assert [entry["step"] for entry in found] == [10, 20]
     path = run / "checkpoints" / "step-00000020"
     assert found[1]["path"] == str(path) and found[1]["bytes"] == sum(
@@ -40,7 +40,7 @@ def test_verified_checkpoints_as_json(tmp_path):
     damaged = run / "checkpoints" / "step-00000010" / "model.safetensors"
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    result = invoke("checkpoint", "verify", "random", "--format", "json")
+    result = invoke("checkpoint verify random --format json")
     assert isinstance(result.exception, CheckpointError)
     first, second = json.loads(result.stdout)
     assert (first["checkpoint"], first["sound"], first["files"]) == ("step-00000010", False, None)
@@ -49,7 +49,7 @@ def test_verified_checkpoints_as_json(tmp_path):
 
 
 def test_a_warmup_search_as_json():
-    about = read("tune-warmup", "--recipe", "unstable-slw", "--plan", "--format", "json")
+    about = read("tune-warmup --recipe unstable-slw --plan --format json")
     worst = about["cost"]["worst"]
     assert about["searches"] and worst["probes"] > 1
     assert worst["tokens"] >= about["smallest_budget"] > 0
@@ -64,26 +64,12 @@ def test_quiet_prints_nothing(efftrain, tmp_path):
     (tmp_path / "book.txt").write_text(
         "".join(f"line {i}: {i * i} sheep cross the river {i % 13}\n" for i in range(500))
     )
-    prepared = efftrain(
-        "prepare", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache")
-    )
+    cache = {"EFFTRAIN_CACHE": str(tmp_path / "cache")}
+    prepared = efftrain("prepare --recipe tiny.toml -q", **cache)
     assert (prepared.stdout, prepared.stderr) == ("", "")
-    trained = efftrain(
-        "pretrain", "--recipe", "tiny.toml", "-q", EFFTRAIN_CACHE=str(tmp_path / "cache")
-    )
+    trained = efftrain("pretrain --recipe tiny.toml -q", **cache)
     assert trained.stdout == ""
     assert (tmp_path / "runs" / "tiny-seed1234" / "metrics.jsonl").is_file()
-    cache = str(tmp_path / "cache")
-    swept = efftrain(
-        "sweep",
-        "--recipe",
-        "tiny.toml",
-        "--seeds",
-        "1234,1235",
-        "-q",
-        "--format",
-        "json",
-        EFFTRAIN_CACHE=cache,
-    )
+    swept = efftrain("sweep --recipe tiny.toml --seeds 1234,1235 -q --format json", **cache)
     assert "val loss" not in swept.stderr and "training " not in swept.stderr, swept.stderr
     assert json.loads(swept.stdout)["groups"]

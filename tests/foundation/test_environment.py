@@ -52,12 +52,12 @@ def test_an_unusable_variable_is_two_lines(lab, environment):
 
 def test_a_path_of_an_unknown_user_is_two_lines(lab):
     """F98: in a recipe's name and in its text."""
-    for args in (
-        ("--recipe", "~nosuchuser/a.toml"),
-        ("--recipe", lab.recipe(), "--set", "data.train=~nosuchuser/a.txt"),
-        ("--recipe", lab.recipe(), "--set", "data.tokenizer=~nosuchuser/a.json"),
+    for words in (
+        "~nosuchuser/a.toml",
+        f"{lab.recipe()} --set data.train=~nosuchuser/a.txt",
+        f"{lab.recipe()} --set data.tokenizer=~nosuchuser/a.json",
     ):
-        process = lab.call("pretrain", *args, code=None)
+        process = lab.call(f"pretrain {words}", code=None)
         lines = process.errors.splitlines()
         assert process.code == 2 and len(lines) == 2, lines
         assert "no home directory of that user is known" in lines[0]

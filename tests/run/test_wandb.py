@@ -146,7 +146,7 @@ def test_tensorboard_has_the_same_curves(tmp_path):
 
     tensorboard.write(path)
     assert read() == (list(range(101)), [9.0] * 41 + [2.0] * 60)
-    child = follower(path, "offline", "--tensorboard")
+    child = follower(path, "--tensorboard")
     with (path / "metrics.jsonl").open("a") as file:
         file.writelines(
             json.dumps(row) + "\n" for row in rows_of(110, 0, segment=1, first=101, loss=1.0)
@@ -176,24 +176,14 @@ def test_no_secret_and_no_word_about_the_machine_is_written(tmp_path, monkeypatc
     assert not list(path.rglob("wandb-metadata.json"))
 
 
-def follower(path: Path, mode: str = "offline", *more: str, **env: str) -> subprocess.Popen[bytes]:
-    os_env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
+def follower(path: Path, options: str = "--mode offline", **env: str) -> subprocess.Popen[bytes]:
+    command = f"{sys.executable} -m efftrain_cli wandb-sync {path} --follow {options}"
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "efftrain_cli",
-            "wandb-sync",
-            str(path),
-            "--follow",
-            "--mode",
-            mode,
-            *more,
-        ],
+        command.split(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=os_env,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
     )
 
 
@@ -232,9 +222,8 @@ def test_without_a_key_online_becomes_offline_with_one_warning(tmp_path):
     """F28: no key."""
     path = write_run(tmp_path, "small", 0)
     # A folder of settings of its own: the key of whoever runs the tests must not count.
-    child = follower(
-        path, "online", WANDB_API_KEY="", HOME=str(tmp_path), NETRC=str(tmp_path / "netrc")
-    )
+    own = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
+    child = follower(path, "--mode online", **own)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 0
     assert len(errors.decode().strip().splitlines()) == 1 and b"kept offline" in errors
@@ -308,9 +297,8 @@ def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(efftrain, t
     (tmp_path / "text.txt").write_text("\n".join(words))
     (tmp_path / "valid.txt").write_text("\n".join(reversed(words[:800])))
     env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "netrc")}
-    common = ["pretrain", "--recipe", "tiny.toml", "--device", "cpu"]
-    efftrain(*common, "--name", "off", **env)
-    on = efftrain(*common, "--name", "on", "--wandb", mode, **env)
+    efftrain("pretrain tiny.toml --device cpu --name off", **env)
+    on = efftrain(f"pretrain tiny.toml --device cpu --name on --wandb {mode}", **env)
     assert on.stderr.count("kept offline") == (mode == "online")
     assert not (tmp_path / "runs" / "off" / "wandb").exists()
     first, second = (latest_rows(tmp_path / "runs" / name) for name in ("off", "on"))
