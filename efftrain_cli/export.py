@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.model.hf import check_empty, to_hf_config, write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
@@ -32,10 +31,7 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
     """
     check_empty(directory)
     trained = load_trained_model(run, checkpoint, torch.device("cpu"))
-    try:
-        origin = read_origin(trained.run)
-    except DataError:
-        origin = {}  # the weights are whole, and that is what is asked for
+    origin = read_origin(trained.run)
     source = {
         "run": trained.run.name,
         "checkpoint": trained.checkpoint.name,
@@ -64,7 +60,8 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rows = latest_rows(trained.run, trained.progress.step)
-    data = origin.get("data")
+    results = read_results(trained.run)
+    scores = [each for each in results if each["checkpoint_sha256"] == trained.model_sha256]
     environment = Environment(
         loader=PackageLoader("efftrain_cli"),
         undefined=StrictUndefined,
@@ -77,12 +74,8 @@ def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
         efftrain=origin.get("efftrain") or __version__,
         recipe_name=recipe_name(origin, trained.run.name),
         losses=validation_curve(rows),
-        scores=[
-            entry
-            for entry in read_results(trained.run)
-            if entry["checkpoint_sha256"] == trained.model_sha256
-        ],
-        data=data if isinstance(data, dict) else {},
+        scores=scores,
+        data=origin.get("data") or {},
         # Where files lay on this machine concerns nobody else.
         recipe=_ABSOLUTE.sub(r'"\1"', dump_recipe(trained.recipe)).strip(),
     )

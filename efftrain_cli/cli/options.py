@@ -23,14 +23,12 @@ def share(device: str, devices: int) -> None:
         raise Exit(launch(devices, sys.argv[1:]))
 
 
-RecipeOption = Annotated[
-    str,
-    Option(
-        "--recipe",
-        help="Recipe name or path; `efftrain recipes list` shows all.",
-        autocompletion=recipe_names,
-    ),
-]
+RECIPE = Option(
+    "--recipe",
+    help="Recipe name or path; `efftrain recipes list` shows all.",
+    autocompletion=recipe_names,
+)
+RecipeOption = Annotated[str, RECIPE]
 Overrides = Annotated[
     list[str] | None,
     Option(

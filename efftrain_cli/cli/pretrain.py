@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names, run_names
-from efftrain_cli.cli.options import Device, Overrides, Quiet, share
+from efftrain_cli.cli.options import RECIPE, Device, Overrides, Quiet, share
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import check_devices, should_log
@@ -32,13 +32,7 @@ def pretrain(
             metavar="RECIPE", help="Recipe name or path, as --recipe.", autocompletion=recipe_names
         ),
     ] = None,
-    recipe: Annotated[
-        str | None,
-        Option(
-            help="Recipe name or path; `efftrain recipes list` shows all.",
-            autocompletion=recipe_names,
-        ),
-    ] = None,
+    recipe: Annotated[str | None, RECIPE] = None,
     set_: Overrides = None,
     name: Annotated[str | None, Option(help="Run name; default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,

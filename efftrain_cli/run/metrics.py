@@ -244,7 +244,7 @@ def _refuse_ruins(lines: Lines, rows: Sequence[Values], corrupt: CorruptLines, r
     path = run / "metrics.jsonl"
     if lines.texts and not rows:
         raise DataError(f"{path} is not a file of steps: none of its lines is a row with a `step`")
-    # Each kill may tear one line, and the next start may glue its first row to it. More than that is damage.
+    # Each kill may tear one line. More than that is damage.
     starts = 1 + sum(before["segment"] != after["segment"] for before, after in pairwise(rows))
     if len(corrupt) > starts:
         number, wrong = corrupt[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
-from efftrain_cli.run.directory import existing_run, run_names, run_path, runs_root
+from efftrain_cli.run.directory import existing_run, run_names, runs_root
 from efftrain_cli.run.origin import read_origin
 
 
@@ -28,13 +28,9 @@ def find_run(name: str) -> Path:
     path = Path(name)
     if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
         name = path.name
-    if name in existing:
-        return existing_run(name)
-    by_recipe = runs_by_recipe(existing)
+    by_recipe = {} if name in existing else runs_by_recipe(existing)
     matches = _runs_meant(name, existing, by_recipe)
-    if len(matches) == 1:
-        return existing_run(matches[0])
-    if matches:
+    if len(matches) > 1:
         # Runs of studies are named last, and those with the fewest settings in their name first.
         studies = tuple(folder.name.removesuffix("study") for folder in runs_root().glob("*-study"))
         matches.sort(key=lambda run: (run.startswith(studies), len(run)))
@@ -43,9 +39,7 @@ def find_run(name: str) -> Path:
         if name.removesuffix(".toml") in by_recipe:
             what = f"recipe {name!r} has"
         raise UsageError(f"{what} {len(matches)} runs: {listed}\n  name one of them")
-    run_path(name)  # a name that no run can have is said to be one
-    hint = nearest(name, [*existing, *by_recipe]) or "`efftrain runs list` shows all"
-    raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")
+    return existing_run(matches[0] if matches else name)
 
 
 def select_runs(names: Sequence[str]) -> list[Path]:

@@ -225,8 +225,6 @@ def _init(
     directory: SmallFiles, mode: str, project: str | None, run_id: str, is_new: bool = False
 ) -> wandb.Run:
     """Begin a wandb run, or continue it unless it `is_new`."""
-    if mode not in ("offline", "online"):
-        raise UsageError(f"--mode {mode!r}: use offline or online")
     # wandb writes its crash reports and statistics about the machine without being asked.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
