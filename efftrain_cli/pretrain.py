@@ -49,7 +49,6 @@ from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.metrics import last_row
 from efftrain_cli.run.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
-from efftrain_cli.run.small_files import computed_differences
 from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
@@ -247,7 +246,7 @@ def _trained_longer(
         "train.tokens": (before, recipe.train.tokens),
         "optim.decay_tokens": (None, before),
     }
-    differences = computed_differences(written, recipe)
+    differences = checkpoints.computed_differences(written, recipe)
     if all(longer.get(key) == (old, new) for key, old, new in differences):
         return recipe, differences
     return recipe, []

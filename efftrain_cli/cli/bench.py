@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -48,6 +47,7 @@ def bench(
         human_count,
         human_flops,
         make_console,
+        print_json,
         print_labelled,
     )
     from efftrain_cli.plan.preview import summarize_plan
@@ -79,9 +79,7 @@ def bench(
             )
         )
     if format_ == "json":
-        print(
-            json.dumps({"recipe": recipe, **asdict(result), "overhead": result.overhead}, indent=1)
-        )
+        print_json({"recipe": recipe, **asdict(result), "overhead": result.overhead})
         return
     total = sum(result.phases.values())
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"

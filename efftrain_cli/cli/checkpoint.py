@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import RunArgument, TableOrJson
+from efftrain_cli.foundation.console import print_json
 from efftrain_cli.foundation.errors import CheckpointError
 
 group = Commands(help="List a run's checkpoints, or verify them bit by bit.", no_args_is_help=True)
@@ -20,7 +19,7 @@ def list_(run: RunArgument, format_: TableOrJson = "table") -> None:
 
     path = find_run(run)
     if format_ == "json":
-        print(json.dumps(list_checkpoints(path), indent=1))
+        print_json(list_checkpoints(path))
     else:
         print("\n".join(describe_checkpoints(path)))
 
@@ -34,7 +33,7 @@ def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
     path = find_run(run)
     verified = verify_checkpoints(path)
     if format_ == "json":
-        print(json.dumps(verified, indent=1))
+        print_json(verified)
     else:
         print("\n".join(describe_verified(verified)))
     damaged = sum(not each["sound"] for each in verified)

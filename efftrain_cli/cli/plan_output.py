@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from efftrain_cli.foundation.console import (
     human_seconds,
     make_console,
     print_folded,
+    print_json,
     print_labelled,
     table_lines,
 )
@@ -50,7 +50,7 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
     for warning in staged_warnings(recipe, points[-1][2]):
         print_folded(f"warning: {warning}", stream=sys.stderr)
     if form == "json":
-        print(json.dumps(_as_json(recipe, points, plan_cost(recipe, until), device), indent=1))
+        print_json(_as_json(recipe, points, plan_cost(recipe, until), device))
         return
     rows = []
     for reason, plan, after in points:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Literal
 
 from typer import Option
@@ -31,7 +30,7 @@ def prepare(
 
     loaded = load_recipe(recipe, list(set_ or []))  # a mistake in it is named at once
     from efftrain_cli.data import prepare as preparing
-    from efftrain_cli.foundation.console import make_console
+    from efftrain_cli.foundation.console import make_console, print_json
     from efftrain_cli.prepare import describe_corpus, print_corpus
 
     as_json = format_ == "json"
@@ -40,7 +39,7 @@ def prepare(
     corpus = preparing.prepare(loaded.data, limits=limits, verify=verify_data, console=console)
     about = describe_corpus(loaded, corpus)
     if as_json:
-        print(json.dumps(about, indent=1))
+        print_json(about)
     else:
         import shlex
 

@@ -11,6 +11,7 @@ from typer import Argument, Option
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import RunArgument, TableOrJson
+from efftrain_cli.foundation.console import print_json
 from efftrain_cli.foundation.errors import UsageError
 
 runs_app = Commands(no_args_is_help=True, help="List, show, verify and remove runs.")
@@ -42,10 +43,7 @@ def list_(
 
     frame = read_runs(names or [], sort)
     if format_ == "json":
-        import json
-
-        rows = frame.astype(object).where(frame.notna(), None).to_dict("records")
-        print(json.dumps(rows, indent=1, allow_nan=False))
+        print_json(frame.astype(object).where(frame.notna(), None).to_dict("records"))
         return
     if frame.empty:
         which = f" called {' or '.join(names)}" if names else ""
@@ -80,9 +78,7 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
 
     path = find_run(name)
     if format_ == "json":
-        import json
-
-        print(json.dumps(values_of_run(path), indent=1, allow_nan=False))
+        print_json(values_of_run(path))
         return
     print_tables(make_console(result=True), tables_of_run(path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import re
@@ -182,6 +183,11 @@ def printable(text: object) -> str:
     """Escape control characters, changes of direction and broken surrogates, so that a foreign name
     can neither move a terminal's cursor nor end a line."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def print_json(values: object) -> None:
+    """Print values as JSON on standard output, for other programs."""
+    print(json.dumps(values, indent=1, allow_nan=False))
 
 
 def say(text: str) -> None:

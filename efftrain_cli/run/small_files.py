@@ -14,21 +14,11 @@ from efftrain_cli.foundation.console import printable
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import is_locked
 from efftrain_cli.foundation.records import damaged, read_toml_text
-from efftrain_cli.recipe.recipe import Recipe, recipe_differences
 from efftrain_cli.run.lines import Values, read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
 
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample", "parallel.check_every")
 """Recipe keys that change nothing of what a run computes: a continued run, or another, may differ in them."""
-
-
-def computed_differences(a: Recipe, b: Recipe) -> list[list[Any]]:
-    """Return [dotted key, value in a, value in b] of the keys that differ and change what a run computes."""
-    differences = []
-    for key, *values in recipe_differences(a, b):
-        if not key.startswith(NOT_COMPUTED):
-            differences.append([key, *values])
-    return differences
 
 
 @dataclass(frozen=True)

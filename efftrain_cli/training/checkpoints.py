@@ -27,7 +27,7 @@ from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.plan.cost import checkpoint_bytes
 from efftrain_cli.plan.plan import model_config
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe, recipe_differences
 from efftrain_cli.run.directory import Run, checkpoint_path, checkpoints_of
 from efftrain_cli.run.manifest import verify_checkpoint
 from efftrain_cli.run.origin import (
@@ -37,7 +37,7 @@ from efftrain_cli.run.origin import (
     read_origin,
     write_origin,
 )
-from efftrain_cli.run.small_files import computed_differences
+from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.training.delayed_gradients import dropped
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.stages import set_stage
@@ -206,6 +206,15 @@ def drop_in_flight(run: Run, state: TrainState, written: Recipe, recipe: Recipe)
         state.method_tensors.clear()
         run.event("in_flight_dropped", {"step": state.progress.step, "reason": reason})
     return reason
+
+
+def computed_differences(a: Recipe, b: Recipe) -> Differences:
+    """Return [dotted key, value in a, value in b] of the keys that differ and change what a run computes."""
+    differences = []
+    for key, *values in recipe_differences(a, b):
+        if not key.startswith(NOT_COMPUTED):
+            differences.append([key, *values])
+    return differences
 
 
 def check_recipe(
