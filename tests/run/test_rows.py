@@ -156,7 +156,7 @@ def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path):
         '{"step": true, "segment": 0}',
         '{"step": -3, "segment": 0}',
         '{"step": 7, "segment": null}',
-        '{"step": 7, "segment": 0, "loss": "low"}',
+        '{"step": 30, "segment": 0, "loss": "low"}',
         '{"step": 7, "segment": 0, "loss": ' + "[" * 100_000 + "]" * 100_000 + "}",
         '{"a":' * 50_000 + "1" + "}" * 50_000,
         '{"step": ' + "9" * 5000 + "}",
