@@ -368,7 +368,7 @@ def _remember_rate(run: Run, session: Session) -> None:
     """Keep the speed of a run that one device trained in one go, for later estimates."""
     row = last_row(run.path)
     in_one_go = session.ranks.is_single_process and row.get("segment") == 0
-    if not in_one_go or row["step"] < FEWEST_STEPS:
+    if not in_one_go or row["step"] < FEWEST_STEPS or not row["train_seconds"]:
         return
     model = session.recipe.model
     remember_rate(

@@ -176,7 +176,7 @@ def stop_on_signals() -> Iterator[None]:
     os.set_blocking(write_end, False)
     # nohup asks that SIGHUP be ignored.
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    handled = _SIGNALS[:2] if ignored else _SIGNALS
+    handled = (signal.SIGTERM, signal.SIGINT) if ignored else _SIGNALS
     before = {number: signal.signal(number, listener.handle) for number in handled}
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     sys.unraisablehook = listener.swallowed
