@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.foundation.step import MicroBatch, StepPlan
+from efftrain_cli.foundation.step import MicroBatch
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
@@ -372,34 +372,24 @@ class DelayedGradients(Devices):
             for names in self.of_devices:
                 self._groups.append([name for name in self.parameters if name in names])
 
-    def step(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> GradientStep:
-        if self.section.delays_at(plan.step):
-            return self.delayed_step(passes, micro_batches, plan)
+    def step(self, passes: Passes) -> GradientStep:
+        if self.section.delays_at(passes.plan.step):
+            return self.delayed_step(passes)
         columns = self.columns(dict.fromkeys(self.module_numbers, 0), {})
-        return super().step(passes, micro_batches, plan)._replace(columns=columns)
+        return super().step(passes)._replace(columns=columns)
 
-    def delayed_step(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> GradientStep:
+    def delayed_step(self, passes: Passes) -> GradientStep:
         """Leave the delayed gradients, clipped, in `.grad`; None if no gradient is due.
 
         The norm is not finite also if a gradient that is due only later is not: the in-flight tensors then stay as they
         were, in this step and all later ones.
         """
-        due, after, losses = self.due_gradients(passes, micro_batches, plan)
+        due, after, losses = self.due_gradients(passes)
         cosines = {}
         if self.section.cosine_every:
-            cosines = self._cosines(due, after, micro_batches, plan.step, passes)
+            cosines = self._cosines(due, after, passes)
         # A longer warmup than the run began with leaves gradients that are never due.
-        oldest = plan.step - self.section.staleness(1)
+        oldest = passes.plan.step - self.section.staleness(1)
         for name in list(after):
             if int(name.split(".")[2]) < oldest:
                 del after[name]
@@ -418,21 +408,17 @@ class DelayedGradients(Devices):
             return step
         return step._replace(method_tensors=after)
 
-    def due_gradients(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> tuple[Due, Tensors, Losses]:
+    def due_gradients(self, passes: Passes) -> tuple[Due, Tensors, Losses]:
         """Return the due gradients, the new in-flight tensors, and the losses of the step."""
         modules = self.modules
+        plan = passes.plan
         if self.section.variant == "stash":
             with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
-                losses = passes(micro_batches)
+                losses = passes()
             due, after = delay(modules, self._in_flight, plan.step)
             return due, after, losses
         due, after, loss = replay(
-            modules, self._in_flight, plan.step, micro_batches, plan.tokens, passes.note
+            modules, self._in_flight, plan.step, passes.micro_batches, plan.tokens, passes.note
         )
         return due, after, {"ce": loss}
 
@@ -476,19 +462,13 @@ class DelayedGradients(Devices):
             parameter.grad = gradients.get(name)
         return grad_norm
 
-    def _cosines(
-        self,
-        due: Due,
-        after: Tensors,
-        micro_batches: Sequence[MicroBatch],
-        step: int,
-        passes: Passes,
-    ) -> dict[int, Tensor]:
-        """Return the cosines of all modules but the last, as in `columns`, if `step` measures them.
+    def _cosines(self, due: Due, after: Tensors, passes: Passes) -> dict[int, Tensor]:
+        """Return the cosines of all modules but the last, as in `columns`, if the step measures them.
 
         Add this step's batch to `after`, and drop the oldest.
         """
-        for part in micro_batches:
+        step = passes.plan.step
+        for part in passes.micro_batches:
             after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens
             after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
 
@@ -497,7 +477,7 @@ class DelayedGradients(Devices):
             for module in self.module_numbers[:-1]:
                 parts = self._kept_batch(after, step - self.section.staleness(module))
                 if module in due and parts:
-                    fresh = self._fresh_gradient(passes, parts, module)
+                    fresh = self._fresh_gradient(passes.of(parts), module)
                     cosines[module] = cosine(due[module], fresh)
 
         oldest = step - self.section.staleness(1)
@@ -515,16 +495,11 @@ class DelayedGradients(Devices):
                 parts.append(MicroBatch(0, tokens, targets))
         return parts
 
-    def _fresh_gradient(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        module: int,
-    ) -> Tensors:
+    def _fresh_gradient(self, passes: Passes, module: int) -> Tensors:
         """Compute the gradient of a module at the current weights; leave none in `.grad`."""
         lookup = self.modules.leaves[0]["wte.weight"]
         with lookup_apart(self._model, lookup), unnoticed(self._model):
-            passes(micro_batches)
+            passes()
         fresh = {}
         for k in self.module_numbers:
             fresh[k] = self.modules.take(k)

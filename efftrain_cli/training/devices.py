@@ -41,11 +41,18 @@ class Passes(NamedTuple):
     run: Callable[[Sequence[MicroBatch], BeforeLast], Losses]
     """Add the gradient of micro-batches to `.grad`; return their losses."""
     parameters: Sequence[nn.Parameter]
+    micro_batches: Sequence[MicroBatch]
+    """Those of this rank, or a part of them."""
+    plan: StepPlan
     note: Note | None = None
     """Reads the forward pass of the step's last micro-batch; None if the step notes nothing."""
 
-    def __call__(self, micro_batches: Sequence[MicroBatch]) -> Losses:
-        return self.run(micro_batches, lambda losses: None)
+    def __call__(self, before_last: BeforeLast = lambda losses: None) -> Losses:
+        return self.run(self.micro_batches, before_last)
+
+    def of(self, micro_batches: Sequence[MicroBatch]) -> Passes:
+        """Return the passes of other micro-batches."""
+        return self._replace(micro_batches=micro_batches)
 
     def note_of(self, micro_batch: MicroBatch) -> Note | None:
         """Return what reads the forward pass of `micro_batch`."""
@@ -106,36 +113,21 @@ class Devices:
         """Return this rank's micro-batches, numbered in the whole step, without empty ones."""
         return [part for part in split_micro_batches(batch, plan, self.sharing) if len(part.tokens)]
 
-    def step(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> GradientStep:
+    def step(self, passes: Passes) -> GradientStep:
         """Leave the gradient to apply in `.grad`."""
-        return GradientStep(self.gradient(passes, micro_batches, plan))
+        return GradientStep(self.gradient(passes))
 
-    def gradient(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> Losses:
+    def gradient(self, passes: Passes) -> Losses:
         """Leave the gradient of all ranks' micro-batches in `.grad`; return all ranks' losses."""
-        losses = self.local_gradient(passes, micro_batches, plan)
+        losses = self.local_gradient(passes)
         fill_gradients(passes.parameters)
         return losses
 
-    def local_gradient(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> Losses:
+    def local_gradient(self, passes: Passes) -> Losses:
         """Leave the gradient of this rank's micro-batches in `.grad`; return their losses."""
         if not self.lanes:
-            return passes(micro_batches)
-        return add_lanes(passes, micro_batches, plan, self.ranks.share_of(self.lanes), self.lanes)
+            return passes()
+        return add_lanes(passes, self.ranks.share_of(self.lanes), self.lanes)
 
     def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates here, with their gradients in `.grad`."""
@@ -246,22 +238,17 @@ def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> l
     return parts
 
 
-def add_lanes(
-    passes: Passes,
-    micro_batches: Sequence[MicroBatch],
-    plan: StepPlan,
-    own_lanes: range,
-    lanes: int,
-) -> Losses:
-    """Leave the gradient of micro-batches in `.grad`, added up in a balanced tree over the lanes `own_lanes`.
+def add_lanes(passes: Passes, own_lanes: range, lanes: int) -> Losses:
+    """Leave the gradient of the micro-batches in `.grad`, added up in a balanced tree over the lanes `own_lanes`.
 
     Return the losses, added up likewise. A lane is an equal share of the step's micro-batches, in order.
     """
-    each = plan.accumulation_steps // lanes
+    each = passes.plan.accumulation_steps // lanes
     # (leaves, gradients, losses) of trees that are not paired yet
     waiting: list[tuple[int, list[Tensor], Losses]] = []
     for lane in own_lanes:
-        losses = passes([part for part in micro_batches if part.number // each == lane])
+        of_lane = [part for part in passes.micro_batches if part.number // each == lane]
+        losses = passes.of(of_lane)()
         gradients = take_gradients(passes.parameters)
         leaves = 1
         while waiting and waiting[-1][0] == leaves:

@@ -234,12 +234,12 @@ def build_forward_backward(
                     terms.total(shares).backward()
             return losses
 
-        passes = Passes(run, parameters, note if notes else None)
         micro_batches = devices.cut(batch, plan)
+        passes = Passes(run, parameters, micro_batches, plan, note if notes else None)
         if plan.measure_similarity:
-            step = step_by_halves(devices, passes, micro_batches, plan)
+            step = step_by_halves(devices, passes)
         else:
-            step = devices.step(passes, micro_batches, plan)
+            step = devices.step(passes)
         devices.ranks.all_reduce(list(notes.values()))  # one rank has them; the others have zeros
         columns = {**terms.columns(step.losses, plan, gates), **notes}
         if accumulation is not None:
@@ -311,19 +311,14 @@ def blocks_per_sequence(plan: StepPlan, gates: Sequence[Gates]) -> float:
     return total / plan.batch_size
 
 
-def step_by_halves(
-    devices: Devices,
-    passes: Passes,
-    micro_batches: Sequence[MicroBatch],
-    plan: StepPlan,
-) -> GradientStep:
+def step_by_halves(devices: Devices, passes: Passes) -> GradientStep:
     """Leave the gradient to apply in `.grad`; return its losses and the products of the two halves' gradients."""
     halves: list[Losses] = []
 
     def accumulate(half: Sequence[MicroBatch]) -> None:
-        halves.append(devices.gradient(passes, half, plan))
+        halves.append(devices.gradient(passes.of(half)))
 
-    dots = accumulate_by_halves(accumulate, micro_batches, passes.parameters, plan)
+    dots = accumulate_by_halves(accumulate, passes.micro_batches, passes.parameters, passes.plan)
     even, odd = halves
     losses = {name: even[name] + odd[name] for name in even}
     return GradientStep(losses, dots=dots)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.foundation.errors import LostProcessError, ReplicaError
-from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of
 from efftrain_cli.training.devices import Devices, Losses, Passes
 from efftrain_cli.training.ranks import Ranks, buckets, flatten, scatter
@@ -77,18 +76,13 @@ class Replicated(Devices):
             "be faulty\nresume the run from its last checkpoint, on other hardware"
         )
 
-    def gradient(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> Losses:
+    def gradient(self, passes: Passes) -> Losses:
         # A step that sums more than once, or in a tree, does so after its passes.
-        overlaps = not self.lanes and not plan.measure_similarity
+        overlaps = not self.lanes and not passes.plan.measure_similarity
         if overlaps and passes.parameters[0].device.type in OVERLAPPING:
-            return self._overlapped(passes, micro_batches, plan)
-        losses = self.local_gradient(passes, micro_batches, plan)
-        self.sync_stop_flag(plan.step)
+            return self._overlapped(passes)
+        losses = self.local_gradient(passes)
+        self.sync_stop_flag(passes.plan.step)
         fill_gradients(passes.parameters)
         tensors = [*gradients_of(passes.parameters), *losses.values()]
         with self.ranks.timing_sum(passes.parameters[0].device):
@@ -98,20 +92,15 @@ class Replicated(Devices):
                 self.ranks.all_reduce(tensors)
         return losses
 
-    def _overlapped(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> Losses:
+    def _overlapped(self, passes: Passes) -> Losses:
         reduce = OverlappedAllReduce(self.ranks, passes.parameters)
 
         def begin(losses: Losses) -> None:
-            self.sync_stop_flag(plan.step)
+            self.sync_stop_flag(passes.plan.step)
             reduce.begin(list(losses.values()))
 
-        losses = passes.run(micro_batches, begin)
-        if not micro_batches:  # every rank sends the same buckets in the same order
+        losses = passes(begin)
+        if not passes.micro_batches:  # every rank sends the same buckets in the same order
             begin(losses)
         fill_gradients(passes.parameters)
         reduce.finish()

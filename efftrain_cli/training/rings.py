@@ -33,7 +33,6 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.signals import Stop
-from efftrain_cli.foundation.step import MicroBatch, StepPlan
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.optim.gradients import gradients_of, norms_of
 from efftrain_cli.recipe.recipe import Recipe
@@ -95,35 +94,25 @@ class Rings(DelayedGradients):
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
-    def step(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> GradientStep:
+    def step(self, passes: Passes) -> GradientStep:
         """Leave the gradients of this rank's modules in `.grad`; loss and norms are those of the whole.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
             LostProcessError: another rank has ended.
         """
-        self.sync_stop_flag(plan.step)
+        self.sync_stop_flag(passes.plan.step)
         self.is_whole = False
-        return super().step(passes, micro_batches, plan)
+        return super().step(passes)
 
-    def gradient(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> Losses:
+    def gradient(self, passes: Passes) -> Losses:
         """Leave the gradient of a step without delay in `.grad`, on every rank.
 
         The first rank of each ring computes the whole model, as one device does, and sends the gradient to the others.
         """
         if self._position:
-            micro_batches = []
-        losses = super().gradient(passes, micro_batches, plan)
+            passes = passes.of([])
+        losses = super().gradient(passes)
         gradients = gradients_of(passes.parameters)
         if not self._position:
             unsummed = dict(zip(self.parameters, gradients, strict=True))
@@ -136,13 +125,8 @@ class Rings(DelayedGradients):
             self.ranks.broadcast([*gradients, *losses.values()])
         return losses
 
-    def delayed_step(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> GradientStep:
-        step = super().delayed_step(passes, micro_batches, plan)
+    def delayed_step(self, passes: Passes) -> GradientStep:
+        step = super().delayed_step(passes)
         if step.method_tensors is not None:
             self._in_flight = step.method_tensors
         return step._replace(method_tensors=None)
@@ -177,16 +161,13 @@ class Rings(DelayedGradients):
         self.wanted = not self.is_whole
         return self.is_whole
 
-    def due_gradients(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> tuple[Due, Tensors, Losses]:
+    def due_gradients(self, passes: Passes) -> tuple[Due, Tensors, Losses]:
         """Return those of this rank's modules, and on rank 0 the loss of its micro-batches."""
         after = dict(self._in_flight)
         modules = self.modules
         module = self._mine[0]
+        micro_batches = passes.micro_batches
+        plan = passes.plan
         step = plan.step
         if self.section.variant == "stash":
             leaves = modules.leaves[module - 1].items()

@@ -96,14 +96,9 @@ class Sharded(Devices):
                 parts[index] = part._replace(tokens=padding, targets=padding, weight=0.0)
         return parts
 
-    def gradient(
-        self,
-        passes: Passes,
-        micro_batches: Sequence[MicroBatch],
-        plan: StepPlan,
-    ) -> Losses:
-        losses = passes(micro_batches)  # FSDP2 adds up the gradients within
-        self.sync_stop_flag(plan.step)
+    def gradient(self, passes: Passes) -> Losses:
+        losses = passes()  # FSDP2 adds up the gradients within
+        self.sync_stop_flag(passes.plan.step)
         self.ranks.all_reduce(list(losses.values()))
         return losses
 

@@ -205,8 +205,8 @@ def add(
 
     token = torch.zeros(1, 1, dtype=torch.int64)
     parts = [MicroBatch(number, token, token) for number in gradients]
-    passes = Passes(accumulate, [parameter])
-    losses = add_lanes(passes, parts, plan, here, lanes)
+    passes = Passes(accumulate, [parameter], parts, plan)
+    losses = add_lanes(passes, here, lanes)
     return losses["ce"].item(), parameter.grad.item(), together
 
 
