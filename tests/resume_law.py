@@ -3,23 +3,28 @@ happened."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest import mock
 
 import torch
 
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.run.directory import checkpoint_path
+from efftrain_cli.training.checkpoints import load_checkpoint
+from efftrain_cli.training.stages import train_stages
 from efftrain_cli.training.state import (
     TrainState,
-    load_tensors,
-    progress_from_json,
-    progress_to_json,
+    model_tensors,
+    read_checkpoint,
+    write_checkpoint,
 )
-from efftrain_cli.training.trainer import read_records, train
+from efftrain_cli.training.trainer import StepRecord, read_records
 from tests.fake_runs import without_times
-from tests.tiny import VOCAB_SIZE, assert_equal, fresh, tensors_of
+from tests.tiny import VOCAB_SIZE, assert_equal, fresh
 
 
 class RandomTokens:
@@ -43,7 +48,12 @@ class RandomTokens:
         positions = range(plan.window_start, plan.window_start + plan.windows)
         starts = [plan.seq_len * number for number in range(plan.sequences_per_window)]
         places = list(product(positions, starts))[: plan.batch_size]
-        ids = torch.stack([self.window(p)[start : start + plan.seq_len + 1] for p, start in places])
+        first = plan.first_sequence(plan.accumulation_steps * rank // world_size)
+        end = plan.first_sequence(plan.accumulation_steps * (rank + 1) // world_size)
+        sequences = []
+        for position, start in places:
+            sequences.append(self.window(position)[start : start + plan.seq_len + 1])
+        ids = torch.stack(sequences)[first:end]
         return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
@@ -53,8 +63,9 @@ def run(
     """Train a state on made tokens and return the rows."""
     data = RandomTokens(recipe.model.seq_len)
     rows = []
-    for record in train(state, recipe, data, data.validation(windows), until):  # type: ignore[arg-type]
-        rows += read_records(state, recipe, [record])
+    for record in train_stages(state, recipe, data, data.validation(windows), until):  # type: ignore[arg-type]
+        if isinstance(record, StepRecord):
+            rows += read_records(state, recipe, [record])
     return rows
 
 
@@ -63,50 +74,41 @@ def timeless(progress: Progress) -> Progress:
 
 
 def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
-    """Trains to the end of the budget; then, from what a checkpoint of every step holds, the two steps after it, in a
-    state that was another before: weights, moments, progress and rows must be equal to the last bit. Returns the rows
-    of the run.
+    """Trains to the end of the budget; then, from the checkpoint of every step, the two steps after it, in a state that
+    was another before: weights, moments, progress and rows must be equal to the last bit. Returns the rows of the run.
 
-    Two steps rather than all: equal states at step k + 2 for every k have equal futures. Progress goes through its
-    JSON; the tensors stay in memory, as their way to the disk and back is the same for every method.
+    Two steps rather than all: equal states at step k + 2 for every k have equal futures.
     """
-    data = RandomTokens(recipe.model.seq_len)
-    val = data.validation()
-    state = fresh(recipe)
-    rows, tensors, progresses, saved, method_tensors = [], [], [], [], []
-    for record in train(state, recipe, data, val):  # type: ignore[arg-type]
-        rows += read_records(state, recipe, [record])
-        tensors.append(tensors_of(state))
-        method_tensors.append(
-            {name: tensor.clone() for name, tensor in state.method_tensors.items()}
-        )
-        progresses.append(timeless(state.progress))
-        saved.append(json.dumps(progress_to_json(state.progress), allow_nan=False))
-    last = state.progress.step
-    for step in range(last):
-        resumed = fresh(replace(recipe, seed=recipe.seed + 1))
-        optimizer = resumed.optimizer.tensors().keys()
-        load_tensors(
-            resumed,
-            {name: tensor for name, tensor in tensors[step].items() if name not in optimizer},
-            {name: tensors[step][name] for name in optimizer},
-        )
-        # In another order, as a file may have them, and as copies: what is in flight must not be changed by a step.
-        resumed.method_tensors = {
-            name: method_tensors[step][name].clone()
-            for name in sorted(method_tensors[step], reverse=True)
-        }
-        resumed.progress = progress_from_json(json.loads(saved[step]))
-        until = min(step + 2, last)
-        again = run(resumed, recipe, until)
-        assert timeless(resumed.progress) == progresses[until], f"resumed after step {step}"
-        assert_equal(tensors_of(resumed), tensors[until], step)
-        assert_equal(resumed.method_tensors, method_tensors[until], step)
-        expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
-        for want, have in zip(expected, again, strict=True):
-            keys = without_times(want).keys() - {"val_loss"}  # a run cut at a step evaluates it
-            assert {key: want[key] for key in keys} == {key: have[key] for key in keys}
+    with TemporaryDirectory() as folder, mock.patch("os.fsync"):
+        data = RandomTokens(recipe.model.seq_len)
+        state = fresh(recipe)
+        rows = []
+        for record in train_stages(state, recipe, data, data.validation()):  # type: ignore[arg-type]
+            if isinstance(record, StepRecord):
+                rows += read_records(state, recipe, [record])
+                write_checkpoint(checkpoint_path(Path(folder), state.progress.step), state, "")
+        for step in range(state.progress.step):
+            _assert_resumes(Path(folder), recipe, step, rows)
     return rows
+
+
+def _assert_resumes(folder: Path, recipe: Recipe, step: int, rows: list[dict]) -> None:
+    resumed = fresh(replace(recipe, seed=recipe.seed + 1))
+    load_checkpoint(checkpoint_path(folder, step), resumed, recipe)
+    # In another order, as a file may have them.
+    resumed.method_tensors = dict(reversed(resumed.method_tensors.items()))
+    until = min(step + 2, rows[-1]["step"])
+    again = run(resumed, recipe, until)
+
+    progress, model, optimizer, in_flight = read_checkpoint(checkpoint_path(folder, until))
+    assert timeless(resumed.progress) == timeless(progress), f"resumed after step {step}"
+    assert_equal(model_tensors(resumed), model, step)
+    assert_equal(resumed.optimizer.tensors(), optimizer, step)
+    assert_equal(resumed.method_tensors, in_flight, step)
+    expected = rows[step + 1 : until + 1] if step else rows[: until + 1]
+    for want, have in zip(expected, again, strict=True):
+        keys = without_times(want).keys() - {"val_loss"}  # a run cut at a step evaluates it
+        assert {key: want[key] for key in keys} == {key: have[key] for key in keys}
 
 
 def assert_tokens_are_those_of_the_data(rows: list[dict], recipe: Recipe) -> None:

@@ -49,6 +49,7 @@ METHODS = {
     "none": [],
     "muon": ["optim.name=muon", "optim.muon_lr=0.02"],
     "bf16": ["train.dtype=bf16"],
+    "z-loss": ["optim.z_loss=1e-3"],
     "recompute": ["train.activation_checkpointing=true"],
     "lanes": ["parallel={lanes = 2}"],
     "lengths": ["seq_len_warmup={start = 8, steps = 4}"],

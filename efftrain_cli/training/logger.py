@@ -73,6 +73,10 @@ class Logbook:
         self._every_seconds = math.inf
         if isinstance(every, str):
             self._every_seconds = parse_duration(every)
+        # Reading waits for the device, so on CUDA records are read about once a second.
+        self._read_every = 1.0
+        if session.device.type == "cpu":
+            self._read_every = 0.0
         self._pending: list[StepRecord] = []
         self._good = state.progress
         """After the last step whose loss and gradient were finite."""
@@ -97,9 +101,7 @@ class Logbook:
         by_time = time.monotonic() - self._last_save >= self._every_seconds
         save_due = record.progress.step > 0 and (by_steps or by_time)
         save_due = save_due and self._devices.ready_to_save()
-        # Reading waits for the device, so on CUDA records are read about once a second.
-        on_cpu = self._session.device.type == "cpu"
-        read_due = on_cpu or time.monotonic() - self._last_read >= 1.0
+        read_due = time.monotonic() - self._last_read >= self._read_every
         # The last record has a validation loss, so nothing stays unread.
         if save_due or read_due or record.val_loss is not None:
             self.flush()

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import Result
 
 from efftrain_cli.foundation.errors import EfftrainError
@@ -69,6 +75,58 @@ def call(*words: str) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.output
+
+
+def in_a_child(body: Callable[[], None]) -> int:
+    """Exit code of `body` in a forked process, 0 if it returns; negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        # pytest's own handlers are no part of what is tested.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        try:
+            body()
+            code = 0
+        except BaseException as error:
+            print(repr(error))
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+DIED = 9
+DISK = [(os, name) for name in ("fsync", "rename", "replace", "mkdir", "link", "unlink", "rmdir")]
+"""Modules and their functions that change what is on the disk."""
+
+
+def die_at(number: int, *more: tuple[Any, str]) -> None:
+    """Make this process end, with no cleaning up, just before its `number`th call of `DISK` or `more`."""
+    seen = 0
+
+    def counted(real: Callable[..., object]) -> Callable[..., object]:
+        def operation(*args: object, **options: object) -> object:
+            nonlocal seen
+            seen += 1
+            if seen == number:
+                os._exit(DIED)
+            return real(*args, **options)
+
+        return operation
+
+    for module, name in (*DISK, *more):
+        setattr(module, name, counted(getattr(module, name)))
+
+
+def deaths(work: Callable[[int], None]) -> Iterator[int]:
+    """Call `work(1)`, `work(2)`, ..., each in a process of its own that calls `die_at`; yield after each, until one
+    ends well."""
+    for number in count(1):
+        code = in_a_child(lambda number=number: work(number))  # type: ignore[misc]
+        assert code in (0, DIED)
+        yield number
+        if code == 0:
+            return
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -77,7 +77,6 @@ def on_small_disk(
     room_from: int = 0,
     more: str = "",
 ) -> Process:
-    shutil.rmtree(lab.folder / "after", ignore_errors=True)
     inject = (
         TMPFS.replace("SIZE", str(size))
         .replace("FULL_FROM", str(full_from or -1))

@@ -50,22 +50,26 @@ def test_sigterm_while_the_model_is_built(lab):
     assert lab.last_step("r") == 20
 
 
+SLOW = [(window, signal.SIGTERM) for window in WINDOWS if window != "evaluation"]
+
+
 @pytest.mark.parametrize(
-    "window",
+    "window, number",
     [
-        "evaluation",
-        *(pytest.param(w, marks=pytest.mark.slow) for w in WINDOWS if w != "evaluation"),
+        ("evaluation", signal.SIGTERM),
+        ("data", signal.SIGHUP),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in [*SLOW, ("data", signal.SIGINT)]),
     ],
 )
-def test_sigterm(lab, window):
-    """F18."""
+def test_a_signal_in_every_window(lab, window, number):
+    """F18; F20: one Ctrl-C; F60: a terminal that was closed."""
     inject, last = WINDOWS[window]
     recipe = lab.recipe(windows='4\nsample = "the"') if window == "sampling" else lab.recipe()
     process = stalled(lab, recipe, inject)
-    process.kill(signal.SIGTERM)
+    process.kill(number)
     assert process.wait(25) == 75
     assert "Traceback" not in process.errors
-    assert f"stopped by SIGTERM after step {last}" in process.errors
+    assert f"stopped by {number.name} after step {last}" in process.errors
     assert lab.last_step("cut") == last
     assert lab.checkpoints("cut")[-1] == f"step-{last:08d}"
     assert [event["status"] for event in lab.events("cut", "end")] == ["stopped"]
@@ -119,15 +123,6 @@ prepare.train_tokenizer = lambda size, sample: stall()
     assert "no step was trained" in process.errors
     assert not lab.run("cut").exists()
     lab.train("cut", "--steps", "1", recipe=recipe)
-
-
-@pytest.mark.slow
-def test_ctrl_c_once(lab):
-    """F20."""
-    process = stalled(lab, lab.recipe(), WINDOWS["data"][0])
-    process.kill(signal.SIGINT)
-    assert process.wait(25) == 75
-    assert lab.checkpoints("cut")[-1] == "step-00000007"
 
 
 def test_ctrl_c_twice(lab):

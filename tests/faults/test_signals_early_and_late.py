@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from efftrain_cli.foundation.signals import (
     stop_on_signals,
 )
 from tests.conftest import python
+from tests.faults.conftest import in_a_child
 from tests.faults.stalls import WINDOWS, stalled
 from tests.launch import start_efftrain, wait_until
 
@@ -53,21 +53,6 @@ program.main()
             in result.stderr
         )
         assert not (tmp_path / "runs").exists()
-
-
-def in_a_child(body: Callable[[], None]) -> int:
-    """Exit code of `body` in a forked process, 0 where it returns; negative for a signal."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        # pytest's own handlers are no part of what is tested.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        try:
-            body()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -172,16 +157,6 @@ def test_a_second_signal_during_the_save(lab, second):
     assert process.wait(30) == 75
     assert lab.checkpoints("cut")[-1] == "step-00000010"
     lab.call("checkpoint", "verify", "cut")
-
-
-def test_sighup_is_as_sigterm(lab):
-    """F60: the terminal was closed, and with it standard output."""
-    inject = WINDOWS["data"][0]
-    process = stalled(lab, lab.recipe(), inject)
-    process.kill(signal.SIGHUP)
-    assert process.wait(30) == 75
-    assert "stopped by SIGHUP after step 7" in process.errors
-    assert lab.checkpoints("cut")[-1] == "step-00000007"
 
 
 @pytest.mark.skipif(

@@ -1,5 +1,7 @@
-"""Trains every case as one rank of several, and has rank 0 write what came of it: losses and digests. Started by
-test_ranks.py, once per world size: `ranks_run.py TEXT OUT`."""
+"""Trains the cases of a law as one rank of several, and has rank 0 write what came of them: `ranks_run.py LAW OUT`.
+
+Started by test_ranks.py, test_ring.py and test_every_value.py, once per number of ranks.
+"""
 
 from __future__ import annotations
 
@@ -7,227 +9,154 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import torch
 
-from efftrain_cli.data.prepare import prepare
-from efftrain_cli.data.windows import Windows
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import gradient, replicated
 from efftrain_cli.training import ranks as ranks_module
 from efftrain_cli.training.compiling import compile_parts, compile_whole
-from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.joining import joined
-from efftrain_cli.training.ranks import Ranks
+from efftrain_cli.training.ranks import ALONE, Ranks, describe_tensors, empty_tensors
 from efftrain_cli.training.replicated import OverlappedAllReduce
 from efftrain_cli.training.stages import set_stage, train_stages
-from efftrain_cli.training.state import TrainState, load_tensors, model_tensors
-from efftrain_cli.training.strategy import choose_strategy, is_sharded
-from efftrain_cli.training.trainer import StepRecord
-from tests.tiny import fresh
+from efftrain_cli.training.state import TrainState, load_tensors
+from efftrain_cli.training.trainer import StepRecord, read_records
+from efftrain_cli.training.worker import share_state
+from tests.fake_runs import without_times
+from tests.laws.every_value import OF_TRAINING, overrides_of
+from tests.resume_law import RandomTokens
+from tests.tiny import CPU, FOUR_BLOCKS, METHODS, fresh, tiny_recipe
 
-CPU = torch.device("cpu")
-STEPS, STOP = 8, 4  # evaluated after both, whether or not a run stops there
-BASE = """
-[model]
-n_layer = 3
-n_head = 2
-n_embd = 32
-seq_len = 32
-[data]
-train = "TEXT"
-tokenizer = "bpe:300"
-valid_fraction = 0.05
-[optim]
-lr = 3e-3
-warmup_steps = 2
-[train]
-tokens = 1_000_000
-batch_size = 16
-micro_batch_tokens = 64
-dtype = "fp32"
-[eval]
-every = 4
-windows = 7
-internals = 3
-"""
+Found = dict[str, Any]
+
+
+# --- a training ------------------------------------------------------------------------------------------------------
+
+
+def trained(recipe: Recipe, ranks: Ranks, steps: int, stop: int | None = None) -> Found:
+    """Return rows and digests of a training that is stopped after step `stop` and goes on as a resumed run does."""
+    session = SimpleNamespace(recipe=recipe, ranks=ranks, device=CPU)
+    data = RandomTokens(recipe.model.seq_len)
+    val = data.validation(3)
+    state = fresh(recipe)
+    rows = []
+    digests = []
+    for until in (stop, steps):
+        if until is None:
+            continue
+        devices = share_state(state, session)  # type: ignore[arg-type]
+        for record in train_stages(state, recipe, data, val, until, devices):  # type: ignore[arg-type]
+            if isinstance(record, StepRecord) and record.result is not None:
+                rows += map(without_times, read_records(state, recipe, [record]))
+
+        # Of shards, and after a stop, rank 0 alone has the whole.
+        whole: tuple[Tensors, Tensors] = ({}, {})
+        if ranks.rank == 0:
+            whole = devices.full_state_dict(state)
+        devices.after_stop(state)
+        digests.append([digest(tensors) for tensors in (*whole, state.method_tensors)])
+        if until == stop:
+            state = resumed(recipe, ranks, state, whole)
+    return {"rows": rows, "digests": digests}
+
+
+def resumed(
+    recipe: Recipe, ranks: Ranks, stopped: TrainState, whole: tuple[Tensors, Tensors]
+) -> TrainState:
+    """Return a state of the size of `stopped`; that of rank 0 has its tensors."""
+    state = fresh(recipe)
+    if stopped.progress.stage:
+        set_stage(state, recipe, stopped.progress.stage)
+    state.progress = stopped.progress
+    in_flight = ranks.all_gather_json(describe_tensors(stopped.method_tensors))[0]
+    state.method_tensors = empty_tensors(in_flight, CPU)
+    if ranks.rank == 0:
+        load_tensors(state, *whole)
+        state.method_tensors = stopped.method_tensors
+    return state
+
+
+def digest(tensors: Tensors) -> str:
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        flat = tensors[name].detach().contiguous().reshape(-1)
+        sha.update(name.encode() + flat.view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+# --- copies and shards -----------------------------------------------------------------------------------------------
+
+STEPS, STOP = 8, 4
+SIZE = [
+    "model={n_layer = 3, n_head = 2, n_embd = 32, seq_len = 32}",
+    "optim={lr = 3e-3, warmup_steps = 2, grad_clip = 0.5}",
+    "train.tokens=1_000_000",
+    "train.batch_size=16",
+    "eval={every = 4, internals = 3}",  # evaluated after the stop, whether or not a run stops there
+]
 CASES = {
-    "baseline": "",
-    "muon": '[optim]\nname = "muon"\nmuon_lr = 0.02',
-    "length warmup": "[seq_len_warmup]\nstart = 8\nsteps = 6\nmode = 'reshape'",
-    "length warmup at constant tokens": "[seq_len_warmup]\nstart = 8\nsteps = 6\nbatch = 'tokens'",
-    "batch warmup": "[batch_size_warmup]\nstart = 8\nincrement = 4\nsequences = 40",
-    "layer dropping": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 4",
-    "simigrad": "[simigrad]\ntarget = 0.9\nmin_batch_size = 8\nmax_batch_size = 32\nquantum = 4",
-    "standardization": '[standardization_loss]\nweight = 0.3\nsites = "ln_input"\nmoments = "token"',
-    "growth": '[[stages]]\nmodel = { n_head = 1, n_embd = 16 }\nswitch = { rule = "steps", value = 3 }\n'
-    '[[stages]]\noperators = ["width"]\nrewarmup_steps = 2',
+    "none": [],
+    "muon": METHODS["muon"],
+    "lengths": ["seq_len_warmup={start = 8, steps = 6, mode = 'reshape'}"],
+    "constant tokens": ["seq_len_warmup={start = 8, steps = 6, batch = 'tokens'}"],
+    "batches": ["batch_size_warmup={start = 8, increment = 4, sequences = 40}"],
+    "layer dropping": METHODS["layer dropping"],
+    "simigrad": [
+        "simigrad={target = 0.9, min_batch_size = 8, max_batch_size = 32, quantum = 4}",
+    ],
+    "standardization": [
+        "standardization_loss={weight = 0.3, sites = 'ln_input', moments = 'token'}"
+    ],
+    "growth": [
+        "stages=[{model = {n_head = 1, n_embd = 16}, switch = {rule = 'steps', value = 3}}, "
+        "{operators = ['width'], rewarmup_steps = 2}]",
+    ],
 }
-
-
 SHARDED = {
-    "baseline": "",
-    "length warmup": CASES["length warmup"],
+    "none": [],
+    "lengths": [*CASES["lengths"], *METHODS["recompute"]],
     # Of one sequence each, so that some ranks have none of 5 left.
-    "batch warmup": "[batch_size_warmup]\nstart = 5\nincrement = 11\nsequences = 20",
-    "llama": '[model]\narch = "llama"\nn_kv_head = 1\nqk_norm = true\ntied = false',
+    "batches": ["batch_size_warmup={start = 5, increment = 11, sequences = 20}"],
+    "llama": ["model.arch=llama", "model.n_kv_head=1", "model.qk_norm=true", "model.tied=false"],
 }
-"""Cases that are trained once with the state replicated and once with shares of it."""
-
-
+"""Cases that are trained once with the state replicated and once with shards of it."""
 BESIDE = {
-    "baseline": "",
-    "compiled": "",
-    "batch warmup": SHARDED["batch warmup"],
+    "none": [],
+    "compiled": ["train.compile=on"],
+    "batches": SHARDED["batches"],
     "layer dropping": CASES["layer dropping"],
     "standardization": CASES["standardization"],
 }
 """Cases that are trained with the sum of gradients after the backward pass and beside it."""
 
 
-def recipe_of(
-    folder: Path, text: str, extra: str, train: str = "micro_batch_tokens = 64"
-) -> Recipe:
-    """The recipe of a case; `extra` may repeat [optim] or [model] to add keys to it."""
-    base = BASE.replace("TEXT", text).replace("micro_batch_tokens = 64", train)
-    section = extra.partition("\n")[0]
-    if section in ("[optim]", "[model]"):
-        first, bracket, rest = extra.partition("\n[")
-        base, extra = base.replace(section, first), bracket + rest
-    path = folder / "case.toml"
-    path.write_text(f"{base}\n{extra}\n")
-    return load_recipe(str(path))
+def copies_and_shards(ranks: Ranks) -> Found:
+    found = {}
 
+    def train_case(name: str, *overrides: str) -> None:
+        recipe = tiny_recipe(*SIZE, *overrides)
+        found[name] = trained(recipe, ranks, STEPS)
+        found[f"{name}, resumed"] = trained(recipe, ranks, STEPS, STOP)
 
-def whole(
-    state: TrainState, devices: Devices
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Model and optimizer tensors; of shares on rank 0 alone."""
-    tensors: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = {}, {}
-    if devices.computes_alone or devices.ranks.rank == 0:
-        tensors = devices.full_state_dict(state)
-    devices.after_stop(state)
-    return tensors
-
-
-def digest(everything: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]) -> str:
-    sha = hashlib.sha256()
-    for tensors in everything:
-        for name in sorted(tensors):
-            sha.update(
-                tensors[name].detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            )
-    return sha.hexdigest()
-
-
-def main(text: str, out: str) -> None:
-    torch.set_num_threads(1)
-    with joined() as ranks:
-        folder = Path(out).parent / f"rank{ranks.rank}-of-{ranks.world_size}"
-        folder.mkdir(exist_ok=True)
-        found = {}
-        for name, extra in CASES.items():
-            for lanes in (None, 4):
-                section = f"\n[parallel]\nlanes = {lanes}" if lanes else ""
-                recipe = recipe_of(
-                    folder, text, extra + section if not extra.startswith("[optim]") else extra + ""
-                )
-                if lanes and extra.startswith("[optim]"):
-                    continue
-                found[name + (" in lanes" if lanes else "")] = case(recipe, ranks)
-        for name, extra in SHARDED.items():
-            for strategy in ("replicate", "shard"):
-                train = "micro_batch_tokens = 32"
-                if (
-                    name == "length warmup"
-                ):  # blocks are gathered again where they are computed again
-                    train += "\nactivation_checkpointing = true"
-                recipe = recipe_of(
-                    folder, text, f"{extra}\n[parallel]\nstrategy = '{strategy}'", train
-                )
-                found[f"{name}, {strategy}"] = case(recipe, ranks)
-        for name, extra in BESIDE.items():
-            train = "micro_batch_tokens = 32"
-            if name == "compiled":
-                train += '\ncompile = "on"'
-            recipe = recipe_of(folder, text, extra, train)
-            found[f"{name}, beside"] = sums_beside(recipe, ranks)
-        if ranks.rank == 0:
-            Path(out).write_text(json.dumps(found))
-
-
-def case(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
-    corpus = prepare(recipe.data)
-    data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
-    val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
-
-    def run(state: TrainState, until: int, devices: Devices) -> list[dict[str, object]]:
-        rows = []
-        for record in train_stages(state, recipe, data, val, until, devices):
-            if isinstance(record, StepRecord) and record.result is not None:
-                result, plan = record.result, record.plan
-                rows.append(
-                    {
-                        "step": plan.step,
-                        "loss": float(result.scalars["loss"]),
-                        "grad_norm": float(result.scalars["grad_norm"]),
-                        "batch_size": plan.batch_size,
-                        "accumulation_steps": plan.accumulation_steps,
-                        "blocks": result.blocks_executed,
-                        "sqrt_v": [
-                            float(v)
-                            for name, v in sorted(result.scalars.items())
-                            if name.startswith("adam_")
-                        ],
-                        "internals": {
-                            n: float(v)
-                            for n, v in result.scalars.items()
-                            if "_h." in n or n == "entropy"
-                        },
-                        "dots": result.simigrad_dots,
-                        "val_loss": None if record.val_loss is None else float(record.val_loss),
-                    }
-                )
-        return rows
-
-    undisturbed = fresh(recipe, corpus.vocab_size)
-    devices = choose_strategy(recipe, undisturbed, ranks, CPU)
-    rows = run(undisturbed, STEPS, devices)
-    stopped = fresh(recipe, corpus.vocab_size)
-    first = choose_strategy(recipe, stopped, ranks, CPU)
-    before = run(stopped, STOP, first)
-    resumed = fresh(recipe, corpus.vocab_size)
-    if stopped.progress.stage:
-        set_stage(resumed, recipe, stopped.progress.stage)
-    tensors = whole(stopped, first)
-    if tensors[0]:
-        load_tensors(resumed, *tensors)
-    if is_sharded(recipe, ranks):
-        ranks.broadcast(model_tensors(resumed).values())
-        ranks.broadcast(resumed.optimizer.tensors().values())
-    second = choose_strategy(recipe, resumed, ranks, CPU)
-    resumed.progress = stopped.progress
-    after = run(resumed, STEPS, second)
-    alone = replace(recipe, parallel=None) if is_sharded(recipe, ranks) else recipe
-    state = fresh(recipe, corpus.vocab_size)
-    copies = choose_strategy(alone, state, ranks, CPU)
-    one = next(islice(train_stages(state, alone, data, val, 1, copies), 1, None))
-    shares = [
-        data.batch(one.plan, rank, ranks.world_size).tokens.tolist()
-        for rank in range(ranks.world_size)
-    ]
-    return {
-        "rows": rows,
-        "resumed": [*before, *after],
-        "digest": digest(whole(undisturbed, devices)),
-        "resumed_digest": digest(whole(resumed, second)),
-        "batch": [row for share in shares for row in share],
-    }
+    for name, overrides in CASES.items():
+        train_case(name, "train.micro_batch_tokens=64", *overrides)
+        if name != "muon":
+            train_case(f"{name} in lanes", *overrides, "parallel.lanes=4")
+    for name, overrides in SHARDED.items():
+        for strategy in ("replicate", "shard"):
+            section = f"parallel.strategy={strategy}"
+            train_case(f"{name}, {strategy}", *overrides, section)
+    for name, overrides in BESIDE.items():
+        found[f"{name}, beside"] = sums_beside(tiny_recipe(*SIZE, *overrides), ranks)
+    return found
 
 
 BACKWARD_GRAPHS: list[None] = []
@@ -246,23 +175,17 @@ def counted(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call
 
         return run
 
-    return aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=backward)(
-        graph, inputs
-    )
+    compiler = aot_autograd(fw_compiler=lambda graph, _: graph.forward, bw_compiler=backward)
+    return compiler(graph, inputs)
 
 
-def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
-    """Losses and digests of a few steps with sums after and beside the backward pass, in buckets of which the model
-    fills several, and the most of them that were sent before the pass had ended."""
-    corpus = prepare(recipe.data)
-    data = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
-    val = Windows(corpus.valid, recipe.model.seq_len, 0).validation(recipe.eval.windows)
+def sums_beside(recipe: Recipe, ranks: Ranks) -> Found:
+    """Return five steps with sums after and beside the backward pass, in buckets of which the model fills several, and
+    the most of them that were sent before the pass had ended."""
     early: list[int] = []
-    begin, send, finish = (
-        OverlappedAllReduce.begin,
-        OverlappedAllReduce._send,
-        OverlappedAllReduce.finish,
-    )
+    begin = OverlappedAllReduce.begin
+    send = OverlappedAllReduce._send
+    finish = OverlappedAllReduce.finish
     sent_at: list[int] = []
     BACKWARD_GRAPHS.clear()
 
@@ -280,7 +203,7 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
         early.append(sum(at < last or not last for at in sent_at))
         finish(self)
 
-    found: dict[str, object] = {}
+    found: Found = {}
     with (
         mock.patch.object(ranks_module, "BUCKET", 4000),
         mock.patch.multiple(OverlappedAllReduce, begin=beginning, _send=sending, finish=finishing),
@@ -292,16 +215,85 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> dict[str, object]:
     ):
         for name, kinds in (("after", frozenset[str]()), ("beside", frozenset({"cpu"}))):
             with mock.patch.object(replicated, "OVERLAPPING", kinds):
-                state = fresh(recipe, corpus.vocab_size)
-                devices = choose_strategy(recipe, state, ranks, CPU)
-                records = [
-                    record
-                    for record in train_stages(state, recipe, data, val, 5, devices)
-                    if record.result is not None
-                ]
-            losses = [float(record.result.scalars["loss"]) for record in records]
-            found[name] = [losses, digest((model_tensors(state), state.optimizer.tensors()))]
+                found[name] = trained(recipe, ranks, 5)
     return {**found, "early": max(early, default=0)}
+
+
+# --- rings -----------------------------------------------------------------------------------------------------------
+
+MUON = METHODS["muon"]
+LENGTHS = ["seq_len_warmup={start = 8, steps = 6, multiple = 1}"]
+REPLAY = ["ouroboros.variant=replay"]
+MEAN = ["ouroboros.embedding_gradient=mean"]
+BY_MODULE = ["ouroboros.clip=module"]
+RINGS: dict[int, dict[str, list[str]]] = {  # by K
+    2: {"stash": [], "replay": REPLAY},
+    3: {
+        "stash": ["ouroboros.warmup_steps=2"],
+        "stash, mean, muon, by module": [*MEAN, *MUON, *BY_MODULE, "ouroboros.warmup_steps=2"],
+        "replay": REPLAY,
+        "replay, mean, muon": [*REPLAY, *MEAN, *MUON],
+        "stash, lengths": LENGTHS,
+        "replay, lengths": [*REPLAY, *LENGTHS, "ouroboros.warmup_steps=1"],
+    },
+    4: {
+        "stash": [],
+        "stash, mean": [*MEAN, "ouroboros.split=[0, 1, 1, 2]"],
+        "stash, muon": [*MUON, *BY_MODULE],
+        "replay": [*REPLAY, "ouroboros.warmup_steps=3"],
+        "replay, muon": [*REPLAY, *MUON],
+    },
+}
+
+
+def rings(ranks: Ranks) -> Found:
+    found: Found = {}
+    size = [*FOUR_BLOCKS, "train.tokens=768", "checkpoint.every=1000", "eval.internals=3"]
+    for modules, cases in RINGS.items():
+        if ranks.world_size % (modules - 1):
+            continue
+        count = ranks.world_size // (modules - 1)
+        for name, overrides in cases.items():
+            if count > 1 and name not in ("stash", "replay"):
+                continue
+            recipe = load_recipe("small", [*size, f"ouroboros.modules={modules}", *overrides])
+            case = f"K = {modules}, {count} x, {name}"
+            found[case] = {"ring": trained(recipe, ranks, steps=12, stop=6)}
+            if ranks.rank == 0:
+                found[case]["one"] = trained(recipe, ALONE, steps=12, stop=6)
+    return found
+
+
+# --- every value of [model] and [optim] ------------------------------------------------------------------------------
+
+
+def every_value(ranks: Ranks) -> Found:
+    """Return the losses of three steps: alone, as copies and as shards."""
+
+    def losses(overrides: list[str], ranks: Ranks) -> list[float]:
+        rows = trained(load_recipe("small", overrides), ranks, steps=3)["rows"]
+        return [row["loss"] for row in rows]
+
+    found: Found = {}
+    for value in OF_TRAINING:
+        overrides = overrides_of(value)
+        found[value] = {"alone": losses(overrides, ALONE)}
+        for strategy in ("replicate", "shard"):
+            try:
+                found[value][strategy] = losses(
+                    [*overrides, f"parallel.strategy={strategy}"], ranks
+                )
+            except RecipeError:
+                found[value][strategy] = "refused"
+    return found
+
+
+def main(law: str, out: str) -> None:
+    torch.set_num_threads(1)
+    with joined() as ranks:
+        found = {"ranks": copies_and_shards, "rings": rings, "every_value": every_value}[law](ranks)
+        if ranks.rank == 0:
+            Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

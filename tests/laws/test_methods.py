@@ -1,4 +1,4 @@
-"""Every method trains every kind of model, and every step of it resumes exactly."""
+"""Every method, on every kind of model: it resumes exactly, and neither neutral settings nor observers move a bit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import pytest
 
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_config
+from tests.fake_runs import without_times
 from tests.resume_law import (
     assert_resumes_exactly_at_every_step,
     assert_tokens_are_those_of_the_data,
+    run,
 )
-from tests.tiny import METHODS, VOCAB_SIZE, fresh, tiny_recipe
+from tests.tiny import METHODS, VOCAB_SIZE, assert_equal, fresh, tensors_of, tiny_recipe
 
 LLAMA = [
     "model={arch = 'llama', n_layer = 3, n_head = 4, n_kv_head = 2, n_embd = 32, seq_len = 16}",
@@ -61,3 +63,131 @@ def test_each_method_trains_and_resumes(base, method):
     model = fresh(recipe).model
     assert (model.lm_head is None) == recipe.model.tied
     assert model.parameter_count == parameter_count(model_config(recipe, VOCAB_SIZE))
+
+
+LONGER = ["model.n_layer=4", "train.batch_size=4"]  # ten steps
+GROWING = [
+    *LONGER,
+    "stages=[{model = {n_layer = 2, n_head = 1, n_embd = 8}, switch = {rule = 'steps', value = 3}}, "
+    "{operators = ['depth'], switch = {rule = 'steps', value = 6}, rewarmup_steps = 2}, "
+    "{operators = ['width'], rewarmup_steps = 2}]",
+]
+QUEUED = [*LONGER, "seq_len_warmup={start = 8, steps = 6, multiple = 1}"]
+ADAPTING = (
+    "simigrad={target = 0.4, min_batch_size = 4, max_batch_size = 20, interval = 2, window = 2}"
+)
+VARIANTS = {
+    "reshaped lengths": [*LONGER, "seq_len_warmup={start = 8, steps = 6, mode = 'reshape'}"],
+    "constant tokens": [*LONGER, "seq_len_warmup={start = 8, steps = 5, batch = 'tokens'}"],
+    "two stages of length": [
+        *LONGER,
+        "seq_len_warmup={pacing = 'discrete', lengths = [8, 16], until = [5]}",
+    ],
+    "simigrad, interval": ["train.tokens=1792", ADAPTING],
+    "simigrad, reference": [
+        "train.tokens=1792",
+        "train.micro_batch_tokens=16",
+        ADAPTING,
+        "simigrad.mode=reference",
+    ],
+    "simigrad, dropping": [*METHODS["simigrad"], *METHODS["layer dropping"]],
+    "stash, cosines": [*LONGER, "ouroboros={modules = 3, cosine_every = 2}"],
+    "replay, mean, cosines": [
+        *LONGER,
+        "ouroboros={modules = 3, variant = 'replay', cosine_every = 3, warmup_steps = 2}",
+        "ouroboros.embedding_gradient=mean",
+    ],
+    "replay, module": [*LONGER, "ouroboros={modules = 6, variant = 'replay', clip = 'module'}"],
+    "two modules": [*LONGER, "ouroboros={modules = 2, clip = 'module'}"],
+    "stash, lengths": [*QUEUED, "ouroboros.modules=3"],
+    "replay, lengths": [*QUEUED, "ouroboros={modules = 3, variant = 'replay'}"],
+    "lion": ["optim.name=lion"],
+    "lion, lanes": ["optim.name=lion", *METHODS["lanes"]],
+    "lion, ouroboros": ["optim.name=lion", *METHODS["ouroboros"]],
+    "std, affine": ["standardization_loss={weight = 0.3, affine = true}"],
+    "std, token": [
+        "standardization_loss={weight = 0.3, moments = 'token', sites = 'ln_input'}",
+        "standardization_loss={affine = true, skip_first_position = true}",
+    ],
+    "std, linear": ["standardization_loss={weight = 0.3, moments = 'token', sites = 'all_linear'}"],
+    "internals": [*LONGER, "eval.internals=3"],
+    "internals, ouroboros": [*LONGER, *METHODS["ouroboros"], "eval.internals=3"],
+    "growth": [*GROWING, "staged_growth.moments=ema"],
+    "growth, paper": [*GROWING, "staged_growth.moments=paper"],
+    "growth, reset": [*GROWING, "staged_growth.moments=reset"],
+    "growth, slope": [
+        *GROWING,
+        "stages=[{model = {n_layer = 2}, switch = {rule = 'slope', value = -1e-9, window = 3, times = 2, latest = 384}}, "
+        "{operators = ['depth']}]",
+        "eval.every=1",
+    ],
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_variant_of_a_method_resumes(variant):
+    rows = assert_resumes_exactly_at_every_step(tiny_recipe(*VARIANTS[variant]))
+    assert all(math.isfinite(row["loss"]) for row in rows[1:])
+
+
+NEUTRAL = {
+    "full length": ["seq_len_warmup={start = 16, steps = 5}"],
+    "one step of length": ["seq_len_warmup={start = 8, steps = 1}"],
+    "one step of tokens": ["seq_len_warmup={start = 8, steps = 1, batch = 'tokens'}"],
+    "one length": ["seq_len_warmup={pacing = 'discrete', lengths = [16]}"],
+    "full batch": ["batch_size_warmup={start = 8, increment = 1, sequences = 10}"],
+    "theta 1": ["progressive_layer_drop={theta = 1.0, steps = 10}"],
+    "theta 1, code": ["progressive_layer_drop={theta = 1.0, steps = 10, keep = 'code'}"],
+    "wide sums": ["chunked_accumulation={fidelity = 'intra_fp32', head = false}"],
+    "weight 0": ["standardization_loss.weight=0"],
+    "one module": ["ouroboros.modules=1"],
+    "stash, no delay": ["ouroboros={modules = 3, warmup_steps = 5}"],
+    "replay, no delay": ["ouroboros={modules = 3, variant = 'replay', warmup_steps = 5}"],
+}
+DELAYED = {
+    "stash": METHODS["ouroboros"],
+    "replay": METHODS["replay"],
+    "narrow": [
+        *METHODS["ouroboros"],
+        "chunked_accumulation.operands=fp8_e5m2",
+        "chunked_accumulation.forward={bits = 9, exponent_bits = 3}",
+    ],
+}
+
+
+def assert_trains_alike(plain: list[str], more: list[str]) -> list[dict]:
+    """Check that weights, moments and all columns are the same, bit for bit, with more overrides; return the rows."""
+    rows = []
+    states = []
+    for overrides in (plain, [*plain, *more]):
+        recipe = tiny_recipe(*overrides)
+        states.append(fresh(recipe))
+        rows.append(run(states[-1], recipe))
+    assert_equal(tensors_of(states[0]), tensors_of(states[1]))
+    for want, have in zip(*rows, strict=True):
+        assert without_times(want).items() <= without_times(have).items()
+    return rows[1]
+
+
+@pytest.mark.parametrize("neutral", NEUTRAL)
+def test_a_neutral_setting_moves_no_bit(neutral):
+    assert_trains_alike([], NEUTRAL[neutral])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("observer", ["eval.internals=2", "eval.positions=true"])
+def test_an_observer_moves_no_bit(observer, method):
+    assert_trains_alike(METHODS[method], [observer])
+
+
+@pytest.mark.parametrize("method", DELAYED)
+def test_measuring_cosines_moves_no_bit(method):
+    rows = assert_trains_alike(DELAYED[method], ["ouroboros.cosine_every=1"])
+    assert rows[-1]["ouroboros_cosine_1"] is not None
+    assert method != "narrow" or rows[-1]["chunked_saturated_forward"] > 0
+
+
+@pytest.mark.parametrize("method", [*METHODS, *(name for name in VARIANTS if "std" in name)])
+def test_recomputed_activations_move_no_bit(method):
+    stored = [*(METHODS | VARIANTS)[method], "train.activation_checkpointing=false"]
+    assert_trains_alike(stored, METHODS["recompute"])

@@ -12,20 +12,18 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
-from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import standardization_loss
-from efftrain_cli.plan.plan import model_config, plan_step
+from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.recipe.sections import Optim
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.gradient import build_forward_backward, build_objective
 from efftrain_cli.training.trainer import evaluate
-from tests.fake_runs import without_times
 from tests.methods.standardized import BARE, BATCH, CPU, LENGTH, SITES, batch, with_loss
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run
-from tests.tiny import assert_equal, changed, fresh, tensors_of
+from tests.resume_law import RandomTokens, run
+from tests.tiny import changed, fresh, tensors_of
 
 X = torch.tensor([[1, 2, -1], [3, 0, -1.5], [-1, 1, 0.5], [1, -1, 2]], dtype=torch.float64)
 
@@ -225,30 +223,13 @@ def test_gradient_and_columns_are_means_over_micro_batches():
     )
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"sites": "ln_input", "affine": True}, {"sites": "all_linear", "moments": "token"}],
-    ids=str,
-)
-def test_under_activation_checkpointing_it_counts_once(settings):
-    recipe = with_loss(**settings)
-    stored = step_of(recipe, build_model(recipe, 64, CPU))
-    recomputing = changed(recipe, "train.activation_checkpointing=true")
-    recomputed = step_of(recomputing, build_model(recipe, 64, CPU))
-    for have, want in zip(recomputed, stored, strict=True):
-        assert_equal(have, want)
-
-
 def rows_of(recipe: Recipe) -> tuple[list[dict], dict[str, Tensor]]:
     state = fresh(recipe)
     return run(state, recipe), tensors_of(state)
 
 
-def test_weight_0_is_the_model_without_it_bit_for_bit_and_measures():
-    (bare, want), (measured, have) = rows_of(BARE), rows_of(with_loss(weight=0))
-    assert_equal(have, want)
-    for a, b in zip(bare, measured, strict=True):
-        assert without_times(a).items() <= without_times(b).items()
+def test_weight_0_measures_it():
+    measured, _ = rows_of(with_loss(weight=0))
     assert all(row["standardization_loss"] > 0 for row in measured[1:])  # type: ignore[operator]
 
 
@@ -274,22 +255,6 @@ def test_sites_are_rows_where_a_step_is_evaluated_and_evaluation_has_nothing_of_
     assert torch.equal(
         evaluate(state.model, windows, 99, "fp32"), evaluate(plain, windows, 99, "fp32")
     )
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"affine": True},
-        {"moments": "token", "sites": "ln_input", "affine": True, "skip_first_position": True},
-    ],
-    ids=str,
-)
-def test_stopping_and_continuing_moves_no_bit(settings):
-    recipe = with_loss(**settings)
-    rows = assert_resumes_exactly_at_every_step(recipe)
-    assert all(math.isfinite(row["standardization_loss"]) for row in rows[1:])
-    model = fresh(recipe).model
-    assert model.parameter_count == parameter_count(model_config(recipe, 64))
 
 
 def test_with_layer_dropping_a_site_is_the_mean_over_where_its_block_ran():

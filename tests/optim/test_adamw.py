@@ -57,22 +57,6 @@ def test_steps_are_those_of_pytorch():
     assert len(state) == 3 * len(KINDS)
 
 
-def test_found_inf_leaves_everything_as_it_is():
-    model, gradients = model_and_gradients()
-    optimizer = made(model)
-    for gradient, found_inf in (
-        (gradients[0], torch.zeros(())),
-        ([g * float("nan") for g in gradients[1]], torch.ones(())),
-    ):
-        before = [tensor.clone() for tensor in (*model.parameters(), *optimizer.tensors().values())]
-        for p, value in zip(model.parameters(), gradient, strict=True):
-            p.grad = value
-        optimizer.step(1e-2, found_inf)
-        after = [*model.parameters(), *optimizer.tensors().values()]
-        same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
-        assert all(same) if found_inf else not any(same)
-
-
 def test_measures_are_of_every_second_moment():
     model, gradients = model_and_gradients()
     optimizer = made(model)

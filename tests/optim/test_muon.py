@@ -9,8 +9,6 @@ import torch
 
 from efftrain_cli.methods.growth_operators import grow
 from efftrain_cli.methods.staged_growth import Operator, StagedGrowth
-from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.plan.preview import summarize_plan
@@ -20,7 +18,7 @@ from efftrain_cli.training.stages import growth_state, load_grown
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import update
 from tests.resume_law import RandomTokens, run
-from tests.tiny import assert_equal, changed, fresh, tensors_of, tiny_recipe
+from tests.tiny import changed, fresh, tiny_recipe
 
 CPU = torch.device("cpu")
 SETTINGS = [
@@ -102,25 +100,6 @@ def test_every_parameter_has_one_kind_of_state():
         }
     assert names == expected
     assert state.optimizer.columns() == {}
-
-
-@pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_step_that_is_not_finite_changes_nothing_now_or_later(name):
-    recipe = RECIPE if name == "muon" else ADAMW
-    state = trained(recipe, 3)
-    assert isinstance(state.optimizer, Muon if name == "muon" else AdamW)
-    before = tensors_of(state)
-    for gradient in (float("nan"), 1.0):  # the second is finite, but comes after
-        for p in state.model.parameters():
-            p.grad = torch.full_like(p, gradient)
-        update(state, 1e-2, 1.0, torch.zeros(()))
-    assert state.nonfinite == 1
-    assert_equal(tensors_of(state), before)
-    state.nonfinite = torch.zeros(())
-    for p in state.model.parameters():
-        p.grad = torch.ones_like(p)
-    update(state, 1e-2, 1.0, torch.zeros(()))
-    assert not any(torch.equal(tensor, before[name]) for name, tensor in tensors_of(state).items())
 
 
 def test_rows_and_plan_count_the_newton_schulz_iterations():

@@ -16,38 +16,20 @@ from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.training import trainer
 from efftrain_cli.training.compiling import compiled_graphs, micro_batch_shapes
-from efftrain_cli.training.stages import GrowthRecord, train_stages
-from efftrain_cli.training.trainer import Stopwatch, read_records
+from efftrain_cli.training.stages import train_stages
+from efftrain_cli.training.trainer import StepRecord, Stopwatch, read_records
 from tests.tiny import changed, fresh
 
 TINY = [
-    "model.n_layer=2",
-    "model.n_head=2",
-    "model.n_embd=32",
-    "model.seq_len=32",
+    "model={n_layer = 2, n_head = 2, n_embd = 32, seq_len = 32}",
     "data.tokenizer=bpe:300",
-    "train.dtype=fp32",
+    "train={dtype = 'fp32', batch_size = 4, micro_batch_tokens = 64, tokens = 1024}",
+    "eval.every=1000",
+    "optim.warmup_steps=2",
 ]
-BASELINE = load_recipe(
-    "small",
-    [
-        *TINY,
-        "train.batch_size=4",
-        "train.micro_batch_tokens=64",
-        "train.tokens=1024",
-        "eval.every=1000",
-        "eval.internals=3",
-        "optim.warmup_steps=2",
-    ],
-)
-GROWING = load_recipe(
-    "small-staged-depth",
-    [
-        "model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:300", "train.dtype=fp32",
-        "train.batch_size=4", "train.micro_batch_tokens=64", "train.tokens=1024", "eval.every=1000", "optim.warmup_steps=2",
-        'stages=[{model={n_layer=1}, switch={rule="tokens", value=512}}, {operators=["depth"]}]',
-    ],
-)  # fmt: skip
+BASELINE = load_recipe("small", [*TINY, "eval.internals=3"])
+STAGES = "stages=[{model={n_layer=1}, switch={rule='tokens', value=512}}, {operators=['depth']}]"
+GROWING = load_recipe("small-staged-depth", [*TINY, STAGES])
 LLAMA = changed(
     BASELINE,
     "model.norm=rmsnorm",
@@ -97,9 +79,11 @@ def rows_of(recipe: Recipe, folder: Path, compiled: bool) -> list[dict[str, obje
     windows = random_windows(recipe, 300, folder)
     state = fresh(recipe, 300)
     records = train_stages(state, recipe, windows, windows.validation(2))
-    return [
-        read_records(state, recipe, [r])[0] for r in records if not isinstance(r, GrowthRecord)
-    ][1:]
+    rows = []
+    for record in records:
+        if isinstance(record, StepRecord):
+            rows += read_records(state, recipe, [record])
+    return rows[1:]
 
 
 @pytest.mark.slow

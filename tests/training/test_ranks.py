@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.linear import SaturationStats
+from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
 from efftrain_cli.plan.preview import summarize_plan
@@ -39,9 +42,12 @@ from efftrain_cli.training.launch import (
 )
 from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks, _hung
+from efftrain_cli.training.sharded import Sharded
 from efftrain_cli.training.strategy import check_ranks
+from efftrain_cli.training.trainer import loss_by_position
 from efftrain_cli.training.worker import fix_sums
-from tests.tiny import changed, tiny_recipe
+from tests.resume_law import RandomTokens
+from tests.tiny import CPU, changed, fresh, tiny_recipe
 
 RECIPE = tiny_recipe("model.n_layer=1", "train.tokens=10_000", "train.micro_batch_tokens=64")
 SLURM = (
@@ -245,6 +251,59 @@ def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(monkey
         max(10, value) for value in range(3 + SaturationStats.LARGEST, 13 + SaturationStats.LARGEST)
     ]
     assert found.tolist() == expected
+
+
+class TwoAlike(Ranks):
+    """Rank 0 of two that have the same numbers; an agreement waits for the other one."""
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor], group: object = None) -> None:
+        for tensor in tensors:
+            tensor *= 2
+
+    def all_reduce_max(self, tensor: torch.Tensor, patient: bool = False) -> None:
+        time.sleep(0.05)
+
+
+def test_time_for_other_ranks_is_counted_once():
+    ranks = TwoAlike(world_size=2)
+    Devices(ranks).sync_stop_flag(1)
+    with ranks.timing_sum(CPU):
+        time.sleep(0.02)
+    stats = ranks.pop_comm_stats()
+    assert stats is not None
+    assert 0.05 <= stats.wait_seconds < 5 and 0.02 <= stats.comm_seconds() < 5
+    later = ranks.pop_comm_stats()
+    assert later is not None and later.wait_seconds == 0.0 and later.comm_seconds() is None
+
+
+def test_ranks_share_the_windows_of_losses_by_position():
+    """Four windows, all alike: each of two ranks computes two."""
+    state = fresh(RECIPE)
+    windows = RandomTokens(16).validation(1).repeat(4, 1)
+    alone = loss_by_position(state.model, windows, 16, "fp32")
+    shared = loss_by_position(state.model, windows, 16, "fp32", TwoAlike(world_size=2))
+    assert list(alone) == [f"val_loss_from_{start}" for start in (0, 1, 2, 4, 8)]
+    for name, loss in alone.items():
+        assert float(shared[name]) == pytest.approx(float(loss), rel=1e-6)
+
+
+def test_optimizer_columns_of_shards_are_sums_and_maxima():
+    """Rank 0 has second moments of 2 and 3; rank 1 has 4 in all, at most 7."""
+
+    def all_reduce(tensors: Sequence[torch.Tensor]) -> None:
+        tensors[0] += 4
+
+    def all_reduce_max(tensor: torch.Tensor) -> None:
+        tensor.clamp_(min=7)
+
+    columns = {"adam_sqrt_v_l1": torch.tensor(5.0), "adam_sqrt_v_max": torch.tensor(3.0)}
+    optimizer = SimpleNamespace(columns=lambda: columns, columns_by_max=AdamW.columns_by_max)
+    shards = SimpleNamespace(
+        ranks=SimpleNamespace(all_reduce=all_reduce, all_reduce_max=all_reduce_max)
+    )
+    found = Sharded.optimizer_columns(shards, SimpleNamespace(optimizer=optimizer))  # type: ignore[arg-type]
+    assert found == {"adam_sqrt_v_l1": 9.0, "adam_sqrt_v_max": 7.0}
+    assert columns == {"adam_sqrt_v_l1": 5.0, "adam_sqrt_v_max": 3.0}, "the optimizer's own stay"
 
 
 def test_the_cause_of_an_end_is_never_a_process_that_the_launcher_killed(monkeypatch):

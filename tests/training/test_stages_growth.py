@@ -24,19 +24,13 @@ from efftrain_cli.training.stages import (
     GrowthRecord,
     describe_stages,
     growth_message,
-    set_stage,
     train_stages,
 )
 from efftrain_cli.training.state import (
     TrainState,
-    load_tensors,
-    progress_from_json,
-    progress_to_json,
-    read_checkpoint,
-    write_checkpoint,
 )
 from efftrain_cli.training.trainer import evaluate, read_records
-from tests.tiny import assert_equal, changed, fresh, tensors_of, windows_of
+from tests.tiny import changed, fresh, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -131,52 +125,6 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows):
         assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=0.02)
         moved = abs(growth.val_loss_after - growth.val_loss_before)
         assert ("warning" in growth_message(growth)) == (moved > 1e-3)
-
-
-@pytest.mark.parametrize("moments", ["ema", "paper", "reset"])
-def test_resuming_at_every_step_moves_no_bit(windows, tmp_path, moments):
-    """Before, at and after each growth: a checkpoint of every step is trained on to the same final bits."""
-    recipe = changed(RECIPE, f"staged_growth.moments={moments}")
-    whole = fresh(recipe, VOCAB)
-    rows = []
-    for record in train_stages(whole, recipe, windows, windows.validation(recipe.eval.windows)):
-        if not isinstance(record, GrowthRecord):
-            rows += read_records(whole, recipe, [record])
-            write_checkpoint(tmp_path / f"step-{record.progress.step:08d}", whole, "")
-    for step in range(24) if moments == "ema" else (7, 8, 9, 16, 17):
-        second = fresh(recipe, VOCAB)
-        progress, model, optimizer, _ = read_checkpoint(tmp_path / f"step-{step:08d}")
-        assert progress.stage == (step > 8) + (step > 16)
-        set_stage(second, recipe, progress.stage)
-        load_tensors(second, model, optimizer)
-        second.progress = progress
-        later, _ = run(second, windows, recipe)
-        have = [(row["loss"], row["lr"]) for row in later if row["step"] > step]
-        assert have == [(row["loss"], row["lr"]) for row in rows[step + 1 :]]
-        assert_equal(tensors_of(second), tensors_of(whole), step)
-        assert numbers_of(second) == numbers_of(whole)
-
-
-def test_a_slope_switch_resumes_with_its_curve(windows):
-    """The switch decides from evaluations: those before a stop must count after it."""
-    stages = (
-        Stage(
-            model=RECIPE.stages[0].model,
-            switch=Switch(rule="slope", value=-1e-9, window=5, times=2, latest=16 * 4 * 20),
-        ),
-        Stage(operators=("depth", "width"), rewarmup_steps=2),
-    )
-    recipe = replace(RECIPE, stages=stages, eval=Eval(every=1, windows=2))
-    whole = fresh(recipe, VOCAB)
-    rows, growths = run(whole, windows, recipe)
-    part = fresh(recipe, VOCAB)
-    run(part, windows, recipe, until=7)
-    assert part.progress.stage == 0 and len(part.progress.stage_curve) == 4
-    part.progress = progress_from_json(progress_to_json(part.progress))
-    later, _ = run(part, windows, recipe)
-    assert [row["stage"] for row in rows[8:]] == [row["stage"] for row in later]
-    assert [row["loss"] for row in rows[8:]] == [row["loss"] for row in later]
-    assert len(growths) == 1
 
 
 def test_the_small_models_dynamics_continue_in_the_wide_one(windows):

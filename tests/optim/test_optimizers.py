@@ -1,0 +1,33 @@
+"""What every optimizer promises."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from efftrain_cli.training.build import OPTIMIZER_CLASSES
+from efftrain_cli.training.trainer import update
+from tests.resume_law import run
+from tests.tiny import METHODS, fresh, tensors_of, tiny_recipe
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZER_CLASSES)
+@pytest.mark.parametrize(
+    "gradient, nonfinite, moves",
+    [(math.nan, 0.0, False), (math.inf, 0.0, False), (1.0, 1.0, False), (1.0, 0.0, True)],
+    ids=["nan", "inf", "after one that was not finite", "finite"],
+)
+def test_a_step_that_is_not_finite_changes_nothing(optimizer, gradient, nonfinite, moves):
+    recipe = tiny_recipe(*METHODS.get(optimizer, [f"optim.name={optimizer}"]))
+    state = fresh(recipe)
+    run(state, recipe, until=2)
+    before = tensors_of(state)
+    state.nonfinite = torch.tensor(nonfinite)
+    for parameter in state.model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    update(state, lr=1e-2, grad_clip=1.0, loss=torch.zeros(()))
+    assert state.nonfinite == (not moves)
+    for name, tensor in tensors_of(state).items():
+        assert torch.equal(tensor, before[name]) != moves, name
