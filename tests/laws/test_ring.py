@@ -56,7 +56,11 @@ def test_rings_share_a_batch(found, rings, name):
         if rings == 3:  # they cut a step into other micro-batches, of which the last is another
             assert ("entropy" not in want) or have.pop("entropy") > 3 < want.pop("entropy")
             assert have.pop("accumulation_steps") != want.pop("accumulation_steps")
-        assert have == pytest.approx(want, rel=2e-4)
+        for name, value in want.items():
+            if value is None:
+                assert have[name] is None, name
+            else:
+                assert have[name] == pytest.approx(value, rel=2e-4), name
 
 
 def test_a_ring_that_was_killed_goes_on_from_its_checkpoint_as_one_device_would(tmp_path):
