@@ -222,12 +222,8 @@ class Ranks:
         """
         if len(members[0]) == 1:
             return None
-        own_group = None
         with self.peer_errors():
-            for ranks in members:
-                group = dist.new_group(list(ranks))
-                if self.rank in ranks:
-                    own_group = group
+            own_group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in members])
         return own_group
 
     def isend(self, tensor: Tensor, to: int) -> Callable[[], None]:
