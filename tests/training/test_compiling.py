@@ -28,7 +28,6 @@ from efftrain_cli.training.compiling import (
     compiled_graphs,
     compiler_errors,
     compiles,
-    compiles_blocks,
     full_micro_batch,
     middle_micro_batch,
 )
@@ -71,11 +70,6 @@ def graphs_of(recipe: Recipe, shapes: list[tuple[int, int]]) -> int:
                 loss, eager(tokens, targets, None, None)["ce"], rtol=1e-5, atol=0
             )
     return compiled_graphs() - before
-
-
-@pytest.mark.slow
-def test_fixed_shapes_need_one_graph():
-    assert graphs_of(RECIPE, [(2, FULL)] * 3) == 1
 
 
 def test_the_micro_batch_of_a_full_step():
@@ -305,34 +299,6 @@ def test_warmup_over_128_lengths_needs_two_graphs_at_most():
     assert GRAPH_LIMIT >= 2
 
 
-def parts_match_eager(
-    recipe: Recipe, shapes: list[tuple[int, int]], patterns: list[list[bool]], backend: str
-) -> int:
-    """Graphs that blocks and head compile for these shapes, each with every pattern of blocks; losses and gradients are
-    checked against eager code."""
-    torch._dynamo.reset()
-    model = build_model(recipe, 60, CPU)
-    scales = torch.linspace(1, 2, recipe.model.n_layer)
-    parts = compile_parts(recipe, model, backend=backend)
-    before = compiled_graphs()
-    for shape in shapes:
-        tokens = torch.randint(60, shape, generator=torch.Generator().manual_seed(shape[1]))
-        for gates in patterns:
-            x = model.run_blocks(model.embed(tokens), gates, scales, run_block=parts.block)
-            loss = parts.head_loss_sum(x, tokens)
-            loss.backward()
-            got = [p.grad for p in model.parameters()]
-            model.zero_grad()
-            want = model.loss_sum(tokens, tokens, gates, scales)
-            want.backward()
-            torch.testing.assert_close(loss, want, rtol=1e-5, atol=0)
-            torch.testing.assert_close(
-                got, [p.grad for p in model.parameters()], rtol=1e-4, atol=1e-4
-            )
-            model.zero_grad()
-    return compiled_graphs() - before
-
-
 DROPPING = changed(
     RECIPE,
     "model.n_layer=4",
@@ -340,18 +306,6 @@ DROPPING = changed(
     "progressive_layer_drop={theta = 0.5, steps = 10}",
     "train.micro_batch_tokens=32",
 )
-
-
-@pytest.mark.slow
-def test_all_blocks_share_a_graph_for_the_full_shape_and_one_for_every_other():
-    assert compiles_blocks(DROPPING, 4) and not compiles_blocks(RECIPE, 4)
-    patterns = [[bool(pattern >> i & 1) for i in range(4)] for pattern in range(1, 16)]
-    # A head and a block; a block whose input needs no gradient would be one more, and the embedding's always does.
-    assert parts_match_eager(DROPPING, [(2, 16)], patterns, "aot_eager") == 2
-    assert (
-        parts_match_eager(DROPPING, [(2, 16), (2, 12), (3, 9), (4, 14)], patterns[:4], "aot_eager")
-        == 4
-    )
 
 
 @pytest.mark.slow
