@@ -394,10 +394,15 @@ class DelayedGradients(Devices):
             if int(name.split(".")[2]) < oldest:
                 del after[name]
 
-        gradients = self._join(due)
+        mean = self.section.embedding_gradient == "mean"
+        gradients = join_modules(self.modules, due, list(self.parameters), mean)
         nan_or_zero = nan_unless_finite(after, self._in_flight)
         norms, updated, losses, nan_or_zero = self.exchange(gradients, due, losses, nan_or_zero)
-        grad_norm = self._leave(gradients, norms) + nan_or_zero
+        grad_norm, gradients = clip_groups(gradients, norms, self._groups, self._grad_clip)
+        for name, parameter in self.parameters.items():
+            parameter.grad = gradients.get(name)
+
+        grad_norm = grad_norm + nan_or_zero
         is_finite = torch.isfinite(grad_norm) & torch.isfinite(losses["ce"])
         if not is_finite:
             self._stopped = True
@@ -429,7 +434,8 @@ class DelayedGradients(Devices):
         losses: Losses,
         nan_or_zero: Tensor,
     ) -> tuple[Tensors, Collection[int], Losses, Tensor]:
-        """Return what the step needs of all devices: norms by parameter, due modules, losses, and `nan_or_zero`."""
+        """Return what the step needs of all devices: norms by parameter before clipping, due modules, losses, and
+        `nan_or_zero`."""
         return norms_of(gradients), due, losses, nan_or_zero
 
     def columns(self, staleness: Mapping[int, int], cosines: Mapping[int, Tensor]) -> Tensors:
@@ -449,18 +455,6 @@ class DelayedGradients(Devices):
             for module in self.module_numbers[:-1]:
                 columns[f"ouroboros_cosine_{module}"] = cosines.get(module, nan)
         return columns
-
-    def _join(self, due: Due) -> Tensors:
-        """Return the due gradients of a step by parameter."""
-        mean = self.section.embedding_gradient == "mean"
-        return join_modules(self.modules, due, list(self.parameters), mean)
-
-    def _leave(self, gradients: Tensors, norms: Tensors) -> Tensor:
-        """Leave clipped gradients in `.grad`; return their norm before clipping. `norms` as in `clip_groups`."""
-        grad_norm, gradients = clip_groups(gradients, norms, self._groups, self._grad_clip)
-        for name, parameter in self.parameters.items():
-            parameter.grad = gradients.get(name)
-        return grad_norm
 
     def _cosines(self, due: Due, after: Tensors, passes: Passes) -> dict[int, Tensor]:
         """Return the cosines of all modules but the last, as in `columns`, if the step measures them.

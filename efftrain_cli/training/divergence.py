@@ -13,7 +13,7 @@ from efftrain_cli.foundation.errors import (
     EfftrainError,
     UnsoundError,
 )
-from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
+from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
@@ -63,9 +63,12 @@ def raise_diverged(
         saved = f"but could not be saved: {error}"
     loss = math.nan
     norms: dict[str, float] = {}
+    bad: list[str] = []
+    cause = "each device has a part of the model: no layer is named"
     if devices.computes_alone:
         loss, norms = gradient_norms_by_layer(state, session, plan)
-    bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
+        bad = [layer for layer, norm in norms.items() if not math.isfinite(norm)]
+        cause = _describe_cause(loss, bad)
 
     run.event(
         "diverged",
@@ -82,9 +85,6 @@ def raise_diverged(
             "nonfinite_layers": bad,
         },
     )
-    cause = "each device has a part of the model: no layer is named"
-    if devices.computes_alone:
-        cause = _describe_cause(loss, bad)
     raise DivergedError(
         f"step {plan.step}: the loss or a gradient is not finite ({cause}; lr {plan.lr:.3g}, seq_len {plan.seq_len}). "
         f"The update was not applied; the weights are those after step {before.step}, {saved}. events.jsonl has the step's "
@@ -147,22 +147,17 @@ def gradient_norms_by_layer(
 ) -> tuple[float, dict[str, float]]:
     """Return the loss of one planned step, and the l2 norm of the gradient of each block and of each table outside.
 
-    Nothing changes.
+    Delayed gradients of earlier steps are left out. Nothing changes.
     """
+    recipe = replace(session.recipe, ouroboros=None)
+    forward_backward = build_forward_backward(recipe, state.model, session.device)
     state.model.zero_grad(set_to_none=True)
-    result = _step_again(state, session, plan)
+    result = forward_backward(session.train_data.batch(plan).to(session.device), plan)
     parameters = state.model.named_parameters()
     norms = norms_of({name: p.grad for name, p in parameters if p.grad is not None})
     state.model.zero_grad(set_to_none=True)
     layers = {layer: float(norm) for layer, norm in norms_by_layer(norms).items()}
     return float(result.scalars["loss"]), layers
-
-
-def _step_again(state: TrainState, session: Session, plan: StepPlan) -> StepResult:
-    """Leave a planned step's gradient, without delayed ones of earlier steps, in `.grad`."""
-    recipe = replace(session.recipe, ouroboros=None)
-    forward_backward = build_forward_backward(recipe, state.model, session.device)
-    return forward_backward(session.train_data.batch(plan).to(session.device), plan)
 
 
 # --- the way back ----------------------------------------------------------------------------------------------------
