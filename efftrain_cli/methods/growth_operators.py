@@ -34,8 +34,7 @@ from efftrain_cli.methods.staged_growth import (
     Symmetry,
     grown_shape,
 )
-from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
-from efftrain_cli.optim.parameter_groups import GroupScale
+from efftrain_cli.model.parameter_kinds import parameter_kind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,30 +72,6 @@ def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
     if kind.startswith("fused"):
         return tensor.split(config.qkv_rows)
     return (tensor,)
-
-
-def _grown(
-    state: GrowthState,
-    config: GPTConfig,
-    parameters: Tensors,
-    optimizer: Mapping[str, Tensors],
-    moments: Moments,
-) -> GrowthState:
-    """Return the state with these parts, its moments and step counters 0 if `moments` is "reset"."""
-    grown = dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
-    if moments == "reset":
-        return reset_moments(grown)
-    return grown
-
-
-def reset_moments(state: GrowthState) -> GrowthState:
-    """Return the same model with an optimizer that has never stepped: moments and step counters 0."""
-    import torch
-
-    zeros = {}
-    for key, tensors in state.optimizer.items():
-        zeros[key] = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    return dataclasses.replace(state, optimizer=zeros)
 
 
 def _map_moments(
@@ -167,13 +142,6 @@ def _generator(seed: int, name: str) -> object:
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
-def _scaled_output(tied: bool) -> ParameterKind:
-    """Return the kind that width divides by k, so that k times as many channels give the same logits."""
-    if tied:
-        return "last_norm"
-    return "head"
-
-
 def grow_width(
     state: GrowthState,
     factor: int = 2,
@@ -192,7 +160,10 @@ def grow_width(
     """
     import torch
 
-    divided = _scaled_output(state.config.tied)
+    # Divided by k, so that k times as many channels give the same logits.
+    divided = "head"
+    if state.config.tied:
+        divided = "last_norm"
 
     def widen(kind: str, tensor: Tensor, fill: bool) -> Tensor:
         parts = _parts(kind, tensor, state.config)
@@ -226,7 +197,8 @@ def grow_width(
         parameters[name] = new
 
     config = grown_shape(state.config, Operator("width", factor))
-    return _grown(state, config, parameters, _map_moments(state, widen_moment), moments)
+    optimizer = _map_moments(state, widen_moment)
+    return dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
 
 
 RANDOM_IF_NEW = ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_up.weight")
@@ -237,7 +209,6 @@ def grow_size(
     state: GrowthState,
     operator: Operator,
     *,
-    moments: Moments = "ema",
     seed: int = 0,
 ) -> GrowthState:
     """Grow a model to the width of "pad", or the d_ff or n_kv_head, that `operator` sets.
@@ -246,7 +217,7 @@ def grow_size(
     0; those of what is multiplied by c are m / c and v / c^2.
 
     Raises:
-        ValueError: a parameter that is not a GPT's, a size less than before, or pad with layer norms.
+        ValueError: a parameter that is not a GPT's.
     """
     import torch
 
@@ -254,11 +225,6 @@ def grow_size(
 
     old = state.config
     config = grown_shape(old, operator)
-    if operator.kind == "pad" and (old.norm_facts.is_centered or not old.norm_facts.vectors):
-        raise ValueError('pad needs norm = "rmsnorm": zeros beside the channels move a mean')
-    if config.n_embd < old.n_embd or config.ff_size < old.ff_size or config.n_head < old.n_head:
-        raise ValueError(f"{operator.kind}:{operator.factor}: growth makes no model smaller")
-
     ratio = math.sqrt(old.n_embd / config.n_embd)
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in GPT(config).named_parameters()}
@@ -289,7 +255,8 @@ def grow_size(
         return larger
 
     parameters = {name: enlarge(name, tensor, None) for name, tensor in state.parameters.items()}
-    return _grown(state, config, parameters, _map_moments(state, enlarge), moments)
+    optimizer = _map_moments(state, enlarge)
+    return dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
 
 
 def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
@@ -328,35 +295,45 @@ def grow_depth(
     released code put eye matrices into the moments here; we do not.)
 
     Raises:
-        ValueError: a parameter that is not a GPT's, or `identity` with an MLP in which it would never learn.
+        ValueError: a parameter that is not a GPT's.
     """
     import torch
 
-    if mode == "identity" and not state.config.mlp_facts.has_slope_at_zero:
-        raise ValueError(
-            f'identity with mlp = "{state.config.mlp}": new layers would have no gradient'
-        )
+    from efftrain_cli.model.gpt import GPT
+
     layers = state.config.n_layer
     config = grown_shape(state.config, Operator("depth", factor))
-    appends = mode in ("copy_append", "copies", "random")
     starts_at_zero = mode in ("zero_out_proj", "random")
     if mode == "identity":
         starts_at_zero = moments == "paper"
-    drawn = {}
+    device = "meta"
     if mode == "random":
-        drawn = _initial_layers(config, seed)
+        device = "cpu"
+    with torch.device(device):
+        large = GPT(config)
+    if mode == "random":
+        large.init_weights(seed)
+
     parameters: Tensors = {}
     optimizer: dict[str, Tensors] = {key: {} for key in state.optimizer}
+    for new, drawn in large.named_parameters():
+        old = new
+        part = ""
+        inserted = False
+        if new.startswith("h."):
+            _, number, part = new.split(".", 2)
+            source, copy = divmod(int(number), factor)
+            if mode in ("copy_append", "copies", "random"):
+                copy, source = divmod(int(number), layers)
+            old = f"h.{source}.{part}"
+            inserted = copy > 0
 
-    def take(new: str, old: str, inserted: bool) -> None:
-        """Take over the parameter `old` and its moments as `new`, which is a layer's that is `inserted`, or not."""
-        part = new.split(".", 2)[-1]
-        is_projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
         value = state.parameters[old]
+        is_projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
         if inserted and mode == "identity":
             value = _identity_layer(part, value, config)
         elif inserted and mode == "random":
-            value = drawn[new].to(value)
+            value = drawn.detach().to(value)
         elif inserted and mode == "zero_out_proj" and is_projection:
             value = torch.zeros_like(value)
         parameters[new] = value.clone()
@@ -367,46 +344,7 @@ def grow_depth(
             optimizer[key][new] = tensors[old].clone()
             if inserted and starts_at_zero:
                 optimizer[key][new].zero_()
-
-    # In the model's own order: tables, layers, then what follows them.
-    tables = []
-    parts = []
-    after_layers = []
-    for name in state.parameters:
-        kind = parameter_kind(name)  # raises for a parameter that is not a GPT's
-        if name.startswith("h.0."):
-            parts.append(name.removeprefix("h.0."))
-        elif kind.endswith("embedding"):
-            tables.append(name)
-        elif not name.startswith("h."):
-            after_layers.append(name)
-
-    for name in tables:
-        take(name, name, False)
-    for new in range(factor * layers):
-        source = new // factor
-        inserted = new % factor > 0
-        if appends:
-            source = new % layers
-            inserted = new >= layers
-        for part in parts:
-            take(f"h.{new}.{part}", f"h.{source}.{part}", inserted)
-    for name in after_layers:
-        take(name, name, False)
-    return _grown(state, config, parameters, optimizer, moments)
-
-
-def _initial_layers(config: GPTConfig, seed: int) -> Tensors:
-    """Initialize a model of that shape and return its layers' parameters by name."""
-    from efftrain_cli.model.gpt import GPT
-
-    model = GPT(config)
-    model.init_weights(seed)
-    layers = {}
-    for name, parameter in model.named_parameters():
-        if name.startswith("h."):
-            layers[name] = parameter.detach()
-    return layers
+    return dataclasses.replace(state, config=config, parameters=parameters, optimizer=optimizer)
 
 
 def grow(
@@ -417,10 +355,16 @@ def grow(
 ) -> GrowthState:
     """Apply the operators one after the other, in the section's variants.
 
+    With moments = "reset" no state of the optimizer is left: it begins anew.
+
     Raises:
         ValueError: a parameter that is not a GPT's.
     """
+    for name in state.parameters:
+        parameter_kind(name)
     moments = section.moments
+    if moments == "reset":
+        state = dataclasses.replace(state, optimizer={})
     for drawn, operator in enumerate(operators, seed):
         kind, factor = operator
         if kind == "width":
@@ -430,25 +374,5 @@ def grow(
         elif kind == "depth":
             state = grow_depth(state, factor, mode=section.depth, moments=moments, seed=drawn)
         else:
-            state = grow_size(state, operator, moments=moments, seed=drawn)
+            state = grow_size(state, operator, seed=drawn)
     return state
-
-
-# --- training after growth ---
-
-
-def small_model_scales(kind: ParameterKind, width_factor: int, tied: bool = True) -> GroupScale:
-    """Return the scales with which a parameter of a model widened k-fold takes the small model's own steps.
-
-    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its
-    size at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as
-    large where the learning rate is 1/k. With "ema" moments, symmetry "none" and no clipping the widened model then
-    repeats the small model's losses to rounding: the test of the operators, and the 1/width rule of learning rates.
-    """
-    if kind == _scaled_output(tied):
-        return GroupScale(lr=1 / width_factor, weight_decay=width_factor)
-    if kind == "head_norm":
-        return GroupScale()
-    if kind.endswith("matrix"):
-        return GroupScale(lr=1 / width_factor, eps=1 / width_factor, weight_decay=width_factor)
-    return GroupScale(eps=1 / width_factor)

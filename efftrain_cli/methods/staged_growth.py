@@ -266,25 +266,22 @@ class StagedGrowth(Method):
     depth: Depth = "zero_out_proj"
     """What a deeper model's new layers compute: the identity in two ways (the loss stays), a copy of each layer after
     it or of all after all ("copies" too), or random weights (it does not)."""
-    dynamics: Literal["target", "small"] = "target"
-    """Learning rates after growth in width by k: those of the target model, or the small model's own steps ("small":
-    matrices and the last layer norm at lr / k and k times the weight decay, eps / k)."""
+    dynamics: Literal["target"] = "target"
+    """Learning rates after growth in width: those of the target model. Recipes of older versions have this key."""
 
     def problems(self, recipe: Sections) -> Problems:
-        if self.dynamics == "small" and not recipe.optim.facts.supports_small_dynamics:
-            rule = f'must be "target" with optim.name = "{recipe.optim.name}": the small model\'s dynamics are derived for AdamW'
-            yield "staged_growth.dynamics", rule
         if not recipe.stages:
             return
         model = recipe.model
         for rule in stage_problems(model, recipe.stages):
             yield "stages", rule
         kinds = _kinds(recipe.stages)
-        if kinds & {"width", "pad"} and _logits_grow(model):
+        wider = sorted(kinds & {"pad", "width"})
+        if wider and _logits_grow(model):
             key = f'norm = "{model.norm}"'
             if model.norm_facts.vectors:
                 key = f'init = "{model.init}"'
-            rule = f"operator width does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
+            rule = f"operator {wider[0]} does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
         if "depth" in kinds and not model.norm_facts.vectors and self.depth == "identity":
             rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
@@ -400,12 +397,9 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
 
     yield from _shape_problems(stages, shapes)
     if len(stages) > 1:
-        start = sizes_of(shapes[0])
         end = sizes_of(shapes[-1])
         for name, wanted in aims.items():
-            if name in ("n_layer", "n_head", "n_embd") and wanted < start[name]:
-                yield f"stage 0 has {name} = {start[name]}, more than [model]'s {wanted}; growth makes no model smaller"
-            elif not math.isclose(wanted, end[name], rel_tol=1e-6):
+            if not math.isclose(wanted, end[name], rel_tol=1e-6):
                 yield (
                     f"the operators end at {name} = {end[name]}, but [model] has {wanted}: the last stage trains [model]; "
                     "change stage 0's model or the operators"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler
-from efftrain_cli.optim.parameter_groups import GroupScale, decays
+from efftrain_cli.optim.optimizer import ParameterSet, Settings, WithoutCompiler, decays
 
 
 class _FusedAdamW(WithoutCompiler, torch.optim.AdamW):
@@ -37,25 +36,17 @@ class AdamW:
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        groups: dict[tuple[bool, GroupScale], list[nn.Parameter]] = {}
+        groups: dict[float, list[nn.Parameter]] = {}
         for name, parameter in parameters.named.items():
-            scale = parameters.scales.get(name, GroupScale())
-            decayed = decays(parameters.kinds[name])
-            groups.setdefault((decayed, scale), []).append(parameter)
-        options = []
-        for (decayed, scale), members in groups.items():
-            weight_decay = 0.0
-            if decayed:
-                weight_decay = settings.weight_decay * scale.weight_decay
-            options.append(
-                {
-                    "params": members,
-                    "weight_decay": weight_decay,
-                    "eps": settings.eps * scale.eps,
-                    "lr_scale": scale.lr,
-                }
-            )
-        self._adamw = _FusedAdamW(options, lr=0.0, betas=settings.betas, fused=True)
+            weight_decay = settings.weight_decay * decays(parameters.kinds[name])
+            groups.setdefault(weight_decay, []).append(parameter)
+        self._adamw = _FusedAdamW(
+            [{"params": members, "weight_decay": decay} for decay, members in groups.items()],
+            lr=0.0,
+            betas=settings.betas,
+            eps=settings.eps,
+            fused=True,
+        )
 
         named = parameters.named
         sizes = []
@@ -80,7 +71,7 @@ class AdamW:
     def step(self, lr: float, found_inf: Tensor) -> None:
         """See `Optimizer.step`."""
         for group in self._adamw.param_groups:
-            group["lr"] = lr * group["lr_scale"]
+            group["lr"] = lr
         self._adamw.found_inf = found_inf
         with torch.no_grad():
             _torch_step(self._adamw)

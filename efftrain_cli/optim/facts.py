@@ -33,8 +33,6 @@ class OptimizerFacts:
     """Whether the blocks' matrices have the learning rate optim.muon_lr."""
     supports_sharding: bool = True
     """Whether it can update rows of a tensor without the others."""
-    supports_small_dynamics: bool = False
-    """Whether it scales lr, eps and weight decay by parameter, for growth with dynamics = "small"."""
     step_flops: Callable[[Dimensions], float] = _no_flops
     """FLOPs of its matrix products in one step."""
     state_size: Callable[[GPTConfig], int] = _two_moments
@@ -47,7 +45,7 @@ class OptimizerFacts:
 
 
 OPTIMIZERS: dict[str, OptimizerFacts] = {
-    "adamw": OptimizerFacts(supports_small_dynamics=True),
+    "adamw": OptimizerFacts(),
     "muon": OptimizerFacts(
         has_muon_lr=True,
         supports_sharding=False,

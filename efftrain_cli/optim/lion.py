@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.optim.optimizer import ParameterSet, Settings
-from efftrain_cli.optim.parameter_groups import decays
+from efftrain_cli.optim.optimizer import ParameterSet, Settings, decays
 
 
 class Lion:

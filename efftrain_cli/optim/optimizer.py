@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.parameter_kinds import ParameterKind
-from efftrain_cli.optim.parameter_groups import GroupScale
 
 
 class Settings(Protocol):
@@ -39,8 +38,14 @@ class ParameterSet:
     """At least of these parameters; weight decay and Muon go by them."""
     qkv_rows: Sequence[int] = ()
     """Rows of q, k and v in a fused matrix."""
-    scales: Mapping[str, GroupScale] = field(default_factory=dict)
-    """Departures from the recipe's settings; only for an optimizer that supports them."""
+
+
+def decays(kind: ParameterKind) -> bool:
+    """Return whether weight decay acts on a kind: on matrices, except the position embeddings.
+
+    Rows that no short sequence reaches get no gradient, and decay alone would shrink them.
+    """
+    return kind in ("token_embedding", "head", "matrix", "fused_matrix")
 
 
 class Optimizer(Protocol):

@@ -8,13 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from efftrain_cli.methods.growth_operators import small_model_scales
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.optim.lion import Lion
 from efftrain_cli.optim.muon import Muon
 from efftrain_cli.optim.optimizer import Optimizer, ParameterSet, check_cover
-from efftrain_cli.optim.parameter_groups import GroupScale
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.state import TrainState
@@ -81,19 +79,10 @@ def build_optimizer(
     """
     if parameters is None:
         parameters = dict(model.named_parameters())
-    kinds = model.parameter_kinds()
-    scales: dict[str, GroupScale] = {}
-    growth = recipe.staged_growth
-    if recipe.stages and growth is not None and growth.dynamics == "small":
-        factor = model.config.n_embd // recipe.model_at(0).n_embd
-        for name, kind in kinds.items():
-            scales[name] = small_model_scales(kind, factor, model.config.tied)
-
     updated = ParameterSet(
         named=parameters,
-        kinds=kinds,
+        kinds=model.parameter_kinds(),
         qkv_rows=model.config.qkv_rows,
-        scales=scales,
     )
     optimizer = OPTIMIZER_CLASSES[recipe.optim.name](updated, recipe.optim)
     check_cover(optimizer, parameters)

@@ -2,81 +2,96 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
-from efftrain_cli.methods.growth_operators import (
-    GrowthState,
-    grow_depth,
-    grow_width,
-    reset_moments,
-    small_model_scales,
-)
+from efftrain_cli.methods.growth_operators import GrowthState, grow_depth, grow_width
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.model.parameter_kinds import ParameterKind
 from efftrain_cli.optim.adamw import AdamW
-from efftrain_cli.optim.optimizer import ParameterSet
-from efftrain_cli.recipe.sections import Optim
+from efftrain_cli.optim.optimizer import decays
 from tests.methods.grown import (
     CONFIG,
     mean_loss,
     model_of,
     small_model,
-    state_of,
     tokens_of,
     width_asymmetry,
 )
 
 
-def adamw(model: GPT, state: GrowthState, weight_decay: float, factor: int | None = None) -> AdamW:
-    """AdamW over `model`, loaded with the state's moments; with `factor`, every parameter at `small_model_scales`."""
-    scales = (
-        {name: small_model_scales(kind, factor) for name, kind in model.parameter_kinds().items()}
-        if factor
-        else {}
-    )
-    optimizer = AdamW(
-        ParameterSet(
-            named=dict(model.named_parameters()),
-            kinds=model.parameter_kinds(),
-            scales=scales,
-        ),
-        Optim(lr=1.0, betas=(0.9, 0.98), eps=1e-6, weight_decay=weight_decay),
-    )
-    for full_name, tensor in optimizer.tensors().items():
-        key, name = full_name.split(".", 1)
-        tensor.copy_(state.optimizer[key][name])
+class Scale(NamedTuple):
+    """Factors on one parameter's settings."""
+
+    lr: float = 1.0
+    eps: float = 1.0
+    weight_decay: float = 1.0
+
+
+def small_model_scale(kind: ParameterKind, k: int) -> Scale:
+    """Return the scale with which a parameter of a model widened k-fold takes the small model's own steps.
+
+    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its
+    size at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as
+    large where the learning rate is 1/k.
+    """
+    if kind == "last_norm":
+        return Scale(lr=1 / k, weight_decay=k)
+    if kind.endswith("matrix"):
+        return Scale(lr=1 / k, eps=1 / k, weight_decay=k)
+    return Scale(eps=1 / k)
+
+
+def adamw(model: GPT, state: GrowthState | None = None, factor: int = 1) -> torch.optim.AdamW:
+    """AdamW over `model` with the state's moments, or none; every parameter at `small_model_scale`."""
+    groups = []
+    for name, parameter in model.named_parameters():
+        kind = model.parameter_kinds()[name]
+        scale = small_model_scale(kind, factor)
+        groups.append(
+            {
+                "params": [parameter],
+                "lr": 3e-3 * scale.lr,
+                "eps": 1e-6 * scale.eps,
+                "weight_decay": 0.1 * scale.weight_decay * decays(kind),
+            }
+        )
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
+    if state is not None:
+        for name, parameter in model.named_parameters():
+            moments = {key: tensors[name].clone() for key, tensors in state.optimizer.items()}
+            optimizer.state[parameter] = moments
     return optimizer
 
 
-def train_steps(model: GPT, optimizer: AdamW, steps: int, start: int) -> list[float]:
+def train_steps(model: GPT, optimizer: torch.optim.AdamW, steps: int, start: int) -> list[float]:
     losses = []
     for i in range(steps):
         model.zero_grad()
         loss = mean_loss(model, tokens_of(model.config, seed=1000 + start + i))
         loss.backward()
-        optimizer.step(3e-3, found_inf=torch.zeros(()))
+        optimizer.step()
         losses.append(loss.item())
     return losses
 
 
-def state_after(model: GPT, optimizer: AdamW) -> GrowthState:
-    state: dict[str, dict[str, torch.Tensor]] = {}
-    for full_name, tensor in optimizer.tensors().items():
-        key, name = full_name.split(".", 1)
-        state.setdefault(key, {})[name] = tensor.clone()
-    return GrowthState(
-        config=model.config,
-        parameters={name: p.detach().clone() for name, p in model.named_parameters()},
-        optimizer=state,
-        gradient_powers=optimizer.gradient_powers,
-    )
-
-
-def trained_small() -> tuple[GPT, AdamW, GrowthState]:
+def trained_small() -> tuple[GPT, torch.optim.AdamW, GrowthState]:
     model = small_model()
-    optimizer = adamw(model, reset_moments(state_of(model)), 0.1)
+    optimizer = adamw(model)
     train_steps(model, optimizer, 10, 0)
-    return model, optimizer, state_after(model, optimizer)
+    named = dict(model.named_parameters())
+    moments = {}
+    for key in AdamW.gradient_powers:
+        moments[key] = {name: optimizer.state[p][key].clone() for name, p in named.items()}
+    state = GrowthState(
+        config=model.config,
+        parameters={name: p.detach().clone() for name, p in named.items()},
+        optimizer=moments,
+        gradient_powers=AdamW.gradient_powers,
+    )
+    return model, optimizer, state
 
 
 @pytest.mark.parametrize("factor", [2, 3])
@@ -86,7 +101,7 @@ def test_the_wide_model_follows_the_small_one_exactly(factor):
     expected = train_steps(small, optimizer, 60, 10)
     grown = grow_width(state, factor, moments="ema", symmetry="none")
     wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown, 0.1, factor), 60, 10)
+    losses = train_steps(wide, adamw(wide, grown, factor), 60, 10)
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) <= 1e-12
     assert len(set(expected)) == 60
 
@@ -97,7 +112,7 @@ def test_the_released_operators_state_at_the_same_lr_does_not_follow():
     expected = train_steps(small, optimizer, 10, 10)
     grown = grow_width(state, 2, moments="paper", symmetry="none")
     wide = model_of(grown)
-    losses = train_steps(wide, adamw(wide, grown, 0.1), 10, 10)
+    losses = train_steps(wide, adamw(wide, grown), 10, 10)
     assert losses[0] == pytest.approx(expected[0], abs=1e-12)
     assert max(abs(a - b) for a, b in zip(losses, expected, strict=True)) > 1e-3
 
@@ -107,9 +122,8 @@ def test_asymmetry_tells_copies_from_parted_ways(symmetry, parts):
     _, _, state = trained_small()
     grown = grow_width(state, 2, symmetry=symmetry)
     wide = model_of(grown)
-    optimizer = adamw(wide, grown, 0.1)
-    train_steps(wide, optimizer, 20, 10)
-    asymmetry = width_asymmetry(state_after(wide, optimizer).parameters, 2, wide.config)
+    train_steps(wide, adamw(wide, grown), 20, 10)
+    asymmetry = width_asymmetry(wide.state_dict(), 2, wide.config)
     assert (asymmetry > 1e-3) == parts, asymmetry
     if not parts:
         assert asymmetry < 1e-10
@@ -121,6 +135,6 @@ def test_identity_units_stay_dead_with_zero_moments_and_wake_with_copied_ones():
     for moments, dead in (("paper", True), ("ema", False)):
         grown = grow_depth(state, 2, mode="identity", moments=moments)
         deep = model_of(grown)
-        train_steps(deep, adamw(deep, grown, 0.1), 20, 10)
+        train_steps(deep, adamw(deep, grown), 20, 10)
         rest = deep.h[1].mlp.c_fc.weight[width:].detach()
         assert (rest.abs().max() == 0) == dead, moments

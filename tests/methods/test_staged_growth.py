@@ -9,7 +9,8 @@ import itertools
 import pytest
 import torch
 
-from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_width
+from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.methods.growth_operators import grow, grow_depth, grow_size, grow_width
 from efftrain_cli.methods.staged_growth import (
     Operator,
     Stage,
@@ -22,6 +23,8 @@ from efftrain_cli.methods.staged_growth import (
     stage_problems,
 )
 from efftrain_cli.model.gpt import GPT
+from efftrain_cli.optim.muon import Muon
+from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.recipe.sections import Model
 from tests.methods.grown import (
     CONFIG,
@@ -34,36 +37,74 @@ from tests.methods.grown import (
     state_of,
     tokens_of,
 )
+from tests.tiny import LLAMA_SHAPE, config_of
 
-PRESERVING = [
-    *itertools.product([("width", 2), ("width", 3)], ["none", "offdiag"], ["identity"]),
-    *itertools.product([("depth", 2), ("depth", 3)], ["none"], ["identity", "zero_out_proj"]),
-]
+LLAMA = config_of(n_head=4, n_kv_head=2, seq_len=24, norm_eps=1e-3, **LLAMA_SHAPE)
+SHAPES = {
+    "gpt2": CONFIG,
+    "tied": LLAMA,
+    "untied": dataclasses.replace(LLAMA, tied=False, d_ff=40),
+    "relu2": dataclasses.replace(LLAMA, mlp="relu2"),
+    "relu2 untied": dataclasses.replace(LLAMA, mlp="relu2", tied=False),
+    "qk norm": dataclasses.replace(LLAMA, qk_norm=True, tied=False, head_dim=8),
+    "biases, learned": dataclasses.replace(LLAMA, bias=True, positions="learned", mlp="gelu"),
+}
+OPERATORS = ("width", "width:3", "pad:22", "pad:64", "d_ff:72", "n_kv_head:5", "depth:3")
+
+
+def by_shape_and(*operators: str) -> pytest.MarkDecorator:
+    """Parametrize a test by shape and operator, without pad where a layer norm's mean would move."""
+    pairs = [
+        pytest.param(config, operator, id=f"{name}-{operator}")
+        for name, config in SHAPES.items()
+        for operator in operators
+        if not (operator.startswith("pad") and config.norm_facts.is_centered)
+    ]
+    return pytest.mark.parametrize("config, operator", pairs)
+
+
+@by_shape_and(*OPERATORS)
+def test_growth_keeps_loss_and_logits(config, operator):
+    model, operators = small_model(config=config), [parse_operator(operator)]
+    assert StagedGrowth().preserves_loss(operators)
+    grown = grown_by(model, operators, StagedGrowth())
+    assert grown.parameter_count > model.parameter_count
+    assert_same_function(grown, model)
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize("moments", ["paper", "ema", "reset"])
-@pytest.mark.parametrize("operator, symmetry, depth", PRESERVING)
-def test_growth_keeps_loss_and_logits(operator, symmetry, depth, moments, dtype, tolerance):
+@pytest.mark.parametrize(
+    "operator, section",
+    [
+        ("width:3", StagedGrowth(symmetry="none")),
+        ("depth:3", StagedGrowth(depth="identity")),
+        ("depth:3", StagedGrowth(depth="zero_out_proj")),
+    ],
+)
+def test_variants_keep_loss_and_logits(operator, section, dtype, tolerance):
     model = small_model(dtype)
-    section = StagedGrowth(moments=moments, symmetry=symmetry, depth=depth)
-    operators = [Operator(*operator)]
+    operators = [parse_operator(operator)]
     assert section.preserves_loss(operators)
     grown = grown_by(model, operators, section)
     assert_same_function(grown, model, tolerance)
-    if operator[0] == "depth":  # inserted layers add exact zeros
+    if operator == "depth:3":  # inserted layers add exact zeros
         tokens = tokens_of(CONFIG)
         assert torch.equal(grown(tokens[:, :-1]), model(tokens[:, :-1]))
 
 
 @pytest.mark.parametrize(
-    "order", list(itertools.permutations(["width:3", "depth:2", "width:2"]))[:4]
+    "shape, order, depth",
+    [
+        *(
+            ("qk norm", o, "zero_out_proj")
+            for o in itertools.permutations(["width", "pad:40", "depth"])
+        ),
+        ("gpt2", ("width:3", "depth", "width"), "identity"),
+    ],
 )
-@pytest.mark.parametrize("depth", ["identity", "zero_out_proj"])
-def test_operators_compose_in_any_order(order, depth):
-    model = small_model()
+def test_operators_compose_in_any_order(shape, order, depth):
+    model = small_model(config=SHAPES[shape])
     grown = grown_by(model, [parse_operator(o) for o in order], StagedGrowth(depth=depth))
-    assert (grown.config.n_layer, grown.config.n_head, grown.config.n_embd) == (4, 12, 96)
     assert_same_function(grown, model)
 
 
@@ -147,16 +188,22 @@ def test_paper_moments_are_the_released_operators_bit_for_bit():
         assert all(step == 7 for step in grown.optimizer["step"].values())
 
 
-@pytest.mark.parametrize("factor", [2, 3])
-def test_gradients_after_widening_are_the_moments_ratio(factor):
-    """Every block of every matrix, the zero ones included, gets g/k; the last layer norm gets g."""
-    state = gradients_as_moments(small_model())
-    grown = grow_width(state, factor, moments="ema", symmetry="none")
+@by_shape_and("width", "width:3", "pad:40")
+def test_moments_are_those_of_the_gradients(config, operator):
+    """Where the old entries stand, the grown model's own gradient is the mapped one."""
+    state = gradients_as_moments(small_model(config=config))
+    grown = grow(state, [parse_operator(operator)], StagedGrowth(symmetry="none"), seed=1)
     wide = model_of(grown)
-    mean_loss(wide, tokens_of(CONFIG)).backward()
+    mean_loss(wide, tokens_of(config)).backward()
     for name, p in wide.named_parameters():
-        assert (p.grad - grown.optimizer["exp_avg"][name]).abs().max() < 1e-14, name
-        assert (p.grad.square() - grown.optimizer["exp_avg_sq"][name]).abs().max() < 1e-14, name
+        first, second = (grown.optimizer[key][name] for key in ("exp_avg", "exp_avg_sq"))
+        there = first != 0
+        assert there.any()
+        assert p.grad is not None
+        assert (p.grad - first)[there].abs().max() < 1e-14, name
+        assert (p.grad.square() - second)[there].abs().max() < 1e-14, name
+        if operator.startswith("width"):
+            assert (p.grad - first).abs().max() < 1e-14, name
 
 
 @pytest.mark.parametrize("mode", ["identity", "zero_out_proj"])
@@ -208,21 +255,71 @@ def test_moments_of_inserted_and_copied_layers():
 
 
 def test_reset_forgets_every_moment_and_counter():
-    grown = grow(
-        state_of(small_model()),
-        [Operator("width", 2), Operator("depth", 2)],
-        StagedGrowth(moments="reset"),
-        seed=0,
+    """The optimizer begins anew, with zeros."""
+    section = StagedGrowth(moments="reset")
+    operators = [Operator("width", 2), Operator("depth", 2)]
+    assert grow(state_of(small_model()), operators, section, seed=0).optimizer == {}
+
+
+def test_what_is_new_learns_where_it_can():
+    """Step 1 reaches the columns of the table, rows of o and down; the input columns follow when the table has."""
+    model = small_model(config=LLAMA)
+    tokens = tokens_of(LLAMA)
+    grown = grow_size(state_of(model), Operator("pad", 24))
+    assert grown.config.norm_eps == pytest.approx(1e-3 * 16 / 24)
+    assert grown.config.head_size == 4 and grown.config.n_head == 4
+    wide = model_of(grown)
+    mean_loss(wide, tokens).backward()
+    gradients = {name: p.grad for name, p in wide.named_parameters()}
+    assert gradients["wte.weight"][:61, 16:].abs().max() > 0  # type: ignore[index]
+    assert gradients["h.0.attn.c_proj.weight"][16:].abs().max() > 0  # type: ignore[index]
+    assert not gradients["h.0.attn.c_attn.weight"][:, 16:].any()  # type: ignore[index]
+    weight = wide.h[0].mlp.c_fc.weight
+    spread = weight[:, :16].std().item()
+    assert weight[:, 16:].std().item() == pytest.approx(spread, rel=0.1)
+    new = grown.optimizer["exp_avg"]["h.0.mlp.c_fc.weight"]
+    assert not new[:, 16:].any() and new[:, :16].any()
+
+
+def test_zeroed_layers_learn_from_their_projections():
+    deep = model_of(grow_depth(state_of(small_model(config=LLAMA)), 2))
+    mean_loss(deep, tokens_of(LLAMA)).backward()
+    for name, parameter in deep.named_parameters():
+        if name.startswith("h.1."):
+            assert parameter.grad is not None
+            assert bool(parameter.grad.any()) == name.endswith("c_proj.weight"), name
+
+
+def test_random_layers_are_initial_ones_and_copies_follow_the_stack():
+    state = state_of(small_model(config=dataclasses.replace(LLAMA, n_layer=1)))
+    for mode in ("random", "copies"):
+        section = StagedGrowth(depth=mode)  # type: ignore[arg-type]
+        assert not section.preserves_loss([Operator("depth", 4)])
+        grown = grow(state, [Operator("depth", 4)], section, seed=7)
+        fresh = GPT(grown.config)
+        fresh.init_weights(7)
+        for name, value in fresh.named_parameters():
+            if name.startswith(("h.1.", "h.3.")):
+                old = "h.0." + name.split(".", 2)[2]
+                source = value.double() if mode == "random" else state.parameters[old]
+                assert torch.equal(grown.parameters[name], source), name
+                kept = 0 if mode == "random" else 7
+                assert grown.optimizer["step"][name] == kept
+        assert torch.equal(grown.parameters["wte.weight"], state.parameters["wte.weight"])
+
+
+def test_muons_momentum_grows():
+    state = state_of(small_model(config=LLAMA))
+    momentum = {n: t for n, t in state.optimizer["exp_avg"].items() if n.endswith("c_up.weight")}
+    state = dataclasses.replace(
+        state, optimizer={"momentum_buffer": momentum}, gradient_powers=Muon.gradient_powers
     )
-    assert len(grown.optimizer) == 3
-    for tensors in grown.optimizer.values():
-        assert tensors and all(not t.any() for t in tensors.values())
-
-
-def test_weights_grow_without_an_optimizer_state():
-    state = dataclasses.replace(state_of(small_model()), optimizer={})
-    grown = grow(state, [Operator("depth", 2), Operator("width", 2)], StagedGrowth(), seed=0)
-    assert grown.optimizer == {}
+    name = "h.0.mlp.c_up.weight"
+    old = momentum[name]
+    copies = grow_width(state, 2).optimizer["momentum_buffer"][name]
+    assert torch.equal(copies, torch.cat([torch.cat([old, old], 1)] * 2) / 2)
+    padded = grow_size(state, Operator("d_ff", 80)).optimizer["momentum_buffer"][name]
+    assert torch.equal(padded[: len(old)], old) and not padded[len(old) :].any()
 
 
 # --- values and rules ---
@@ -246,9 +343,9 @@ def test_padding_rows_of_the_vocabulary_stay_zero_under_noise():
 def test_unknown_parameters_are_refused():
     state = state_of(small_model())
     state.parameters["h.0.attn.rotary"] = torch.zeros(3)
-    for grow_it in (grow_width, grow_depth):
+    for operator in (Operator("width", 2), Operator("depth", 2), Operator("d_ff", 72)):
         with pytest.raises(ValueError, match=r"h\.0\.attn\.rotary"):
-            grow_it(state, 2)
+            grow(state, [operator], StagedGrowth(), seed=0)
 
 
 @pytest.mark.parametrize(
@@ -291,3 +388,71 @@ def test_stages_that_outgrow_every_limit_are_a_mistake_of_the_recipe():
     assert (
         rule == "the stages grow model.n_head to 2000: input should be less than or equal to 1024"
     )
+
+
+def staged(operator: str, *first: str) -> list[str]:
+    sets = ", ".join(first)
+    return [
+        f'stages=[{{ model = {{ {sets} }}, switch = {{ rule = "steps", value = 2 }} }}, '
+        f'{{ operators = ["{operator}"] }}]'
+    ]
+
+
+SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "d_ff", "norm_eps")
+
+
+@pytest.mark.parametrize(
+    "overrides, rule",
+    [
+        (
+            ["model.norm=layernorm", *staged("pad:128", "n_embd = 64")],
+            'needs model.norm = "rmsnorm"',
+        ),
+        (
+            ["staged_growth.depth=identity", *staged("depth", "n_layer = 2")],
+            'must not be "identity" with model.mlp = "swiglu"',
+        ),
+        (staged("width", "n_embd = 64", "n_head = 2"), "the operators end at d_ff = 384"),
+        (
+            ["model.init=unit", *staged("pad:128", "n_embd = 64")],
+            "operator pad does not keep the loss",
+        ),
+        (staged("d_ff:352", "d_ff = 500"), "growth makes no model smaller"),
+        *((staged("depth", f"{key} = 0"), rf"stages\.0\.model\.{key} = 0") for key in SIZES),
+    ],
+)
+def test_stages_that_cannot_be_are_refused(overrides, rule):
+    with pytest.raises(RecipeError, match=rule):
+        load_recipe("small", ["model.arch=llama", *overrides])
+
+
+def test_a_recipe_of_an_older_version_is_read():
+    """It has dynamics, whose other value, "small", no version knows any more."""
+    recipe = load_recipe("small-staged-depth", ['staged_growth={dynamics = "target"}'])
+    assert recipe == load_recipe("small-staged-depth")
+    with pytest.raises(RecipeError, match='dynamics = "small"'):
+        load_recipe("small-staged-depth", ["staged_growth.dynamics=small"])
+
+
+def test_stages_of_sizes_end_at_the_model():
+    """The last stage's width, units and eps are [model]'s; stage 0 says its own."""
+    recipe = load_recipe(
+        "small",
+        [
+            "model.arch=llama",
+            "model.norm_eps=1e-5",
+            "model.head_dim=32",
+            *staged(
+                'pad:128", "d_ff:352", "n_kv_head:4',
+                "n_embd = 80",
+                "n_head = 2",
+                "d_ff = 224",
+                "n_kv_head = 2",
+                "norm_eps = 1.6e-5",
+            ),
+        ],
+    )
+    first, last = recipe.model_at(0), recipe.model_at(1)
+    assert (first.n_embd, first.head_size, first.ff_size, first.kv_heads) == (80, 32, 224, 2)
+    assert (last.n_embd, last.n_head, last.ff_size, last.kv_heads) == (128, 4, 352, 4)
+    assert last.norm_eps == pytest.approx(1e-5)

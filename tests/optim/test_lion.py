@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -62,4 +60,3 @@ def test_groups_that_miss_a_parameter_are_a_bug():
     check_cover(state.optimizer, covered)
     with pytest.raises(AssertionError, match="each parameter once"):
         check_cover(state.optimizer, dict(list(covered.items())[1:]))
-    assert dataclasses.replace(recipe.optim, name="adamw").facts.supports_small_dynamics

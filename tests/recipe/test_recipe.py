@@ -194,10 +194,6 @@ def test_windows_files_are_read(folder):
         (["optim.decay_share=0.2"], "optim.decay_share"),
         (["optim.name=muon"], "optim.muon_lr"),
         (["optim.muon_lr=0.02"], "optim.muon_lr"),
-        (
-            ["optim.name=muon", "optim.muon_lr=0.02", "staged_growth.dynamics=small"],
-            "staged_growth.dynamics",
-        ),
         (["seq_len_warmup.start=72", "seq_len_warmup.steps=10"], "seq_len_warmup.start"),
         (["seq_len_warmup.steps=100_000"], "seq_len_warmup.steps"),
         (["seq_len_warmup={steps=10, batch='tokens', mode='truncate'}"], "seq_len_warmup.batch"),

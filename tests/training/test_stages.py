@@ -69,7 +69,7 @@ def test_every_stage_has_its_model_and_its_learning_rate(tmp_path):
         (["stages.1.operators=[]"], "stage 1 has no operators"),
         (["stages.0.switch=false"], "stage 0 has no switch"),
         (['stages.2.switch={rule="steps", value=50}'], "is the last"),
-        (["stages.0.model.n_layer=5"], "growth makes no model smaller"),
+        (["stages.0.model.n_layer=5"], r"end at n_layer = 10, but \[model\] has 4"),
         (["stages.0.model.n_layer=1"], r"end at n_layer = 2, but \[model\] has 4"),
         (["stages.1.model.n_layer=3"], "stage 1: model.n_layer = 3, but its operators make 4"),
         (["stages.0.switch.value=-5"], "must be positive"),

@@ -30,7 +30,7 @@ from efftrain_cli.training.state import (
     TrainState,
 )
 from efftrain_cli.training.trainer import evaluate, read_records
-from tests.tiny import changed, fresh, windows_of
+from tests.tiny import fresh, windows_of
 
 VOCAB = 60
 CPU = torch.device("cpu")
@@ -125,33 +125,6 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows):
         assert growth.val_loss_after == pytest.approx(growth.val_loss_before, abs=0.02)
         moved = abs(growth.val_loss_after - growth.val_loss_before)
         assert ("warning" in growth_message(growth)) == (moved > 1e-3)
-
-
-def test_the_small_models_dynamics_continue_in_the_wide_one(windows):
-    """dynamics = "small", no symmetry breaking, no schedule jump: the staged run repeats the losses of the ungrown
-    one."""
-    optim = Optim(lr=3e-3, warmup_steps=3, grad_clip=0.0)
-    narrow = Model(n_layer=1, n_head=1, n_embd=16, seq_len=16)
-    ungrown = Recipe(model=narrow, optim=optim, train=RECIPE.train, eval=RECIPE.eval)
-    stages = (
-        Stage(model=StageModel(n_head=1, n_embd=16), switch=Switch(rule="steps", value=8)),
-        Stage(operators=("width",), rewarmup_steps=0, schedule_ratio=1.0),
-    )
-    wide = Model(n_layer=1, n_head=2, n_embd=32, seq_len=16)
-    growth = StagedGrowth(symmetry="none", dynamics="small")
-    grown = replace(ungrown, model=wide, staged_growth=growth, stages=stages)
-    expected, _ = run(fresh(ungrown, VOCAB), windows, ungrown)
-    losses, _ = run(fresh(grown, VOCAB), windows, grown)
-    target = changed(grown, 'staged_growth={symmetry = "none", dynamics = "target"}')
-    others, _ = run(fresh(target, VOCAB), windows, target)
-
-    def distance(rows: list[dict]) -> float:
-        return max(abs(a["loss"] - b["loss"]) for a, b in zip(rows[1:], expected[1:], strict=True))
-
-    assert distance(losses) < 1e-4
-    assert (
-        distance(others) > 1e-3
-    )  # the same growth with the target's learning rates does something else
 
 
 @pytest.mark.parametrize("symmetry, warned", [("none", True), ("offdiag", False), ("noise", False)])
