@@ -81,14 +81,29 @@ class BatchSizeWarmup(Method):
         return round(steps * len(batch_sizes) / sum(1 / batch_size for batch_size in batch_sizes))
 
     def problems(self, recipe: Sections) -> Problems:
+        full = recipe.train.batch_size
+        budget = recipe.train.tokens
         # A lower bound of a sequence's tokens if another method decides them.
         seq_len = recipe.model.seq_len
         if varying(recipe.methods, "length"):
             seq_len = 1
-        for key, rule in self.validation_errors(
-            recipe.train.batch_size, seq_len, recipe.train.tokens
-        ):
-            yield f"batch_size_warmup.{key}", rule
+        if self.start > full:
+            yield (
+                "batch_size_warmup.start",
+                f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it",
+            )
+        elif (full - self.start) % self.increment:
+            yield (
+                "batch_size_warmup.increment",
+                f"{self.increment} does not divide the {full - self.start} sequences between start = {self.start} and "
+                f"train.batch_size = {full}, so the ramp would not end at it",
+            )
+        elif self.sequences * seq_len > budget:
+            yield (
+                "batch_size_warmup.sequences",
+                f"{self.sequences:,} is beyond the budget: the ramp alone trains {self.sequences * seq_len:,} tokens, "
+                f"train.tokens is {budget:,}; lower it to at most {budget // seq_len:,}, or raise train.tokens",
+            )
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         return min(self.start, batch_size), batch_size
@@ -103,28 +118,3 @@ class BatchSizeWarmup(Method):
 
     def without_schedule(self) -> Changes:
         return {"batch_size_warmup": None}
-
-    def validation_errors(self, full: int, seq_len: int, budget: int) -> list[tuple[str, str]]:
-        """List what is wrong with this ramp: pairs of the key, without the section, and the rule.
-
-        Args:
-            full: sequences of a full step.
-            seq_len: tokens of a sequence.
-            budget: tokens of the run.
-        """
-        if self.start > full:
-            rule = f"{self.start} sequences is above the final batch, train.batch_size = {full}; start below it"
-            return [("start", rule)]
-        if (full - self.start) % self.increment:
-            rule = (
-                f"{self.increment} does not divide the {full - self.start} sequences between start = {self.start} and "
-                f"train.batch_size = {full}, so the ramp would not end at it"
-            )
-            return [("increment", rule)]
-        if self.sequences * seq_len > budget:
-            rule = (
-                f"{self.sequences:,} is beyond the budget: the ramp alone trains {self.sequences * seq_len:,} tokens, "
-                f"train.tokens is {budget:,}; lower it to at most {budget // seq_len:,}, or raise train.tokens"
-            )
-            return [("sequences", rule)]
-        return []

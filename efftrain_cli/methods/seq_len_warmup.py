@@ -206,15 +206,32 @@ class SeqLenWarmup(Method):
         return total + (step - first + 1) * tokens
 
     def problems(self, recipe: Sections) -> Problems:
+        train = recipe.train
+        full = recipe.model.seq_len
         # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
         # bound.
-        train = recipe.train
         smallest = min(
             method.batch_bounds(train.batch_size)[0] for method in recipe.methods.values()
         )
-        errors = self.validation_errors(recipe.model.seq_len, smallest, train.tokens)
-        for key, rule in errors:
-            yield f"seq_len_warmup.{key}", rule
+        above = [length for length in self.lengths if length > full]
+        if above:
+            yield (
+                "seq_len_warmup.lengths",
+                f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}",
+            )
+        elif self.lengths and self.lengths[-1] != full:
+            yield (
+                "seq_len_warmup.lengths",
+                f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "
+                f"never be trained, yet validation uses them; end with {full}, or set model.seq_len",
+            )
+        elif self.steps is not None and self.start > full:
+            yield (
+                "seq_len_warmup.start",
+                f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it",
+            )
+        else:
+            yield from self._budget_problems(full, smallest, train.tokens)
         if self.batch == "sequences":
             return
         for name in varying(recipe.methods, "batch"):
@@ -223,6 +240,24 @@ class SeqLenWarmup(Method):
                 f'"tokens" cannot be combined with {name}: both decide the sequences of a step; set it to "sequences", or '
                 f"{name} to false",
             )
+
+    def _budget_problems(self, full: int, batch_size: int, budget: int) -> Problems:
+        needed = self.tokens_through(self.last_step, full, batch_size)
+        if needed <= budget:
+            return
+        key = "until"
+        value = str(list(self.until))
+        way = "end the warmup earlier"
+        if self.steps:
+            key = "steps"
+            value = str(self.steps)
+            if fitting := self.longest_within(budget, full, batch_size):
+                way = f"lower it to at most {fitting}"
+        yield (
+            f"seq_len_warmup.{key}",
+            f"{value} is beyond the budget: the warmup alone trains {needed:,} tokens, "
+            f"train.tokens is {budget:,}; {way}, or raise train.tokens",
+        )
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         if self.steps is not None:
@@ -234,45 +269,6 @@ class SeqLenWarmup(Method):
 
     def without_schedule(self) -> Changes:
         return {"seq_len_warmup": None}
-
-    def validation_errors(self, full: int, batch_size: int, budget: int) -> list[tuple[str, str]]:
-        """List what is wrong with this warmup: pairs of the key, without the section, and the rule.
-
-        Args:
-            full: tokens of a full sequence.
-            batch_size: sequences of a full step.
-            budget: tokens of the run.
-        """
-        if above := [length for length in self.lengths if length > full]:
-            rule = (
-                f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len = {full}"
-            )
-            return [("lengths", rule)]
-        if self.lengths and self.lengths[-1] != full:
-            rule = (
-                f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}: positions beyond would "
-                f"never be trained, yet validation uses them; end with {full}, or set model.seq_len"
-            )
-            return [("lengths", rule)]
-        if self.steps is not None and self.start > full:
-            rule = f"{self.start} tokens is above the full length, model.seq_len = {full}; start below it"
-            return [("start", rule)]
-        needed = self.tokens_through(self.last_step, full, batch_size)
-        if needed <= budget:
-            return []
-        key = "until"
-        value = str(list(self.until))
-        way = "end the warmup earlier"
-        if self.steps:
-            key = "steps"
-            value = str(self.steps)
-            if fitting := self.longest_within(budget, full, batch_size):
-                way = f"lower it to at most {fitting}"
-        rule = (
-            f"{value} is beyond the budget: the warmup alone trains {needed:,} tokens, "
-            f"train.tokens is {budget:,}; {way}, or raise train.tokens"
-        )
-        return [(key, rule)]
 
     def longest_within(self, budget: int, full: int, batch_size: int) -> int:
         """Find the largest `steps` whose warmup trains at most `budget` tokens; 0 if none does."""

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
+from tests.tiny import tiny_recipe
 
 
 def megatron(consumed: int, start: int, increment: int, ramp: int, full: int) -> int:
@@ -76,9 +77,11 @@ def test_bad_sections_are_refused(keys):
 )
 def test_ramps_that_do_not_fit_the_recipe_are_problems(keys, key):
     fitting = {"start": 8, "increment": 8, "sequences": 1000}
-    assert not BatchSizeWarmup(**fitting).validation_errors(64, 128, 1_000_000)
-    ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).validation_errors(64, 128, 1_000_000)
-    assert found == key
+    sizes = ["model.seq_len=128", "train.batch_size=64", "train.tokens=1_000_000"]
+    recipe = tiny_recipe(*sizes)
+    assert not list(BatchSizeWarmup(**fitting).problems(recipe))
+    ((found, rule),) = BatchSizeWarmup(**{**fitting, **keys}).problems(recipe)
+    assert found == f"batch_size_warmup.{key}"
     assert str(keys[key])[:2] in rule
 
 

@@ -309,20 +309,25 @@ def test_bad_sections_are_refused(keys, said):
         SeqLenWarmup(**keys)
 
 
+def problems_of(warmup: SeqLenWarmup, full: int, budget: int) -> list[tuple[str, str]]:
+    """The problems with steps of 4 sequences; the recipe's own warmup has none."""
+    return list(warmup.problems(recipe_of(SeqLenWarmup(start=1, steps=1), full, 4, budget)))
+
+
 def test_a_start_above_full_length_is_a_problem():
-    ((key, rule),) = SeqLenWarmup(start=2048, steps=10).validation_errors(1024, 4, 10**9)
-    assert key == "start"
+    ((key, rule),) = problems_of(SeqLenWarmup(start=2048, steps=10), 1024, 10**9)
+    assert key == "seq_len_warmup.start"
     assert "model.seq_len = 1024" in rule
 
 
 def test_a_warmup_beyond_the_budget_names_the_longest_that_fits():
     warmup = SeqLenWarmup(start=8, steps=1000)
-    ((key, rule),) = warmup.validation_errors(64, 4, 50_000)
-    assert key == "steps"
+    ((key, rule),) = problems_of(warmup, 64, 50_000)
+    assert key == "seq_len_warmup.steps"
     longest = warmup.longest_within(50_000, 64, 4)
     assert f"at most {longest}" in rule
-    assert not replace(warmup, steps=longest).validation_errors(64, 4, 50_000)
-    assert replace(warmup, steps=longest + 1).validation_errors(64, 4, 50_000)
+    assert not problems_of(replace(warmup, steps=longest), 64, 50_000)
+    assert problems_of(replace(warmup, steps=longest + 1), 64, 50_000)
 
 
 def test_two_stages_that_do_not_fit_are_problems():
@@ -333,4 +338,5 @@ def test_two_stages_that_do_not_fit_are_problems():
         ((8, 64), 5, []),
     ):
         warmup = SeqLenWarmup(pacing="discrete", lengths=lengths, until=(until,))
-        assert [problem for problem, _ in warmup.validation_errors(64, 4, 10_000)] == key
+        problems = problems_of(warmup, 64, 10_000)
+        assert [name.removeprefix("seq_len_warmup.") for name, _ in problems] == key
