@@ -121,46 +121,39 @@ class ChunkedAccumulation(Method):
         return self.gradient_operands or self.operands
 
     def problems(self, recipe: Sections) -> Problems:
-        blocks = recipe.model.n_layer
-        width = recipe.model.n_embd
+        model = recipe.model
+        blocks = model.n_layer
         if self.layers == "inner" and blocks < 3 and not self.head:
             rule = f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or a deeper model'
             yield "chunked_accumulation.layers", rule
-        if self.fidelity == "hardware" and width % UNIT:
-            yield (
-                "model.n_embd",
-                f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.fidelity)",
-            )
-        if self.fidelity == "hardware" and self.head and recipe.model.vocab_multiple % UNIT:
-            rule = f"must be a multiple of {UNIT} for fp8 matrix units (chunked_accumulation.head)"
-            yield "model.vocab_multiple", rule
+        if self.fidelity != "hardware":
+            return
+        sides = {
+            "n_embd": model.n_embd,
+            "d_ff": model.ff_size,
+            "n_head": model.attention_size,
+            "n_kv_head": sum(model.qkv_rows),
+        }
+        if self.head:
+            sides["vocab_multiple"] = model.vocab_multiple
+        for key, side in sides.items():
+            if side % UNIT:
+                rule = f"makes a matrix of {side} rows or columns, and fp8 matrix units take multiples of {UNIT} (chunked_accumulation)"
+                yield f"model.{key}", rule
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
-        for name, lengths in self.lengths(recipe).items():
+        for name, longest in self.longest_sums(recipe).items():
             role = self.roles[name]
-            if role is None or role.chunk == 0:
-                continue
-            shorter = [length for length in lengths if length <= role.chunk]
-            if len(shorter) == len(lengths):
+            if role is not None and role.chunk >= longest:
                 yield (
-                    f"chunked_accumulation.{name}.chunk = {role.chunk} is no shorter than any sum there, the longest being "
-                    f"{max(lengths):_}: nothing is cut into chunks"
-                )
-            elif shorter:
-                yield (
-                    f"chunked_accumulation.{name}.chunk = {role.chunk}: sums of {' and '.join(map(str, shorter))} products are not cut"
+                    f"chunked_accumulation.{name}.chunk = {role.chunk} is no shorter than any sum of the blocks, the longest being "
+                    f"{longest:_}: nothing is cut into chunks"
                 )
         if self.fidelity != "hardware" and recipe.train.dtype == "bf16":
             yield (
                 'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those take their operands in '
                 f"{self.operands}, add as they say, and round only their result to bf16"
             )
-        if (
-            not any(self.roles.values())
-            and self.operands == "fp32"
-            and self.gradient_format == "fp32"
-        ):
-            yield "chunked_accumulation has fp32 operands and no role: it changes nothing"
 
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.fidelity == "hardware":
@@ -172,15 +165,15 @@ class ChunkedAccumulation(Method):
             "are those of special hardware."
         ]
 
-    def lengths(self, recipe: Sections) -> dict[str, tuple[int, ...]]:
-        """Return the products in a sum of each role, ascending, in the blocks' layers at full micro-batches."""
-        width = recipe.model.n_embd
+    def longest_sums(self, recipe: Sections) -> dict[str, int]:
+        """Return the products in the longest sum of each role, in the blocks' layers at full micro-batches."""
+        model = recipe.model
         train = recipe.train
-        sequences = min(train.batch_size, max(1, train.micro_batch_tokens // recipe.model.seq_len))
+        sequences = min(train.batch_size, max(1, train.micro_batch_tokens // model.seq_len))
         return {
-            "forward": (width, 4 * width),
-            "grad_input": (width, 3 * width, 4 * width),
-            "grad_weight": (sequences * recipe.model.seq_len,),
+            "forward": max(model.n_embd, model.attention_size, model.ff_size),
+            "grad_input": max(model.n_embd, sum(model.qkv_rows), model.ff_size),
+            "grad_weight": sequences * model.seq_len,
         }
 
     def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -140,8 +140,15 @@ def as_toml(value: object) -> str:
 
 def test_rules_between_sections():
     hardware = 'chunked_accumulation={fidelity = "hardware", operands = "fp8_e4m3", forward = {}}'
-    with pytest.raises(RecipeError, match="multiple of 16"):
-        load_recipe("small", [hardware, "model.n_embd=100"])
+    for overrides, key in (
+        (["model.n_embd=100"], "n_embd = 100"),
+        (["model.arch=llama", "model.d_ff=344"], "d_ff = 344"),
+        (["model.head_dim=26"], "n_head = 4"),  # 4 heads: 104 columns of attention's projection
+        (["model.head_dim=12", "model.n_kv_head=1"], "n_kv_head = 1"),  # 48 + 12 + 12 rows
+        (["model.vocab_multiple=8", "chunked_accumulation.head=true"], "vocab_multiple = 8"),
+    ):
+        with pytest.raises(RecipeError, match=rf"model\.{key}(.|\n)*multiples of 16"):
+            load_recipe("small", [hardware, *overrides])
     with pytest.raises(RecipeError, match="leaves none of 2 blocks"):
         load_recipe("small", ['chunked_accumulation={layers = "inner"}', "model.n_layer=2"])
 
@@ -154,13 +161,10 @@ def test_what_is_probably_not_meant_is_said():
         ],
     )
     found = "\n".join(warnings_of(recipe))
-    assert "forward.chunk = 256: sums of 128 products are not cut" in found
+    assert "forward.chunk" not in found  # 512 inputs of the MLP's projection are cut
     assert (
-        "grad_weight.chunk = 8192 is no shorter than any sum there, the longest being 4_096"
+        "grad_weight.chunk = 8192 is no shorter than any sum of the blocks, the longest being 4_096"
         in found
-    )
-    assert "it changes nothing" in "\n".join(
-        warnings_of(load_recipe("small", ["chunked_accumulation={}"]))
     )
     assert not [line for line in warnings_of(load_recipe("small")) if "chunked" in line]
 
@@ -169,8 +173,16 @@ def test_a_weights_sum_is_no_longer_than_the_batch():
     """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32 products."""
     recipe = small(ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
     recipe = changed(recipe, "train.batch_size=2", "train.micro_batch_tokens=1024")
-    assert recipe.chunked_accumulation.lengths(recipe)["grad_weight"] == (32,)
     assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))
+
+
+def test_the_sums_are_those_of_the_models_own_shapes():
+    """small-llama: 352 hidden units, 128 + 64 + 64 rows of q, k and v."""
+    chunk = "{bits = 9, chunk = 352}"
+    roles = f"chunked_accumulation={{forward = {chunk}, grad_input = {chunk}}}"
+    for overrides, warned in (([], 2), (["model.d_ff=360"], 0), (["model.n_kv_head=4"], 1)):
+        found = warnings_of(load_recipe("small-llama", [roles, *overrides]))
+        assert sum("nothing is cut" in warning for warning in found) == warned
 
 
 def test_a_gpu_without_fp8_is_refused():
