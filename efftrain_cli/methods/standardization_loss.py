@@ -134,7 +134,7 @@ class StandardizationLoss(Method):
         warmup = recipe.methods.get("seq_len_warmup")
         shortest = model.seq_len
         if warmup is not None:
-            shortest = warmup.seq_len_at(1, model.seq_len)
+            shortest = min(length for _, length in warmup.phases(model.seq_len))
         if self.skip_first_position and shortest < 2:
             rule = f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more"
             yield "standardization_loss.skip_first_position", rule
@@ -146,8 +146,6 @@ class StandardizationLoss(Method):
                 f'standardization_loss.sites = "ln_input" with model.norm = "{model.norm}": the forward pass ignores the scale that is asked '
                 "for, as each norm divides it out; the term only changes what the residual stream looks like"
             )
-        if self.weight == 0:
-            yield "standardization_loss.weight = 0 measures the divergence and changes nothing else"
         if self.weight > 10:
             yield (
                 f"standardization_loss.weight = {self.weight:g} multiplies a mean of nats per channel, not the paper's sum over channels: "
