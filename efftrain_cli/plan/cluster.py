@@ -20,7 +20,7 @@ from typing import NamedTuple
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.model.flops import block_parameters, inner_parameters, parameter_count
-from efftrain_cli.plan.cost import likely_vocabulary, training_bytes
+from efftrain_cli.plan.cost import likely_vocabulary, planned_dtype, training_bytes
 from efftrain_cli.plan.plan import (
     accumulation_steps,
     assumed_result,
@@ -113,9 +113,7 @@ def step_time(
 
 def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int) -> int:
     """Return one device's bytes: activations, and the state or its share and two gathered blocks."""
-    dtype = "bf16"
-    if recipe.train.dtype in ("fp32", "tf32"):
-        dtype = "fp32"
+    dtype = planned_dtype(recipe)
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     state = training_bytes(recipe, config, 0, seq_len, dtype=dtype, ranks=devices)
     whole = training_bytes(recipe, config, sequences, seq_len, dtype=dtype, ranks=devices)

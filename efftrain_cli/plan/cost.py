@@ -36,7 +36,7 @@ class PlanCost:
     memory_bytes: int
     """Weights, gradients, optimizer's state and the activations of the largest micro-batch, by `training_bytes`."""
     dtype: str
-    """What memory_bytes assumes: the recipe's, fp32 for "auto"."""
+    """What memory_bytes assumes, by `planned_dtype`."""
     checkpoint_bytes: int
     """One checkpoint of [model]."""
 
@@ -60,6 +60,13 @@ def likely_vocabulary(tokenizer: str) -> int:
     return vocabulary_of(tokenizer) or GPT2_VOCABULARY
 
 
+def planned_dtype(recipe: Recipe) -> str:
+    """Return the compute type that a plan assumes: the recipe's, fp32 for "auto" and "tf32"."""
+    if recipe.train.dtype == "bf16":
+        return "bf16"
+    return "fp32"
+
+
 def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
     """Return what training `recipe` costs, to step `until` or its end; None if only preparing shows the vocabulary."""
     vocab_size = vocabulary_of(recipe.data.tokenizer)
@@ -67,9 +74,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
         return None
     config = model_config(recipe, vocab_size)
     summary = summarize_plan(recipe, None, vocab_size, until)
-    dtype = "fp32"
-    if recipe.train.dtype == "bf16":
-        dtype = "bf16"
+    dtype = planned_dtype(recipe)
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
