@@ -116,7 +116,6 @@ def _predict(
         needed_bits,
         parse_shape,
         product_bits,
-        random_walk_error,
         sums_of,
     )
 
@@ -134,13 +133,12 @@ def _predict(
     for layer, role, n in sums_of(width, tokens, vocab):
         bits = product_bits(operands, operands if role == "forward" else gradients)
         needed = (str(needed_bits(bits, n, chunk)) for chunk in (0, 64, 128))
-        errors = (f"{random_walk_error(9, n, chunk):.2%}" for chunk in (0, 64))
-        rows.append((layer, role, str(n), str(bits), *needed, *errors))
-    head = "layer|role|n|m_p|VRR|c64|c128|error at 9 bits, whole|in c64"
+        rows.append((layer, role, str(n), str(bits), *needed))
+    head = "layer|role|n|m_p|VRR|c64|c128"
     print("\n".join(table_lines(tuple(head.split("|")), rows)))
     print_folded(
         "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks "
-        "of 64 and 128. Error: 0.15 sqrt(n) 2^-bits, fitted to simulations. Both assume products of mean zero without outliers; a "
-        "model that was trained may need more: measure one with `efftrain accumulation RUN`.",
+        "of 64 and 128. It assumes products of mean zero without outliers; a model that was trained may need "
+        "more: measure one with `efftrain accumulation RUN`.",
         indent=0,
     )

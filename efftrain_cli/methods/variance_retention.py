@@ -154,16 +154,3 @@ def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, i
         for name, length in zip(layers, of_role, strict=True):
             sums.append((name, role, length))
     return sums
-
-
-def random_walk_error(m_acc: int, n: int, chunk: int = 0) -> float:
-    """Estimate the relative error of a sum of `n` independent products of mean zero.
-
-    It is 0.15 sqrt(n) 2^-m_acc; with chunks sqrt(n_1 + n_2) takes the place of sqrt(n).
-
-    Fitted to simulations of sums rounded after every addition; neither paper gives it.
-    """
-    length: float = n
-    if 0 < chunk < n:
-        length = chunk + n / chunk
-    return 0.15 * math.sqrt(length) * 2.0**-m_acc

@@ -13,7 +13,7 @@ from torch import Tensor
 from efftrain_cli import accumulation
 from efftrain_cli.accumulation import BITS, CHUNKS, analyse, lines, needs_of, save
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.variance_retention import parse_shape, random_walk_error, sums_of
+from efftrain_cli.methods.variance_retention import parse_shape, sums_of
 from efftrain_cli.model.narrow_matmul import sums_in_order
 from tests.model.rounding import sum_in_order
 from tests.tiny import config_of, drawn
@@ -191,11 +191,3 @@ def test_lengths_of_a_shape():
     assert lengths["attn.c_attn", "grad_input"] == 2304
     assert lengths["head", "grad_input"] == 50304
     assert {n for (_, role), n in lengths.items() if role == "grad_weight"} == {65536}
-
-
-@pytest.mark.parametrize(
-    "bits, n, chunk, measured",
-    [(9, 4096, 0, 0.0169), (9, 4096, 64, 0.0034), (8, 4096, 0, 0.040)],
-)
-def test_the_rule_of_thumb_is_near_simulations(bits, n, chunk, measured):
-    assert random_walk_error(bits, n, chunk) == pytest.approx(measured, rel=0.15)
