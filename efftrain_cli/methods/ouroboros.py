@@ -126,9 +126,7 @@ class Ouroboros(Method):
     def warnings(self, recipe: Sections) -> Iterator[str]:
         warmup = self.warmup_steps
         steps = recipe.full_steps
-        if self.modules == 1:
-            yield "ouroboros.modules = 1 delays nothing: this is ordinary training"
-        elif steps is not None and warmup >= steps:
+        if self.modules > 1 and steps is not None and warmup >= steps:
             yield f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient is ever delayed"
 
     def assumptions(self, recipe: Sections) -> list[str]:

@@ -74,11 +74,6 @@ class ProgressiveLayerDrop(Method):
                 f"{run_steps}: theta only comes down to {self.theta_at(run_steps):.2f}, and fewer blocks are skipped than "
                 "meant; set it to the steps of the run"
             )
-        if self.keep == "code" and self.theta < 1:
-            yield (
-                'progressive_layer_drop.keep = "code" makes the branches too large on average, as the released code does; '
-                "it is for comparison only"
-            )
 
     def assumptions(self, recipe: Sections) -> list[str]:
         return ["Layer dropping draws blocks at random; FLOPs are planned at their expectation."]

@@ -125,11 +125,6 @@ class SimiGrad(Method):
                 f"simigrad.lr_scaling = {self.lr_scaling!r} can raise the learning rate to {largest:.1f} times the schedule's, when "
                 f"the batch reaches max_batch_size = {self.max_batch_size}; lower that bound, or check that the rate is stable"
             )
-        if self.mode == "reference" and self.window > 1:
-            yield (
-                "simigrad.window in reference mode averages over batch sizes that have passed, as the released code does, and "
-                "makes the batch swing; the default mode averages at one batch size"
-            )
         for name in varying(recipe.methods, "length"):
             yield (
                 f"simigrad with {name}: the similarity rises with the tokens in a sequence, so the batch will first grow "

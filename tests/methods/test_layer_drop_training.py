@@ -235,8 +235,6 @@ def test_unwise_settings_are_named():
     (pace,) = warnings_of(recipe("steps = 100_000"))
     assert "theta only comes down to 0.98" in pace
     assert "set it to the steps of the run" in pace
-    (biased,) = warnings_of(recipe("steps = 40, keep = 'code'"))
-    assert "for comparison only" in biased
 
 
 def test_rows_follow_theta_down_the_ramp():

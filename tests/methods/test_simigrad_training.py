@@ -177,7 +177,6 @@ def test_unwise_settings_are_named():
     assert warned(calm) == ""
     assert "8.0 times" in warned(recipe(SimiGrad(**(BATCH | {"max_batch_size": 512}))))
     assert "8.0 times" in warned(recipe(SimiGrad(**BATCH, lr_scaling="linear")))
-    assert "makes the batch swing" in warned(recipe(SimiGrad(**BATCH, mode="reference", window=20)))
     assert "decay by tokens" in warned(replace(calm, optim=Optim(lr=1e-2, decay_steps=30)))
     assert "run each alone" in warned(changed(calm, "seq_len_warmup={steps = 5, start = 8}"))
 

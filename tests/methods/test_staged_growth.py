@@ -54,12 +54,10 @@ OPERATORS = ("width", "width:3", "pad:22", "pad:64", "d_ff:72", "n_kv_head:5", "
 
 def by_shape_and(*operators: str) -> pytest.MarkDecorator:
     """Parametrize a test by shape and operator, without pad where a layer norm's mean would move."""
-    pairs = [
-        pytest.param(config, operator, id=f"{name}-{operator}")
-        for name, config in SHAPES.items()
-        for operator in operators
-        if not (operator.startswith("pad") and config.norm_facts.is_centered)
-    ]
+    pairs = []
+    for (name, config), operator in itertools.product(SHAPES.items(), operators):
+        if not (operator.startswith("pad") and config.norm_facts.is_centered):
+            pairs.append(pytest.param(config, operator, id=f"{name}-{operator}"))
     return pytest.mark.parametrize("config, operator", pairs)
 
 
