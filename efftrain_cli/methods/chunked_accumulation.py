@@ -37,7 +37,6 @@ from efftrain_cli.model.accumulator import Accumulator
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from efftrain_cli.model.gpt import GPT
 
@@ -204,11 +203,12 @@ class ChunkedAccumulation(Method):
         Raises:
             UsageError: fidelity is "hardware" and the device is a GPU without fp8 matrix units.
         """
+        import torch
+        from torch import nn
+
         from efftrain_cli.model.linear import Arithmetic, NarrowHead, NarrowLinear
 
         if self.fidelity == "hardware" and device.type == "cuda":
-            import torch
-
             check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
         arithmetic = Arithmetic(
             operands=self.operands,
@@ -221,14 +221,11 @@ class ChunkedAccumulation(Method):
         )
         wide: tuple[str, ...] = ()
         if self.layers == "inner":
-            wide = ("h.0.", f"h.{len(model.h) - 1}.")
-
-        def narrow(name: str, layer: nn.Linear) -> nn.Module:
-            if name.startswith(wide):
-                return layer
-            return NarrowLinear(layer, arithmetic)
-
-        model.replace_linears(narrow)
+            wide = ("0.", f"{len(model.h) - 1}.")
+        for name, layer in list(model.h.named_modules()):
+            if isinstance(layer, nn.Linear) and not name.startswith(wide):
+                path, _, child = name.rpartition(".")
+                setattr(model.h.get_submodule(path), child, NarrowLinear(layer, arithmetic))
         if self.head:
             model.narrow_head = NarrowHead(arithmetic, device)
 

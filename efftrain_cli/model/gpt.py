@@ -402,19 +402,6 @@ class GPT(nn.Module):
             std /= math.sqrt(2 * config.n_layer)
         return std
 
-    def replace_linears(self, make: Callable[[str, nn.Linear], nn.Module]) -> None:
-        """Put `make(name, layer)` in the place of every linear layer of the blocks, in order, the head excluded.
-
-        `name` is that of its module, as "h.0.attn.c_attn". A replacement keeps the layer's parameters under their
-        names.
-        """
-        for name, module in list(self.h.named_modules()):
-            if not isinstance(module, nn.Linear):
-                continue
-            path, _, child = name.rpartition(".")
-            parent = self.h.get_submodule(path)
-            setattr(parent, child, make(f"h.{name}", module))
-
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
         """Embed token ids (B, T) in the residual stream (B, T, C); the first token stands at `position`.
 
