@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from efftrain_cli import __version__
-from efftrain_cli.model.hf import check_empty, to_hf_config, write_hf
+from efftrain_cli.model.hf import EXPORTED_FROM, check_empty, json_text, to_hf_config, write_hf
 from efftrain_cli.recipe.recipe import dump_recipe
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.names import recipe_name
@@ -42,15 +42,8 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
         "data": origin.get("data"),
     }
     tokenizer_json = (trained.run / "tokenizer.json").read_text("utf-8")
-    card = model_card(trained, origin)
-    write_hf(
-        trained.model,
-        tokenizer_json,
-        trained.tokenizer.eot_id,
-        directory,
-        card=card,
-        exported_from=source,
-    )
+    others = {"README.md": model_card(trained, origin), EXPORTED_FROM: json_text(source)}
+    write_hf(trained.model, tokenizer_json, trained.tokenizer.eot_id, directory, others)
     return trained
 
 

@@ -461,17 +461,14 @@ def write_hf(
     tokenizer_json: str,
     eot_id: int,
     directory: Path,
-    *,
-    card: str | None = None,
-    exported_from: Mapping[str, Any] | None = None,
+    others: Mapping[str, str] | None = None,
 ) -> None:
     """Write a directory that `AutoModelForCausalLM` and `AutoTokenizer` load without network.
 
     `tokenizer_json` is the text of a `tokenizers` file; it is stored as it is, so that both sides split text alike.
 
     Args:
-        card: README.md, the model card.
-        exported_from: content of efftrain.json.
+        others: texts of further files by name.
 
     Raises:
         UsageError: the directory holds files already.
@@ -489,16 +486,13 @@ def write_hf(
         tokenizer_config |= {"bos_token": eot, "eos_token": eot, "unk_token": eot}
     texts = {
         "tokenizer.json": tokenizer_json,
-        "config.json": _json_text(to_hf_config(model.config, eot_id)),
-        "generation_config.json": _json_text(
+        "config.json": json_text(to_hf_config(model.config, eot_id)),
+        "generation_config.json": json_text(
             {"bos_token_id": eot_id, "eos_token_id": eot_id, "_from_model_config": True}
         ),
-        "tokenizer_config.json": _json_text(tokenizer_config),
+        "tokenizer_config.json": json_text(tokenizer_config),
+        **(others or {}),
     }
-    if exported_from is not None:
-        texts[EXPORTED_FROM] = _json_text(exported_from)
-    if card is not None:
-        texts["README.md"] = card
     directory.parent.mkdir(parents=True, exist_ok=True)
     with made_beside(directory) as partial:
         partial.mkdir()
@@ -507,7 +501,8 @@ def write_hf(
             (partial / name).write_text(text, encoding="utf-8")
 
 
-def _json_text(content: Mapping[str, Any]) -> str:
+def json_text(content: Mapping[str, Any]) -> str:
+    """Format the JSON of an export's file."""
     return json.dumps(content, indent=2) + "\n"
 
 
