@@ -101,9 +101,9 @@ def accumulation(
     )
     print_folded("\n".join(lines(analysis, error)), indent=0)
     print()
-    for path in save(
-        analysis, folder / f"step-{analysis.step:08d}" if out is None else folder, error
-    ):
+    if out is None:
+        folder /= f"step-{analysis.step:08d}"
+    for path in save(analysis, folder, error):
         print(f"written: {path}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli import accumulation
-from efftrain_cli.accumulation import BITS, CHUNKS, analyse, lines, needs_of, save
+from efftrain_cli.accumulation import BITS, CHUNKS, Analysis, analyse, lines, needs_of, save
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.variance_retention import parse_shape, sums_of
 from efftrain_cli.model.narrow_matmul import sums_in_order
@@ -131,6 +132,34 @@ def test_needs_of_sums_by_hand():
     assert (need.vrr, need.vrr_chunked) == (4, 68)
     assert (need.cheapest_bits, need.cheapest_chunk) == (4, 64)
     assert needs_of(sums, 0.001).bits.item() == 13
+
+
+def test_what_is_said_of_three_products_by_hand():
+    """At 4 bits every sum is 5 % off, 2 % too small; one product's mean is 0.5 of its spread, beyond 0.15."""
+    rows = []
+    for role, mean_over_sd in (("forward", 0.5), ("grad_input", 0.1), ("grad_weight", 0.1)):
+        for bits, chunk in itertools.product(BITS, CHUNKS):
+            errors = (0.05, -0.02) if bits == 4 else (0.03, 0.0)
+            rows.append(("a", role, 100, 5, mean_over_sd, 0.001, bits, chunk, *errors, 4))
+    columns = "layer role n product_bits mean_over_sd outlier_share bits chunk relative_error signed_error vrr_bits"
+    analysis = Analysis(
+        run="r",
+        step=7,
+        tokens=2048,
+        operands="bf16",
+        gradient_operands="fp8_e5m2",
+        samples=32,
+        sums=pd.DataFrame(rows, columns=columns.split()),
+    )
+    text = "\n".join(lines(analysis, 0.04))
+    assert "r, checkpoint of step 7, a micro-batch of 2,048 tokens; bf16 operands, fp8_e5m2" in text
+    assert (
+        "forward: every layer is under the error with 5 bits whole and 5 in chunks of 64 (VRR: 4 and 4)"
+        in text
+    )
+    assert text.count("at 4 bits, whole, sums come out -2.0% of their size at worst") == 3
+    assert "1 of 3 products break VRR's assumptions; in 1 of these the measurement" in text
+    assert text.count("0.500*") == 1 and text.count("0.10%o") == 0
 
 
 def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
