@@ -194,16 +194,16 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
     if free is None or jobs == 1 or not recipes:
         return
     largest = max(map(memory_bytes, recipes))
-    if largest * jobs > free:
-        fits = max(1, free // largest)
-        note = ", which changes no result"
-        for recipe in recipes:
-            if any(method.cut_matters() for method in recipe.methods.values()):
-                note = ", another result by a method"
-        raise OutOfMemoryError(
-            f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
-            f"  use --jobs {fits}, or lower train.micro_batch_tokens{note}"
-        )
+    if largest * jobs <= free:
+        return
+    note = ", which changes no result"
+    for recipe in recipes:
+        if any(method.cut_matters() for method in recipe.methods.values()):
+            note = ", another result by a method"
+    raise OutOfMemoryError(
+        f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory, {human_bytes(free)} are free\n"
+        f"  use --jobs {max(1, free // largest)}, or lower train.micro_batch_tokens{note}"
+    )
 
 
 def free_memory() -> int | None:
