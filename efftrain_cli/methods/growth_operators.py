@@ -22,10 +22,14 @@ What they compute for GPT-2, and why, is in `staged_growth.py`, the method's sec
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.staged_growth import (
     Depth,
     Moments,
@@ -34,13 +38,9 @@ from efftrain_cli.methods.staged_growth import (
     Symmetry,
     grown_shape,
 )
+from efftrain_cli.model.config import GPTConfig
+from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.parameter_kinds import parameter_kind
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from efftrain_cli.foundation.tensors import Tensors
-    from efftrain_cli.model.config import GPTConfig
 
 OFFDIAG_SCALE = 0.5
 """Standard deviation of the blocks of A, relative to W's."""
@@ -89,11 +89,9 @@ def _map_moments(
     return optimizer
 
 
-def _normal(shape: Sequence[int], generator: object) -> Tensor:
+def _normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
     """Draw from N(0, 1) in fp64 on the CPU, so that every device grows the same model."""
-    import torch
-
-    return torch.randn(shape, generator=generator, dtype=torch.float64)  # type: ignore[call-overload]
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _spread(tensor: Tensor) -> Tensor:
@@ -103,8 +101,6 @@ def _spread(tensor: Tensor) -> Tensor:
 
 def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
     """Repeat `tensor` to its k-fold shape, unscaled; `fill`: a matrix's blocks beside the diagonal are copies too."""
-    import torch
-
     if kind == "head_norm":
         return tensor
     if kind.endswith("embedding") or kind == "head":
@@ -116,10 +112,8 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
     return torch.block_diag(*[tensor] * factor)
 
 
-def _cancelling_blocks(tensor: Tensor, factor: int, generator: object) -> Tensor:
+def _cancelling_blocks(tensor: Tensor, factor: int, generator: torch.Generator) -> Tensor:
     """Draw A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of blocks."""
-    import torch
-
     rows, columns = tensor.shape
     blocks = _normal((factor, factor, rows, columns), generator)
     blocks = (blocks * (OFFDIAG_SCALE * _spread(tensor))).to(tensor.dtype)
@@ -132,12 +126,8 @@ def _cancelling_blocks(tensor: Tensor, factor: int, generator: object) -> Tensor
     return matrix.to(tensor.device)
 
 
-def _generator(seed: int, name: str) -> object:
+def _generator(seed: int, name: str) -> torch.Generator:
     """Make a generator that is a function of the seed, this purpose and the parameter's name."""
-    import hashlib
-
-    import torch
-
     digest = hashlib.sha256(f"{seed}/staged_growth/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
@@ -158,7 +148,6 @@ def grow_width(
     Raises:
         ValueError: a parameter that is not a GPT's.
     """
-    import torch
 
     # Divided by k, so that k times as many channels give the same logits.
     divided = "head"
@@ -219,10 +208,6 @@ def grow_size(
     Raises:
         ValueError: a parameter that is not a GPT's.
     """
-    import torch
-
-    from efftrain_cli.model.gpt import GPT
-
     old = state.config
     config = grown_shape(old, operator)
     ratio = math.sqrt(old.n_embd / config.n_embd)
@@ -264,8 +249,6 @@ def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
 
     The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms learn.
     """
-    import torch
-
     if part.endswith(("_affine.weight", "q_norm.weight", "k_norm.weight")):
         return torch.ones_like(like)
     if like.dim() == 1:
@@ -297,10 +280,6 @@ def grow_depth(
     Raises:
         ValueError: a parameter that is not a GPT's.
     """
-    import torch
-
-    from efftrain_cli.model.gpt import GPT
-
     layers = state.config.n_layer
     config = grown_shape(state.config, Operator("depth", factor))
     starts_at_zero = mode in ("zero_out_proj", "random")
