@@ -21,7 +21,7 @@ from efftrain_cli.foundation.section import parse_count
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.methods.batch_size_warmup import BatchSizeWarmup
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
-from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.plan.plan import accumulation_steps, plan_run
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName
 from efftrain_cli.recipe.sections import Train
@@ -66,16 +66,33 @@ def test_shares_add_up_and_are_each_within_one_of_exact(weights, total):
 
 # --- schedules -------------------------------------------------------------------------------------------------------
 
+cuts = st.sampled_from(
+    (
+        {"mode": "truncate"},
+        {"mode": "reshape"},
+        {"batch": "tokens"},
+    )
+)
 warmups = st.builds(
-    lambda start, steps, multiple, pacing, degree, mode: SeqLenWarmup(
-        start=start, steps=steps, multiple=multiple, pacing=pacing, degree=degree, mode=mode
+    lambda start, steps, multiple, pacing, degree, cut: SeqLenWarmup(
+        start=start, steps=steps, multiple=multiple, pacing=pacing, degree=degree, **cut
     ),
     st.integers(1, 64),
     st.integers(1, 60),
     st.sampled_from((1, 2, 8, 16)),
     st.sampled_from(("linear", "root")),
     st.integers(1, 4),
-    st.sampled_from(("truncate", "reshape")),
+    cuts,
+)
+phases = st.builds(
+    lambda lengths, cut: SeqLenWarmup(
+        pacing="discrete",
+        lengths=(*lengths, 64),
+        until=tuple(range(2, 2 * len(lengths) + 1, 2)),
+        **cut,
+    ),
+    st.lists(st.integers(1, 64), min_size=1, max_size=3),
+    cuts,
 )
 
 
@@ -96,7 +113,10 @@ def test_lengths_never_fall_and_end_full_at_the_last_step_of_the_warmup(warmup, 
         for step in range(1, len(lengths) + 1)
     ]
     assert by_phase == lengths
-    assert warmup.tokens_through(len(lengths), full, 8) == sum(8 * length for length in lengths)
+    tokens = [8 * length for length in lengths]
+    if warmup.batch == "tokens":
+        tokens = [8 * full - 8 * full % length for length in lengths]
+    assert warmup.tokens_through(len(lengths), full, 8) == sum(tokens)
 
 
 @quick
@@ -117,15 +137,16 @@ def test_the_batch_ramp_climbs_by_its_increment_to_the_full_batch(
 @given(
     st.sampled_from(get_args(ScheduleName)),
     st.integers(0, 30),
-    st.one_of(st.none(), warmups),
+    st.one_of(st.none(), warmups, phases),
     st.integers(1, 64 * 8 * 60),
     st.integers(1, 400),
     st.integers(1, 12),
+    st.sampled_from((1, 2, 3)),
 )
 def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
-    schedule, warmup_steps, warmup, tokens, micro_batch_tokens, batch_size
+    schedule, warmup_steps, warmup, tokens, micro_batch_tokens, batch_size, ranks
 ):
-    if warmup is not None:
+    if warmup is not None and warmup.steps is not None:
         assume(warmup.start % warmup.multiple == 0 and warmup.start <= 64 and warmup.multiple <= 64)
     try:
         recipe = replace(
@@ -149,14 +170,29 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
         assert (
             plan.step == number == after.step and plan.window_start == windows and trained < tokens
         )
-        trained += plan.tokens
+        per_window = 1
+        if warmup is not None and warmup.mode == "reshape":
+            per_window = 64 // plan.seq_len
+        if warmup is not None and warmup.batch == "tokens":
+            # The most whole sequences within a full step's tokens.
+            assert plan.tokens <= 64 * batch_size < plan.tokens + plan.seq_len
+        else:
+            assert plan.batch_size == batch_size
+        # The fewest windows that hold them, each cut from its beginning.
+        assert plan.sequences_per_window == per_window
+        assert (plan.windows - 1) * per_window < plan.batch_size <= plan.windows * per_window
+        trained += plan.batch_size * plan.seq_len
         windows += plan.windows
         assert (after.tokens, after.windows) == (trained, windows)
         assert after.tokens + after.tokens_discarded == windows * recipe.model.seq_len
         # Whoever gets a micro-batch: each sequence is in exactly one, and no two sizes differ by more than one.
         sizes = [plan.sequences_of(i) for i in range(plan.accumulation_steps)]
         assert sum(sizes) == plan.batch_size and max(sizes) - min(sizes) <= 1 <= min(sizes)
-        assert max(sizes) == 1 or max(sizes) * plan.seq_len <= micro_batch_tokens
+        # As few as hold what fits, and equally many on every rank.
+        fits = max(1, micro_batch_tokens // plan.seq_len)
+        count = accumulation_steps(recipe, plan.batch_size, plan.seq_len, ranks)
+        assert max(sizes) <= fits and count % ranks == 0
+        assert (count - ranks) * fits < plan.batch_size <= count * fits
         assert 0 < plan.lr <= recipe.optim.lr * (1 + 1e-12)
         if last is not None and number > warmup_steps + 1:
             assert plan.lr <= last.lr * (1 + 1e-12)

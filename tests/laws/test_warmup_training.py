@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.step import Progress, StepPlan
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.plan.plan import after_step, assumed_result, plan_run, plan_step
 from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.training.build import build_model
-from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.trainer import train
 from tests.resume_law import RandomTokens, run
-from tests.tiny import VOCAB_SIZE, changed, fresh, tiny_recipe, windows_of
+from tests.tiny import changed, fresh, tiny_recipe, windows_of
 
 CPU = torch.device("cpu")
 FULL, BATCH = 32, 6
@@ -111,48 +109,6 @@ def test_one_warmup_decides_the_length_and_the_other_the_batch():
         *[(24, 4)] * 3,
         (32, 6),
     ]
-
-
-def test_recut_micro_batches_give_the_same_loss_and_gradient():
-    """A short step is cut by tokens into few micro-batches; cutting it as at full length, by sequences, computes the
-    same."""
-    recipe = changed(RECIPE, *LONG)
-    short = plan_step(recipe, Progress())
-    full = plan_step(RECIPE, Progress())
-    assert (short.seq_len, short.accumulation_steps, full.accumulation_steps) == (8, 1, 3)
-    batch = RandomTokens(FULL).batch(short)
-    found = []
-    for cuts in (short.accumulation_steps, full.accumulation_steps, BATCH):
-        model = build_model(recipe, VOCAB_SIZE, CPU).double()
-        gradient = build_forward_backward(recipe, model, CPU)(
-            batch, short._replace(accumulation_steps=cuts)
-        )
-        found.append(
-            (
-                gradient.scalars["loss"],
-                [p.grad.clone() for p in model.parameters() if p.grad is not None],
-            )
-        )
-    for loss, grads in found[1:]:
-        torch.testing.assert_close(loss, found[0][0], rtol=1e-6, atol=0)
-        for have, want in zip(grads, found[0][1], strict=True):
-            torch.testing.assert_close(have, want, rtol=1e-4, atol=1e-8)
-
-
-def test_micro_batches_hold_about_the_same_tokens_at_any_length():
-    recipe = changed(
-        RECIPE,
-        "train.batch_size=64",
-        "train.micro_batch_tokens=512",
-        f"train.tokens={10**6}",
-        "seq_len_warmup={start = 8, steps = 50}",
-    )
-    progress = Progress()
-    for step in range(60):
-        plan: StepPlan = plan_step(recipe, progress._replace(step=step))
-        largest = -(-plan.batch_size // plan.accumulation_steps) * plan.seq_len
-        # At most one sequence more than the recipe's tokens, never less than half of them.
-        assert 256 <= largest <= 512 + plan.seq_len
 
 
 @pytest.mark.parametrize("warmup", WARMUPS)

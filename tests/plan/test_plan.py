@@ -96,13 +96,6 @@ def test_wsd_decays_by_steps_or_to_its_own_end_where_the_recipe_says():
     ]
 
 
-def test_micro_batches_hold_their_tokens():
-    plan = plan_step(RECIPE, Progress())
-    assert plan.accumulation_steps == 3  # 512 tokens in pieces of at most 200
-    narrow = changed(RECIPE, "train.micro_batch_tokens=1")
-    assert plan_step(narrow, Progress()).accumulation_steps == 8  # never less than a sequence
-
-
 def test_progress_is_the_sum_of_its_steps():
     progress = Progress()
     for _ in range(3):
@@ -187,6 +180,8 @@ def test_plan_step_is_pure():
     "batch_size, seq_len, micro_batch_tokens, expected",
     [
         (16, 64, 512, 2),
+        (8, 64, 200, 3),
+        (8, 64, 1, 8),
         (5, 100, 250, 3),
         (3, 100, 199, 3),
         (7, 100, 350, 3),
