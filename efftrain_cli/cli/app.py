@@ -36,33 +36,6 @@ def _shortened(parameters: list[Any]) -> list[Any]:
     return parameters
 
 
-KEYS_OF_OTHER_TRAINERS = {
-    "--lr": "optim.lr",
-    "--learning-rate": "optim.lr",
-    "--warmup-steps": "optim.warmup_steps",
-    "--weight-decay": "optim.weight_decay",
-    "--batch-size": "train.batch_size",
-    "--max-tokens": "train.tokens",
-    "--dtype": "train.dtype",
-    "--context": "model.seq_len",
-    "--block-size": "model.seq_len",
-    "--seq-len": "model.seq_len",
-    "--n-layer": "model.n_layer",
-    "--n-head": "model.n_head",
-    "--n-embd": "model.n_embd",
-    "--data": "data.train",
-    "--tokenizer": "data.tokenizer",
-}
-"""Options that other trainers have -> the recipe key that does the same."""
-ADVICE_ON_OTHER_OPTIONS = {
-    "--compile": "use --set train.compile=on",
-    "--epochs": "use --set train.tokens=N: the budget is in tokens, and --plan shows the epochs",
-    "--max-steps": "use --steps N to stop early, or --set train.tokens=N for another budget",
-    "--out-dir": "use --name NAME: a run is runs/NAME, and EFFTRAIN_RUNS moves runs/",
-}
-"""Options that other trainers have and that no single key replaces -> what to do."""
-
-
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return _shortened(super().get_params(ctx))
@@ -77,7 +50,7 @@ class _Command(TyperCommand):
         if "--set" in own:
             for position, argument in enumerate(args):
                 option, _, value = argument.partition("=")
-                if option not in own:
+                if option.startswith("--") and option not in own:
                     _refuse_other_trainers_option(
                         option, value or "".join(args[position + 1 :][:1])
                     )
@@ -98,13 +71,13 @@ class _Command(TyperCommand):
 
 
 def _refuse_other_trainers_option(option: str, value: str) -> None:
-    if option in ADVICE_ON_OTHER_OPTIONS:
-        raise UsageError(f"no option {option}\n  {ADVICE_ON_OTHER_OPTIONS[option]}")
-    if option in KEYS_OF_OTHER_TRAINERS:
-        if not value or value.startswith("-"):
-            value = "VALUE"
-        key = KEYS_OF_OTHER_TRAINERS[option]
-        raise UsageError(f"no option {option}\n  use --set {key}={shlex.quote(value)}")
+    from efftrain_cli.recipe.aliases import read_aliases
+
+    advice = read_aliases("options").get(option)
+    if advice is not None:
+        if value and not value.startswith("-"):
+            advice = advice.replace("VALUE", shlex.quote(value))
+        raise UsageError(f"no option {option}\n  {advice}")
 
 
 class _Group(TyperGroup):

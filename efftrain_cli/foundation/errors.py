@@ -28,7 +28,7 @@ class Problem:
     source: str = ""
     """Where it was written: "file:line" or "--set key=value"."""
     suggestion: str | None = None
-    """Nearest valid key or value."""
+    """Nearest valid key."""
     doc: str = ""
     """Description of the key, or of the suggested one."""
 

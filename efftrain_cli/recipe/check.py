@@ -7,67 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from efftrain_cli.foundation.bounds import MISTAKES
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import Problem
 from efftrain_cli.methods.method import Method
+from efftrain_cli.recipe.aliases import read_aliases
 from efftrain_cli.recipe.draft import Draft
 from efftrain_cli.recipe.toml import toml_value
-
-# What other programs and papers call our keys, in lower case and with _ for -; the methods know theirs.
-_ALSO_CALLED = {
-    "optim.lr": "learning_rate max_lr peak_lr",
-    "optim.min_lr": "minimum_lr lr_min min_learning_rate",
-    "optim.betas": "beta beta1 beta2 adam_betas adam_beta1 adam_beta2",
-    "optim.eps": "epsilon adam_eps adam_epsilon",
-    "optim.weight_decay": "wd",
-    "optim.grad_clip": "clip clip_grad clip_grad_norm gradient_clip gradient_clipping max_grad_norm",
-    "optim.warmup_steps": "warmup warmup_iters lr_warmup lr_warmup_steps lr_warmup_iters num_warmup_steps",
-    "optim.schedule": "lr_schedule lr_scheduler scheduler lr_decay_style",
-    "optim.decay_tokens": "lr_decay_tokens",
-    "optim.decay_steps": "lr_decay_iters lr_decay_steps",
-    "model.seq_len": (
-        "seqlen seq_length sequence_length max_seq_len max_seq_length block_size context "
-        "context_length n_ctx n_positions max_position_embeddings"
-    ),
-    "model.n_layer": "layers n_layers num_layers num_hidden_layers depth",
-    "model.n_head": "heads n_heads num_heads num_attention_heads",
-    "model.n_embd": "hidden_size hidden width d_model dim n_embed embed_dim embedding_size",
-    "model.vocab_multiple": "make_vocab_size_divisible_by",
-    "data.train": "dataset train_data train_files",
-    "data.valid": "valid_data val validation",
-    "data.valid_fraction": "val_fraction validation_fraction",
-    "data.tokenizer": "tokeniser tokenizer_name vocab_size",
-    "data.text_field": "text_column text_key",
-    "data.repeat": "epochs",
-    "train.tokens": (
-        "train_tokens max_tokens num_tokens token_budget budget steps max_steps max_iters train_iters num_steps"
-    ),
-    "train.batch_size": "bs batch batchsize global_batch_size train_batch_size",
-    "train.micro_batch_tokens": (
-        "micro_batch micro_batch_size microbatch per_device_train_batch_size grad_accum gradient_accumulation_steps"
-    ),
-    "train.dtype": "precision mixed_precision bf16 fp16",
-    "train.compile": "torch_compile",
-    "train.activation_checkpointing": "gradient_checkpointing recompute",
-    "eval.every": "eval_interval eval_every eval_steps",
-    "eval.windows": "eval_iters",
-    "checkpoint.every": "save_every save_steps save_interval checkpoint_every",
-    "checkpoint.keep": "save_total_limit keep_last",
-    "wandb.mode": "wandb_mode",
-    "wandb.project": "wandb_project",
-    "seed": "random_seed rng_seed",
-    "optim": "optimizer optimiser adam adamw",
-    "train": "training trainer",
-    "eval": "evaluation",
-    "checkpoint": "checkpoints checkpointing",
-    "data": "datasets",
-    "model": "gpt",
-}
 
 
 def inner_class(annotation: Any) -> Any:
@@ -108,16 +60,16 @@ def methods_in(cls: Any) -> dict[str, type[Method]]:
     return methods
 
 
+@cache
 def aliases_of(cls: Any) -> dict[str, str]:
     """Map what other programs and papers call the keys and sections of a recipe class to our
     key."""
-    called = dict(_ALSO_CALLED)
+    aliases: dict[str, str] = {}
+    for key, names in read_aliases("keys").items():
+        aliases |= dict.fromkeys(names, key)
     for name, method in methods_in(cls).items():
         for key, names in method.aliases.items():
-            called[f"{name}.{key}".rstrip(".")] = names
-    aliases = {}
-    for key, names in called.items():
-        aliases.update(dict.fromkeys(names.split(), key))
+            aliases |= dict.fromkeys(names.split(), f"{name}.{key}".rstrip("."))
     return aliases
 
 
@@ -142,12 +94,6 @@ def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
 def unnumbered(key: str) -> str:
     """Remove the numbers of a dotted key: `stages.0.lr` -> `stages.lr`."""
     return re.sub(r"\.\d+(?=\.|$)", "", key)
-
-
-def _likeness(a: str, b: str) -> float:
-    from difflib import SequenceMatcher
-
-    return SequenceMatcher(None, a, b).ratio()
 
 
 def _incomplete(cls: Any, valid: dict[str, Any], wrong: Collection[str]) -> Any:
@@ -266,8 +212,7 @@ class Check:
             if rule is None:
                 self._missing.append(f"{prefix}{name}")
             else:
-                value = arguments.get(name)
-                self.add(f"{prefix}{name}".rstrip("."), rule, value, _near_choice(value, rule))
+                self.add(f"{prefix}{name}".rstrip("."), rule, arguments.get(name))
         return {name: value for name, value in arguments.items() if name not in wrong}, wrong
 
     def _one(self, cls: Any, value: Any, key: str) -> Any:
@@ -322,33 +267,28 @@ class Check:
         self.add(key, rule, value, suggestion)
 
     def _nearest_key(self, key: str, is_table: bool) -> str | None:
-        """Return the valid dotted key that an unknown one means: by alias, then by spelling, in its
-        own section first."""
-        key = unnumbered(key).lower().replace("-", "_")
-        section, _, name = key.rpartition(".")
-        same_kind = [known for known in self.known if (known in self.sections) == is_table]
-        if not same_kind:
-            same_kind = list(self.known)
+        """Return the valid dotted key that an unknown one means; None if none is like it.
 
-        def likeness(candidate: str) -> float:
-            home, _, leaf = candidate.rpartition(".")
-            same = _likeness(name, leaf)
-            if home == section:
-                return same
-            penalty = 0.3
-            if same == 1:
-                penalty = 0.1
-            return same - penalty + 0.1 * _likeness(section, home)
+        Names that other programs have for our keys count as ours. A table means a section.
+        """
+        section, _, name = unnumbered(key).lower().replace("-", "_").rpartition(".")
+        spellings = [(known.rpartition(".")[2], known) for known in self.known]
+        spellings += aliases_of(self.cls).items()
+        here: dict[str, str] = {}
+        anywhere: dict[str, str] = {}
+        for spelling, meant in spellings:
+            if meant not in self.known or (is_table and meant not in self.sections):
+                continue
+            anywhere.setdefault(spelling, meant)
+            if meant.rpartition(".")[0] == section:
+                here.setdefault(spelling, meant)
 
-        best = max(same_kind, key=likeness)
-        if likeness(best) >= 0.85:
-            return best
-        aliases = aliases_of(self.cls)
-        for spelling in (key, name):
-            if aliases.get(spelling) in self.known:
-                return aliases[spelling]
-        if likeness(best) >= 0.6 or _likeness(key, best) >= 0.8:
-            return best
+        if name in anywhere:
+            return here.get(name, anywhere[name])
+        for names, cutoff in ((here, 0.6), (anywhere, 0.85)):
+            near = get_close_matches(name, names, n=1, cutoff=cutoff)
+            if near:
+                return names[near[0]]
         return None
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
@@ -401,19 +341,6 @@ def _shown(value: Any) -> str:
     return text
 
 
-def _near_choice(value: Any, rule: str) -> str | None:
-    """Return the nearest of the quoted choices that a rule lists."""
-    if not isinstance(value, str) or not rule.startswith("must be one of"):
-        return None
-    import difflib
-
-    choices = re.findall(r"'([^']*)'", rule)
-    near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
-    if not near:
-        return None
-    return near[0]
-
-
 _TYPES = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
@@ -429,8 +356,8 @@ _TYPES = {
     "multiple_of": "must be a multiple of {multiple_of}",
     "literal_error": "must be one of {expected}",
     "string_too_short": "must not be empty",
-    "too_long": "must have {max_length} items, not {actual_length}",
-    "too_short": "must have at least {min_length} items, not {actual_length}",
+    "too_long": "must have {max_length}, not {actual_length}",
+    "too_short": "must have at least {min_length}, not {actual_length}",
 }
 
 
@@ -443,13 +370,15 @@ def rule_of(breach: Any, path: list[str]) -> str:
     if kind == "value_error":
         return str(context["error"])
     if kind == "missing" and item is not None:
-        return f"needs {int(item) + 1} items or more"
+        return f"needs {counted(int(item) + 1, 'item')} or more"
     rule = str(breach["msg"])
     if kind in _TYPES:
         numbers = dict(context)
         for name, value in context.items():
             if isinstance(value, float):
                 numbers[name] = f"{value:g}"
+            elif name in ("min_length", "max_length"):
+                numbers[name] = counted(value, "item")
         rule = _TYPES[kind].format(**numbers)
     if item is not None:
         rule = f"item {int(item) + 1} {rule}"

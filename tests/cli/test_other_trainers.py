@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from efftrain_cli.cli.app import KEYS_OF_OTHER_TRAINERS
+from efftrain_cli.recipe.aliases import read_aliases
 from efftrain_cli.recipe.recipe import load_recipe
 
 
@@ -32,9 +32,10 @@ def test_option_of_another_trainer_names_ours(efftrain, options, answer):
 
 def test_keys_of_other_trainers_are_recipe_keys():
     values = {"data.train": "x.txt", "data.tokenizer": "bytes", "train.dtype": "fp32"}
-    for key in KEYS_OF_OTHER_TRAINERS.values():
-        load_recipe("small", [f"{key}={values.get(key, '4')}"])
-    load_recipe("small", ["train.compile=on"])
+    for advice in read_aliases("options").values():
+        for key, value in re.findall(r"--set ([\w.]+)=(\w+)", advice):
+            value = value.replace("VALUE", values.get(key, "4")).replace("N", "4")
+            load_recipe("small", [f"{key}={value}"])
 
 
 def test_pretrain_takes_the_recipe_as_argument(efftrain):

@@ -307,7 +307,7 @@ def test_bad_input_is_named_with_its_rule():
         ("standardization_loss.weight=-0.1", r"weight = -0.1.*must be at least 0"),
         (
             "standardization_loss.sites=preactivation",
-            r"must be one of 'preact', 'ln_input' or 'all_linear'; did you mean preact",
+            r"must be one of 'preact', 'ln_input' or 'all_linear'",
         ),
         ("standardization_loss.moments=layer", "must be one of 'channel' or 'token'"),
         ("standardization_loss.eps=0", "must be greater than 0"),
