@@ -103,14 +103,8 @@ def recipe_names() -> list[str]:
 
 
 def is_path(name_or_path: str) -> bool:
-    """Return whether --recipe's value is a path rather than a name: it has a folder or a suffix of
-    a file format."""
-    return any(c in name_or_path for c in "/\\") or Path(name_or_path).suffix in (
-        ".toml",
-        ".yaml",
-        ".yml",
-        ".json",
-    )
+    """Return whether --recipe's value is a path rather than a name: it has a folder, or ends in .toml."""
+    return any(c in name_or_path for c in "/\\") or name_or_path.endswith(".toml")
 
 
 def recipe_name(name_or_path: str) -> str:
@@ -139,11 +133,6 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         path = expanded(name_or_path, "write the path without ~")
         if beside is not None and not path.is_absolute():
             path = beside.parent / path
-        if path.suffix in (".yaml", ".yml", ".json"):
-            raise RecipeError(
-                f"{name_or_path}: recipes are TOML, not {path.suffix[1:].upper()}: write `key = value` under a "
-                "`[section]` line, in a file that ends in .toml; `efftrain recipes show quickstart` prints one"
-            )
         if path.is_file():
             return path
         if path.is_dir():
@@ -192,49 +181,50 @@ def first_comment(path: Path) -> str:
 
 
 def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
-    """Read a recipe with everything it inherits, then the overrides. Mistakes of writing are
-    collected in the draft.
+    """Read a recipe with everything it inherits, then the overrides. Mistakes of overrides are collected in the draft.
 
     Raises:
-        RecipeError: there is no such recipe, a file is not TOML, or the bases form a loop.
+        RecipeError: there is no such recipe or base, a file is not TOML, or the bases form a loop.
     """
     path = find_recipe(name_or_path)
     draft = Draft(recipe_name(name_or_path), path)
     layers = []
-    chain: list[Path] = []
     while True:
-        chain.append(path.resolve())
         layer = _read_layer(path, draft.name)
         layers.append((layer, path))
         if "base" not in layer:
             break
         base = layer.pop("base")
-        following = path
-        rule = "must be the name or path of one recipe, in quotes"
-        if isinstance(base, str) and base:
-            rule = "is the recipe itself; name the one that it builds on"
-            try:
-                following = find_recipe(base, beside=path)
-            except RecipeError as error:
-                rule = str(error)
-        if following.resolve() == path.resolve():
-            source = _place("base", shown_path(path), _places(_text(path), shown_path(path)))
-            problem = Problem("base", rule, value=toml_value(base), source=source)
-            draft.problems.append(problem)
-            break
-        if following.resolve() in chain:
-            names = [p.stem for p in chain[chain.index(following.resolve()) :]]
-            raise RecipeError(
-                f"{shown_path(path)}: bases form a loop: {' -> '.join([*names, following.stem])}"
-            )
+        try:
+            following = _find_base(base, [path for _, path in layers])
+        except RecipeError as error:
+            file = shown_path(path)
+            source = _place("base", file, _places(_text(path), file))
+            problem = Problem("base", str(error), value=toml_value(base), source=source)
+            raise RecipeError(report(draft.name, [problem]), [problem]) from None
+        draft.bases.append(following)
         path = following
-        draft.bases.append(path)
     for layer, path in reversed(layers):
         file = shown_path(path)
         _merge(draft, draft.values, layer, "", file, _places(_text(path), file))
     for override in overrides:
         apply_override(draft, override)
     return draft
+
+
+def _find_base(base: object, chain: list[Path]) -> Path:
+    """Return the file that `base` names in the last file of a chain of recipes.
+
+    Raises:
+        RecipeError: there is none, or it is in the chain already.
+    """
+    if not isinstance(base, str) or not base:
+        raise RecipeError("must be the name or path of one recipe, in quotes")
+    found = find_recipe(base, beside=chain[-1])
+    if any(found.samefile(path) for path in chain):
+        names = [path.stem for path in (*chain, found)]
+        raise RecipeError(f"bases form a loop: {' -> '.join(names)}")
+    return found
 
 
 def read_toml_file(path: Path) -> Draft:

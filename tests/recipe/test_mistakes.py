@@ -157,11 +157,18 @@ def test_a_text_is_not_taken_for_a_recipe(folder):
     assert "--set data.train=large.toml" in str(caught.value)
 
 
-@pytest.mark.parametrize("base", ["alone", "./alone.toml", "alone.toml"])
-def test_a_recipe_based_on_itself_says_so(folder, base):
-    write(folder, "alone", f'base = "{base}"\n')
+@pytest.mark.parametrize(
+    "base, rule",
+    [
+        ('"alone"', "is the recipe itself"),
+        ('"./alone.toml"', "bases form a loop: alone -> alone"),
+        ('["tiny"]', "must be the name or path of one recipe, in quotes"),
+    ],
+)
+def test_a_base_that_cannot_be_built_on_says_why(folder, base, rule):
+    write(folder, "alone", f"base = {base}\n")
     problem = problems("alone")["base"]
-    assert "is the recipe itself" in problem.rule
+    assert rule in problem.rule
     assert problem.source == "recipes/alone.toml:1"
 
 
