@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -50,26 +49,10 @@ def list_recipes(format: TextOrJson = "text") -> None:
     if format == "json":
         print(json.dumps(cards, indent=1))
         return
-    if not sys.stdout.isatty():
-        rows = []
-        for card in cards:
-            rows.append((card["name"], *_numbers(card), card["mistake"] or card["summary"]))
-        print("\n".join(table_lines(("",) * len(rows[0]), rows)[1:]))
-        return
-    from rich.console import Console
-    from rich.padding import Padding
-    from rich.text import Text
-
-    console = Console(highlight=False)
+    rows = []
     for card in cards:
-        console.print(card["name"], style="bold")
-        if not card["mistake"]:
-            shape, parameters, context, batch, budget = _numbers(card)
-            numbers = f"{shape}, {parameters} parameters, context {context}, batch {batch}, {budget} tokens"
-            console.print(Padding(numbers, (0, 0, 0, 2)))
-        about = Text(card["mistake"] or card["summary"])
-        console.print(Padding(about, (0, 0, 0, 2)), style="red" if card["mistake"] else None)
-    console.print("\n[dim]efftrain recipes show NAME · efftrain pretrain NAME[/dim]")
+        rows.append((card["name"], _numbers(card), card["mistake"] or card["summary"]))
+    print("\n".join(table_lines(("recipe", "", ""), rows)))
 
 
 @recipes.command(
@@ -192,19 +175,13 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
         return
     header = ("key", recipe_name(a), recipe_name(b))
     rows = [(key, _value(x), _value(y)) for key, x, y in differences]
-    width = sum(max(map(len, column)) for column in zip(header, *rows, strict=True)) + 4
-    if sys.stdout.isatty() and width > get_terminal_size().columns:
-        # The blocks of a narrow table leave out "-": here it says that a recipe has no such key.
-        lines = [f"{key}\n  {header[1]}: {x}\n  {header[2]}: {y}" for key, x, y in rows]
-    else:
-        lines = table_lines(header, rows)
-    print("\n".join(lines))
+    print("\n".join(table_lines(header, rows)))
 
 
 def _value(value: Any) -> str:
     from efftrain_cli.recipe.toml import toml_value
 
-    return "-" if value is None else toml_value(value)
+    return "not set" if value is None else toml_value(value)
 
 
 def _card(name: str) -> dict[str, Any]:
@@ -259,20 +236,21 @@ def _card(name: str) -> dict[str, Any]:
     return card
 
 
-def _numbers(card: dict[str, Any]) -> list[str]:
-    """Return layers x width, parameters, context, batch size and budget as people read them.
+def _numbers(card: dict[str, Any]) -> str:
+    """Return layers x width, parameters, context, batch size and budget as people read them, "" beside a mistake.
 
-    A value that is no number is shown as written; all are empty if the recipe has a mistake.
+    A value that is no number is shown as written, one that is missing as "?".
     """
     from efftrain_cli.foundation.console import human_count
 
     if card["mistake"]:
-        return [""] * 5
-    numbers = [f"{card['n_layer']} x {card['n_embd']}"]
-    for key in ("parameters_without_embeddings", "seq_len", "batch_size", "tokens"):
-        value = card[key]
+        return ""
+    shown = {}
+    for key, value in card.items():
+        shown[key] = "?" if value is None else str(value)
         if isinstance(value, int | float):
-            numbers.append(human_count(value))
-        else:
-            numbers.append("-" if value is None else str(value))
-    return numbers
+            shown[key] = human_count(value)
+    return (
+        "{n_layer} x {n_embd}, {parameters_without_embeddings} parameters, context {seq_len}, "
+        "batch {batch_size}, {tokens} tokens"
+    ).format(**shown)

@@ -33,16 +33,16 @@ def mine(tmp_path: Path) -> Path:
 
 
 def test_list_in_a_pipe_is_one_plain_line_each(efftrain, mine):
-    done = efftrain("recipes list")
-    names = [line.split()[0] for line in done.stdout.splitlines()]
+    header, *lines = efftrain("recipes list").stdout.splitlines()
+    names = [line.split()[0] for line in lines]
+    assert header == "recipe"
     assert names[0] == "mine", "one's own recipes come first"
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
     # small's shape: 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters without embeddings.
-    assert done.stdout.splitlines()[0].split(maxsplit=8) == [
-        *["mine", "4", "x", "128", "793K", "256", "16", "3M"],
-        "My own recipe.",
-    ]
-    assert "\x1b" not in done.stdout
+    assert lines[0].split(maxsplit=1)[1] == (
+        "4 x 128, 793K parameters, context 256, batch 16, 3M tokens  My own recipe."
+    )
+    assert "\x1b" not in "".join(lines)
 
 
 def test_numbers_are_short_and_what_is_none_is_shown_as_written():
@@ -55,7 +55,7 @@ def test_numbers_are_short_and_what_is_none_is_shown_as_written():
         "batch_size": "many",
         "tokens": 3_000_000,
     }
-    assert _numbers(card) == ["2 x x", "-", "128", "many", "3M"]
+    assert _numbers(card) == "2 x x, ? parameters, context 128, batch many, 3M tokens"
 
 
 def test_list_as_json(efftrain, mine):
@@ -83,7 +83,8 @@ def test_one_bad_file_does_not_hide_the_others(efftrain, mine):
     mine.with_name("odd.toml").write_text("lr = = 3\n")
     mine.with_name("text.toml").write_bytes(b"\xff\xfe")
     mine.with_name("orphan.toml").write_text('base = "nowhere"\n')
-    lines = dict(line.split(maxsplit=1) for line in efftrain("recipes list").stdout.splitlines())
+    shown = efftrain("recipes list").stdout.splitlines()[1:]
+    lines = dict(line.split(maxsplit=1) for line in shown)
     assert "not TOML" in lines["odd"]
     assert "not UTF-8" in lines["text"]
     assert "no recipe 'nowhere'" in lines["orphan"]
@@ -232,9 +233,8 @@ def test_diff_fits_the_terminal(tmp_path):
     wide = on_terminal(tmp_path, 120, "recipes", "diff", "gpt2-117m", "gpt3-125m")
     narrow = on_terminal(tmp_path, 40, "recipes", "diff", "gpt2-117m", "gpt3-125m")
     assert re.search(r"^model\.seq_len +1024 +2048$", wide, re.MULTILINE)
-    assert "model.seq_len\n  gpt2-117m: 1024\n  gpt3-125m: 2048\n" in narrow
-    # A recipe without a key has "-" in both layouts.
-    assert "batch_size_warmup.increment\n  gpt2-117m: -\n  gpt3-125m: 16\n" in narrow
+    assert "model.seq_len\n  gpt2-117m 1024\n  gpt3-125m 2048\n" in narrow
+    assert "batch_size_warmup.increment\n  gpt2-117m not set\n  gpt3-125m 16\n" in narrow
 
 
 # --- the command line as a whole -------------------------------------------------------------------------------------
