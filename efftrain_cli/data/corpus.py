@@ -283,16 +283,10 @@ class TokenShards:
         """
         starts = list(starts)
         out = np.empty((len(starts), length), dtype=np.int64)
-        if len(self.shards) == 1:
-            self.shards[0].check()
-            ids = self.shards[0].ids
-            for row, start in enumerate(starts):
-                out[row] = ids[start : start + length]
-            return out
         checked = set()
-        for row, start in enumerate(starts):
+        first_shards = np.searchsorted(self._ends, starts, side="right").tolist()
+        for row, (start, number) in enumerate(zip(starts, first_shards, strict=True)):
             done = 0
-            number = int(np.searchsorted(self._ends, start, side="right"))
             while done < length:
                 if number not in checked:
                     self.shards[number].check()

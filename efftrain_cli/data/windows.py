@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -58,7 +59,7 @@ class Windows:
         self._windows = [part.tokens // self.seq_len - 1 for part in self._parts]
         self._shares = apportion([part.weight for part in self._parts], _MIX)
         self._pattern = _pattern(self._shares)
-        self._blocks: dict[int, np.ndarray] = {}
+        self._cached_block = lru_cache(maxsize=4)(self._block)
 
     @property
     def per_epoch(self) -> int:
@@ -116,7 +117,9 @@ class Windows:
         tokens, int64 (count,)."""
         blocks = range(first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK + 1)
         begin = first - blocks[0] * _BLOCK
-        return np.concatenate([self._block(block) for block in blocks])[begin : begin + count]
+        return np.concatenate([self._cached_block(block) for block in blocks])[
+            begin : begin + count
+        ]
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return the windows at stream positions start .. start+count-1, int64 (count, seq_len +
@@ -199,13 +202,7 @@ class Windows:
         return [i * room // (count - 1) for i in range(count)]
 
     def _block(self, number: int) -> np.ndarray:
-        places = self._blocks.get(number)
-        if places is None:
-            places = self._places(np.arange(number * _BLOCK, (number + 1) * _BLOCK))
-            while len(self._blocks) >= 4:
-                del self._blocks[next(iter(self._blocks))]
-            self._blocks[number] = places
-        return places
+        return self._places(np.arange(number * _BLOCK, (number + 1) * _BLOCK))
 
     def _places(self, positions: np.ndarray) -> np.ndarray:
         self.per_epoch  # noqa: B018  raises where there is too little text
