@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from efftrain_cli.data.hub import hub_unreachable
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
-from efftrain_cli.zeroshot.local_data import example, local_file, read_items
+from efftrain_cli.zeroshot.local_data import check_items, example, local_file
 from efftrain_cli.zeroshot.suites import SUITES, TASKS, Task
 from efftrain_cli.zeroshot.task_score import (
     TaskScore,
@@ -73,7 +73,7 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
         if path is None:
             remote.append(TASKS[name])
         else:
-            read_items(path, TASKS[name].form)
+            check_items(path, TASKS[name].form)
     if not remote and not and_others:
         return False
     reason = hub_unreachable()

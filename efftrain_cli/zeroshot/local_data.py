@@ -6,13 +6,26 @@ The form of each file is in tasks.toml and in docs/zeroshot.md. Every line is ch
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from efftrain_cli.foundation.bounds import LINE_BYTES
 from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.records import first_fault
 from efftrain_cli.zeroshot.suites import TASKS
+
+_Index = Annotated[int, Field(ge=0)]
+KINDS: dict[str, Any] = {
+    "text": str,
+    "texts": Annotated[list[str], Field(min_length=1)],
+    "choice": _Index,
+    "number": _Index,
+    "number below 2": Annotated[_Index, Field(lt=2)],
+    "number below 3": Annotated[_Index, Field(lt=3)],
+}
+"""Kind of a field -> its type. A "choice" is an index into the texts that stand before it."""
 
 
 def local_file(task: str, data_dir: Path | None) -> Path | None:
@@ -39,70 +52,47 @@ def tasks_in(data_dir: Path) -> list[str]:
     return found
 
 
-def read_items(path: Path, form: dict[str, str]) -> list[dict[str, Any]]:
-    """Read every item of a .jsonl file.
+def check_items(path: Path, form: dict[str, str]) -> int:
+    """Check every line of a .jsonl file, and return how many items it holds.
 
     Raises:
         DataError: it holds no item, or a line is not a JSON object of this form; the message names file and line.
     """
-    items = []
+    kinds = {name: (KINDS[kind], ...) for name, kind in form.items()}
+    model: type[BaseModel] = create_model("Item", __config__={"strict": True}, **kinds)
+    count = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), 1):
                 if len(line) == LINE_BYTES:
                     raise DataError(f"{path}:{number}: a line of {LINE_BYTES:,} bytes or more")
                 if line.strip():
-                    items.append(_item(line, form, f"{path}:{number}"))
+                    count += 1
+                    fault = _fault_of(line, form, model)
+                    if fault:
+                        raise DataError(
+                            f"{path}:{number}: {fault}; a line looks like {example(form)}"
+                        )
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    if not items:
+    if not count:
         raise DataError(f"{path} holds no items; a line looks like {example(form)}")
-    return items
+    return count
 
 
-def _item(line: bytes, form: dict[str, str], where: str) -> dict[str, Any]:
+def _fault_of(line: bytes, form: dict[str, str], model: type[BaseModel]) -> str:
+    """Return what is wrong with a line, or ""."""
     try:
-        item = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: byte {error.start} is not UTF-8") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, or too deep
-        raise DataError(f"{where}: not JSON that can be read: {error}") from None
-    if not isinstance(item, dict):
-        raise DataError(
-            f"{where}: a {type(item).__name__}, not an object; a line looks like {example(form)}"
-        )
-    texts = next((field for field, kind in form.items() if kind == "texts"), "")
-    for field, kind in form.items():
-        if field not in item:
-            raise DataError(
-                f"{where}: no field {field!r} (it has {', '.join(item) or 'none'}); a line looks like {example(form)}"
-            )
-        value = item[field]
-        below = math.inf
-        if kind == "text":
-            rule = "a text"
-        elif kind == "texts":
-            rule = "a list of one text or more"
-        elif kind == "choice":
-            rule = f"an index into {texts!r}, from 0"
-            below = len(item[texts])
-        elif kind == "number":
-            rule = "a whole number from 0"
-        else:
-            below = int(kind.removeprefix("number below "))
-            rule = f"a whole number from 0 to {below - 1}"
-        if kind == "text":
-            right = isinstance(value, str)
-        elif kind == "texts":
-            right = isinstance(value, list) and {type(text) for text in value} == {str}
-        else:
-            right = type(value) is int and 0 <= value < below
-        if not right:
-            shown = json.dumps(value, ensure_ascii=False)
-            raise DataError(f"{where}: {field} = {shown[:60]} is not {rule}")
-    return item
+        item = dict(model.model_validate_json(line.rstrip()))
+    except ValidationError as error:
+        return first_fault(error)
+    texts = ""
+    for name, kind in form.items():
+        if kind == "texts":
+            texts = name
+        if kind == "choice" and item[name] >= len(item[texts]):
+            return f"{name}: {item[name]} is not an index into {texts!r}, from 0"
+    return ""
 
 
 def example(form: dict[str, str]) -> str:

@@ -134,7 +134,7 @@ def test_a_row_and_a_line_that_are_too_long(tmp_path, monkeypatch):
     path = tmp_path / "items.jsonl"
     path.write_text(json.dumps({"text": "a b"}) + "\n" + json.dumps({"text": "a" * 1000}) + "\n")
     with pytest.raises(DataError, match=r"items\.jsonl:2: a line of 1,000 bytes or more"):
-        local_data.read_items(path, TASKS["lambada_openai"].form)
+        local_data.check_items(path, TASKS["lambada_openai"].form)
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "/dev/zero"])

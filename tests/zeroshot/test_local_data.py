@@ -9,7 +9,7 @@ import pytest
 from efftrain_cli.data.hub import hub_unreachable
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.zeroshot.harness import require_data
-from efftrain_cli.zeroshot.local_data import example, read_items, tasks_in
+from efftrain_cli.zeroshot.local_data import check_items, example, tasks_in
 from efftrain_cli.zeroshot.suites import TASKS
 
 
@@ -19,26 +19,28 @@ def test_every_form_s_example_is_of_that_form(tmp_path):
         if task.form:
             path = tmp_path / str(task.file)
             path.write_text(f"{example(task.form)}\n\n{example(task.form)}\n")
-            assert len(read_items(path, task.form)) == 2
+            assert check_items(path, task.form) == 2
 
 
 @pytest.mark.parametrize(
     "line, message",
     [
+        (b'{"query": "q", "choices": ["a", "b"], "gold": 2}', "gold: 2 is not an index into"),
+        (b'{"query": "q", "choices": ["a", "b"], "gold": -1}', "gold: Input should be greater"),
         (
-            b'{"query": "q", "choices": ["a", "b"], "gold": 2}',
-            "gold = 2 is not an index into 'choices'",
+            b'{"query": "q", "choices": ["a", "b"], "gold": true}',
+            "gold: Input should be a valid in",
         ),
-        (b'{"query": "q", "choices": ["a", "b"], "gold": true}', "gold = true is not"),
+        (b'{"query": "q", "choices": [], "gold": 0}', "choices: List should have at least 1"),
         (
-            b'{"query": "q", "choices": [], "gold": 0}',
-            "choices = [] is not a list of one text or more",
+            b'{"query": "q", "choices": ["a", 1], "gold": 0}',
+            "choices.1: Input should be a valid st",
         ),
-        (b'{"query": 3, "choices": ["a"], "gold": 0}', "query = 3 is not a text"),
-        (b'{"query": "q", "choices": ["a"]}', "no field 'gold' (it has query, choices)"),
-        (b'{"query": "q", "choi', "not JSON"),
-        (b'["q"]', "a list, not an object"),
-        (b'{"query": "\xff"}', "byte 11 is not UTF-8"),
+        (b'{"query": 3, "choices": ["a"], "gold": 0}', "query: Input should be a valid string"),
+        (b'{"query": "q", "choices": ["a"]}', "gold: Field required; a line looks like {"),
+        (b'{"query": "q", "choi', "Invalid JSON: EOF while parsing"),
+        (b'["q"]', "Input should be an object"),
+        (b'{"query": "\xff"}', "Invalid JSON: invalid unicode"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, message):
@@ -47,7 +49,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
     good = example(form).encode()
     path.write_bytes(good + b"\n" + good + b"\n" + line + b"\n" + good + b"\n")
     with pytest.raises(DataError) as error:
-        read_items(path, form)
+        check_items(path, form)
     assert f"hellaswag.jsonl:3: {message}" in str(error.value)
     assert error.value.exit_code == 3
 
@@ -108,7 +110,7 @@ def test_the_real_sets_are_of_these_forms(shared_data):
     for name in tasks_in(folder):
         task = TASKS[name]
         if task.form:
-            counts[name] = len(read_items(folder / str(task.file), task.form))
+            counts[name] = check_items(folder / str(task.file), task.form)
     assert (
         counts["hellaswag"] == 10042
         and counts["lambada_openai"] == 5153
