@@ -123,31 +123,42 @@ def _csv_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[D
     """Yield a document per row; the first row names the columns. Quoted text may hold line ends."""
     csv.field_size_limit(LINE_BYTES)
     number = 0
+    faults = []  # of the lines of one row
 
     def decoded(file: io.BufferedIOBase) -> Iterator[str]:
         nonlocal number
         for number, (line, length) in enumerate(_lines(path, file), 1):
             if length > LINE_BYTES:
                 raise DataError(f"{path}:{number}: {_too_long(length)}")
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            encoding = "utf-8-sig" if number == 1 else "utf-8"
+            try:
+                text = line.decode(encoding)
+            except UnicodeDecodeError as error:
+                faults.append((f"{path}:{number}", _not_utf8(error.object, error.start)))
+                text = line.decode(encoding, errors="replace")
+            yield text
 
     with _opened(path) as file:
         rows = csv.DictReader(decoded(file), strict=True)
         try:
-            if rows.fieldnames:
-                _require_column(path, text_field, list(rows.fieldnames))
+            fields = rows.fieldnames
+            if faults:  # the columns cannot be told
+                raise DataError(": ".join(faults[0]))
+            if fields:
+                _require_column(path, text_field, list(fields))
             any_row = False
             for row in rows:
                 any_row = True
                 text = row[text_field]
-                if text is None:
+                if faults:
+                    bad.found(*faults[0])
+                    faults.clear()
+                elif text is None:
                     bad.found(f"{path}:{number}", f"the row ends before column {text_field!r}")
                 else:
                     yield from bad.read(f"{path}:{number}", text)
         except csv.Error as error:
             raise DataError(f"{path}:{number}: not CSV: {error}") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"{path}:{number}: {_not_utf8(error.object, error.start)}") from error
     if not any_row:
         bad.found(path, "the file holds no rows")
 
