@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from efftrain_cli.data.documents import cut_at_line, read_documents
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.text import BadDocuments, Document, HubDataset, Source, TextFile
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.progress import Report
 
@@ -233,7 +234,7 @@ def check_tally(tally: Tally, data: Data) -> None:
     for side, other, wanted in (("train", "valid", "training"), ("valid", "train", "validation")):
         if tally.documents[side] == 0:
             raise DataError(
-                f"no text is left for {wanted}; the other side has {tally.documents[other]:,} documents. Give more documents, "
+                f"no text is left for {wanted}; the other side has {counted(tally.documents[other], 'document')}. Give more documents, "
                 f"or name validation text in data.valid, or change data.valid_fraction ({data.valid_fraction:g})"
             )
 
@@ -244,13 +245,13 @@ def check_findings(findings: dict[str, Any], data: Data) -> None:
     problems = []
     if findings["overlap"] and not data.allow_overlap:
         problems.append(
-            f"{findings['overlap']:,} training documents are word for word in the validation text, so validation would "
+            f"the validation text holds {counted(findings['overlap'], 'training document')} word for word, so validation would "
             f"measure memory: {'; '.join(findings['overlap_examples'])}. Remove them from one side, or set "
             "data.allow_overlap = true"
         )
     if findings["skipped"] and data.on_bad_document == "error":
         problems.append(
-            f"{findings['skipped']:,} documents cannot be read: {'; '.join(findings['skipped_examples'])}. "
+            f"{counted(findings['skipped'], 'document')} that cannot be read: {'; '.join(findings['skipped_examples'])}. "
             'Repair or remove them, or set data.on_bad_document = "skip"'
         )
     if problems:

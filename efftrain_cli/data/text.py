@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from efftrain_cli.foundation.console import printable
+from efftrain_cli.foundation.console import counted, printable
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import DataError
 
@@ -111,7 +111,7 @@ class BadDocuments:
         document."""
         if self.skipped > SKIPPED_SHARE * self.seen:
             raise DataError(
-                f"{self.skipped:,} of {self.seen:,} documents cannot be read ({self.skipped / self.seen:.2%}; "
+                f"{self.skipped:,} of {counted(self.seen, 'document')} cannot be read ({self.skipped / self.seen:.2%}; "
                 f"at most {SKIPPED_SHARE:.1%} may be skipped). The first: "
                 + "; ".join(self.examples)
             )

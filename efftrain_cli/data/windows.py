@@ -20,6 +20,7 @@ import numpy as np
 
 from efftrain_cli.data.corpus import Part, TokenShards
 from efftrain_cli.data.split import apportion
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.foundation.step import Batch, StepPlan
 
@@ -246,7 +247,7 @@ def data_warnings(train: Windows, windows: int, validation_windows: int) -> list
         )
     if 0 < validation_windows < FEW_WINDOWS:  # without any the run is refused
         found.append(
-            f"validation is on {validation_windows} window{'s' * (validation_windows != 1)} only, so its loss depends on which "
+            f"validation is on {counted(validation_windows, 'window')} only, so its loss depends on which "
             "text they hold: raise data.valid_fraction or eval.windows, or give data.valid more text"
         )
     return found

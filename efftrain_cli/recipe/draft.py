@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.bounds import MISTAKES
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.environment import expanded
 from efftrain_cli.foundation.errors import Problem, RecipeError, nearest
 from efftrain_cli.foundation.records import check_toml
@@ -57,9 +58,7 @@ def shown_path(path: Path) -> str:
 
 def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
     """Format every problem of a recipe or study as one error message."""
-    lines = [
-        f"{kind} {name!r} has {len(problems)} mistake{'s' * (len(problems) != 1)}; nothing was run"
-    ]
+    lines = [f"{kind} {name!r} has {counted(len(problems), 'mistake')}; nothing was run"]
     for problem in problems[:MISTAKES]:
         what = " = ".join(part for part in (problem.key, problem.value) if part)
         rule = problem.rule

@@ -221,7 +221,7 @@ def local_files(harness_task: ConfigurableTask) -> tuple[Path, ...]:
     config = harness_task.config
     named = (config.dataset_kwargs or {}).get("data_files") or config.dataset_path or []
     groups = list(named.values()) if isinstance(named, dict) else [named]
-    names = []
+    names: list[str] = []
     for group in groups:
         names += [group] if isinstance(group, str) else group
     return tuple(path for path in map(Path, names) if path.exists())

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from efftrain_cli.foundation.bounds import LINE_BYTES
 from efftrain_cli.foundation.errors import DataError
@@ -58,8 +58,8 @@ def check_items(path: Path, form: dict[str, str]) -> int:
     Raises:
         DataError: it holds no item, or a line is not a JSON object of this form; the message names file and line.
     """
-    kinds = {name: (KINDS[kind], ...) for name, kind in form.items()}
-    model: type[BaseModel] = create_model("Item", __config__={"strict": True}, **kinds)
+    fields: dict[str, Any] = {name: (KINDS[kind], ...) for name, kind in form.items()}
+    model = create_model("Item", __config__=ConfigDict(strict=True), **fields)
     count = 0
     try:
         with path.open("rb") as file:

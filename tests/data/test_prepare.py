@@ -129,7 +129,7 @@ def test_overlap_is_refused_unless_allowed(cache, stories, tmp_path):
     with pytest.raises(DataError) as refused:
         prepare(data(stories, valid=str(valid)))
     said = str(refused.value)
-    assert said.startswith("7 training documents are word for word in the validation text")
+    assert said.startswith("the validation text holds 7 training documents word for word")
     assert f"{stories}:4 = {valid}:2" in said and "data.allow_overlap = true" in said
     assert not list((cache / "corpora").glob("*/"))  # refused before anything was made
     corpus = prepare(data(stories, valid=str(valid), allow_overlap=True))
@@ -146,7 +146,7 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache, stories):
     )
     with pytest.raises(
         DataError,
-        match=r"1 documents cannot be read: .*stories\.jsonl:2001, byte 153428: .*on_bad_document",
+        match=r"^1 document that cannot be read: .*stories\.jsonl:2001, byte 153428: .*on_bad_document",
     ):
         prepare(data(stories))
 
