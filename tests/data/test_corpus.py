@@ -26,6 +26,7 @@ from efftrain_cli.data.corpus import (
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.training.session import prepare_session
+from tests.damage import flip, flips
 
 
 def write(
@@ -103,18 +104,16 @@ def test_truncation_is_seen_at_open(tmp_path):
 
 
 def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path):
-    """200 random bits of header and ids, at the first read anywhere in the shard."""
+    """200 random bits of header and ids, and those at their ends, at the first read anywhere in the shard."""
     (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
-    content = bytearray(shard.path.read_bytes())
-    first, end = 8 * HEADER_BYTES, 8 * len(content)
-    rng = random.Random(2)
-    for bit in [0, first - 1, first, end - 1, *(rng.randrange(end) for _ in range(200))]:
-        content[bit // 8] ^= 1 << bit % 8
-        shard.path.write_bytes(content)
+    for _ in flips(shard.path, 200):
         with pytest.raises(DataError):
             reopened(shard).read([0], 2)
-        content[bit // 8] ^= 1 << bit % 8
-    shard.path.write_bytes(content)
+    for bit in (0, 8 * HEADER_BYTES - 1, 8 * HEADER_BYTES, -1):
+        flip(shard.path, bit)
+        with pytest.raises(DataError):
+            reopened(shard).read([0], 2)
+        flip(shard.path, bit)
     reopened(shard).verify()
 
 

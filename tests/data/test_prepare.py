@@ -14,6 +14,7 @@ from efftrain_cli.data.prepare import prepare
 from efftrain_cli.data.tokenizer import load_tokenizer
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.recipe.sections import Data
+from tests.damage import flip
 from tests.data.conftest import LINES, data, write_texts
 
 
@@ -192,9 +193,8 @@ def test_damage_is_refused_with_exit_3(cache, book):
     ]
     for path in files:
         content = path.read_bytes()
-        flipped = bytearray(content)
-        flipped[len(content) // 2] ^= 1
-        for damaged in (bytes(flipped), content[:-1], b""):
+        flip(path, 4 * len(content))
+        for damaged in (path.read_bytes(), content[:-1], b""):
             path.write_bytes(damaged)
             with pytest.raises(DataError, match=r"efftrain prepare") as refused:
                 prepare(data(book), verify="full")
@@ -210,9 +210,7 @@ def test_damage_is_refused_with_exit_3(cache, book):
 def test_a_flipped_token_is_seen_at_first_use(cache, book):
     corpus = prepare(data(book))
     path = corpus.folder / "train-00000.bin"
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
+    flip(path, -40)
     corpus = prepare(data(book))  # its size is right
     with pytest.raises(
         DataError, match=r"train-00000\.bin: its tokens are not those that were written"

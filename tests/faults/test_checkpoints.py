@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import pickle
-import random
 import re
 import shutil
 from pathlib import Path
@@ -26,6 +25,7 @@ from efftrain_cli.training.checkpoints import (
     newest_checkpoint,
 )
 from efftrain_cli.training.state import read_checkpoint, write_checkpoint
+from tests.damage import flips
 from tests.faults.conftest import RECIPE, seal, step_of, truncate
 from tests.tiny import CPU, changed, fresh
 
@@ -34,21 +34,14 @@ def test_two_hundred_flipped_bits(run, capfd):
     """F11: each is found before any tensor is used, and named; the checkpoint before takes over."""
     path = checkpoints_of(run.path)[-1]
     files = sorted(path.iterdir())
-    generator = random.Random(11)
-    for number in range(200):
-        # By turns, so that the small files have their share; the manifest itself is one of them.
-        file = files[number % len(files)]
-        content = bytearray(file.read_bytes())
-        bit = generator.randrange(8 * len(content))
-        content[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=file.name):
-            read_checkpoint(path)
-        if number < len(files):
+    # As many of each file, so that the small files have their share; the manifest itself is one of them.
+    for file in files:
+        for _ in flips(file, 200 // len(files)):
+            with pytest.raises(CheckpointError, match=file.name):
+                read_checkpoint(path)
+        for _ in flips(file, 1):
             assert step_of(newest_checkpoint(run)) == 5
             assert file.name in capfd.readouterr().err
-        content[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(content)
     verify_checkpoint(path)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +25,7 @@ from efftrain_cli.study.records import Plan
 from efftrain_cli.tune_warmup.receipts import SearchFile, read_receipts
 from efftrain_cli.tune_warmup.search import Probe, Receipt
 from efftrain_cli.zeroshot.results import read_results, save_result
+from tests.damage import flips
 from tests.faults.conftest import call
 from tests.trained_run import make_run
 
@@ -162,14 +162,8 @@ def test_a_flipped_bit_is_found_before_use(home, kind):
     """F88: 50 in each."""
     path = FILES[kind].make(home)
     FILES[kind].read(path)
-    whole = path.read_bytes()
-    dice = random.Random(kind)
-    for bit in dice.sample(range(8 * len(whole)), 50):
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(changed)
+    for _ in flips(path, 50, seed=kind):
         message_of(kind, path)
-    path.write_bytes(whole)
     FILES[kind].read(path)
 
 

@@ -34,6 +34,7 @@ from efftrain_cli.training import memory
 from efftrain_cli.training import state as state_module
 from efftrain_cli.training.state import read_checkpoint
 from tests.conftest import cli
+from tests.damage import flip
 from tests.fake_runs import write_rows, write_run
 
 CPU = torch.device("cpu")
@@ -240,10 +241,7 @@ def test_without_optimizer_state_the_weights_alone_are_offered(home):
 def test_damaged_weights_are_refused_even_alone(home):
     shutil.copytree(home / "runs" / "small", home / "runs" / "bent")
     for checkpoint in checkpoints_of(home / "runs" / "bent"):
-        path = checkpoint / "model.safetensors"
-        content = bytearray(path.read_bytes())
-        content[-9] ^= 1
-        path.write_bytes(bytes(content))
+        flip(checkpoint / "model.safetensors", -72)
     for weights_only in (False, True):
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             grow_run("bent", ["width"], "bent-wide", CPU, weights_only=weights_only)

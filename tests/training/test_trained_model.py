@@ -13,6 +13,7 @@ import torch
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.training.trained_model import load_trained_model
 from tests.conftest import cli
+from tests.damage import flip
 from tests.trained_run import make_run
 
 CPU = torch.device("cpu")
@@ -22,12 +23,6 @@ CPU = torch.device("cpu")
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 10 and 20."""
     return make_run(tmp_path, steps=(10, 20))
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_the_newest_or_the_one_asked_for(run):
@@ -43,12 +38,12 @@ def test_the_newest_or_the_one_asked_for(run):
 
 
 def test_a_damaged_checkpoint_is_passed_over_or_refused(run, capsys):
-    damage(run / "checkpoints" / "step-00000020" / "model.safetensors")
+    flip(run / "checkpoints" / "step-00000020" / "model.safetensors", 99)
     assert load_trained_model("random", None, CPU).progress.step == 10
     assert "step-00000020" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"model\.safetensors is damaged"):
         load_trained_model("random", "20", CPU)
-    damage(run / "checkpoints" / "step-00000010" / "progress.json")
+    flip(run / "checkpoints" / "step-00000010" / "progress.json", 99)
     with pytest.raises(CheckpointError, match="no checkpoint of run 'random' is whole"):
         load_trained_model("random", None, CPU)
 
@@ -97,6 +92,6 @@ def test_sample_and_export_commands(run, tmp_path, monkeypatch):
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= names
     with pytest.raises(UsageError):
         cli("export", "random", "--out", "out")
-    damage(run / "checkpoints" / "step-00000010" / "model.safetensors")
+    flip(run / "checkpoints" / "step-00000010" / "model.safetensors", 99)
     with pytest.raises(CheckpointError):
         cli("export", "random", "--out", "out2", "--checkpoint", "10")
