@@ -227,6 +227,14 @@ def texts_of(revision: str | None) -> list[str]:
     return [document.text for document in documents]
 
 
+@pytest.mark.parametrize("windows, tokens", [(1022, 65_536), (1023, 131_072)])
+def test_two_windows_more_than_the_budget_are_prepared(windows, tokens):
+    """1,024 windows of 64 tokens are 2^16 tokens; one more needs the next power of two. 16 x 64 + 1 tokens validate."""
+    budget = ["train.batch_size=1", "eval.windows=16", f"train.tokens={64 * windows}"]
+    recipe = load_recipe("small", ["data.train=owner/name", "model.seq_len=64", *budget])
+    assert limits_of(recipe) == (tokens, 2048)
+
+
 @pytest.fixture
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Hub does not answer, and its libraries' caches are empty folders."""
