@@ -211,14 +211,9 @@ def _card(name: str) -> dict[str, Any]:
         card["summary"] = first_comment(path)
         draft = read_recipe_file(name)
     except RecipeError as error:
-        problems = error.problems
         mistake = str(error)
-    else:
-        problems = tuple(draft.problems)
-        mistake = ""
-    if problems:
-        mistake = f"{problems[0].source}: {problems[0].rule}"
-    if mistake:
+        if error.problems:
+            mistake = f"{error.problems[0].source}: {error.problems[0].rule}"
         return {**card, "mistake": mistake.split("\n")[0]}
     for section, *settings in (
         ("model", "n_layer", "n_embd", "seq_len"),

@@ -146,9 +146,7 @@ class Check:
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
         """Record a problem with the key's value, place and description."""
-        described = unnumbered(key)
-        if suggestion is not None and suggestion in self.known:
-            described = suggestion
+        described = suggestion or unnumbered(key)
         doc = " ".join(self.known.get(described, "").split())
         if doc:
             doc = f"{described}: {doc}"

@@ -197,15 +197,13 @@ def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
         try:
             following = _find_base(base, [path for _, path in layers])
         except RecipeError as error:
-            file = shown_path(path)
-            source = _place("base", file, _places(_text(path), file))
+            source = _place("base", shown_path(path), _places_in(path))
             problem = Problem("base", str(error), value=toml_value(base), source=source)
             raise RecipeError(report(draft.name, [problem]), [problem]) from None
         draft.bases.append(following)
         path = following
     for layer, path in reversed(layers):
-        file = shown_path(path)
-        _merge(draft, draft.values, layer, "", file, _places(_text(path), file))
+        _merge(draft, draft.values, layer, "", shown_path(path), _places_in(path))
     for override in overrides:
         apply_override(draft, override)
     return draft
@@ -233,15 +231,8 @@ def read_toml_file(path: Path) -> Draft:
         RecipeError: there is no such file, or it is not TOML.
     """
     draft = Draft(path.stem, path)
-    file = shown_path(path)
-    _merge(
-        draft,
-        draft.values,
-        _read_layer(path, draft.name, "study"),
-        "",
-        file,
-        _places(_text(path), file),
-    )
+    layer = _read_layer(path, draft.name, "study")
+    _merge(draft, draft.values, layer, "", shown_path(path), _places_in(path))
     return draft
 
 
@@ -325,10 +316,14 @@ def _dotted(key: str) -> str:
     return ".".join(part.strip().strip("\"'") for part in key.split("."))
 
 
+def _places_in(path: Path) -> Mapping[str, str]:
+    """Map dotted keys of a file to "file:line", for keys and headers that begin a line; the n-th [[table]] is
+    `table.n`, from 0."""
+    return _places(_text(path), shown_path(path))
+
+
 @cache  # a file is read again by every recipe that builds on it
 def _places(text: str, file: str) -> Mapping[str, str]:
-    """Map dotted keys to "file:line", for keys and headers that begin a line; the n-th [[table]] is
-    `table.n`, from 0."""
     places: dict[str, str] = {}
     counts: dict[str, int] = {}
     section = ""

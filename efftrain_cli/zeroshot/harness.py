@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.hub import hub_unreachable
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
 from efftrain_cli.zeroshot.local_data import check_items, example, local_file
@@ -89,7 +90,7 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
             for task in missing
         ]
         raise DataError(
-            f"{len(missing)} evaluation set{'s are' if len(missing) > 1 else ' is'} missing: {where}, "
+            f"{counted(len(missing), 'evaluation set')} missing: {where}, "
             f"and the Hugging Face Hub cannot be asked: {reason}.\n" + "\n".join(lines) + "\n"
             "Connect, or give --data-dir, a folder of files with a JSON object a line (one of "
             f"{missing[0].file} looks like {example(missing[0].form)}), or use `--tasks offline`, which needs no data"

@@ -163,6 +163,7 @@ def test_a_text_is_not_taken_for_a_recipe(folder):
         ('"alone"', "is the recipe itself"),
         ('"./alone.toml"', "bases form a loop: alone -> alone"),
         ('["tiny"]', "must be the name or path of one recipe, in quotes"),
+        ('""', "must be the name or path of one recipe, in quotes"),
     ],
 )
 def test_a_base_that_cannot_be_built_on_says_why(folder, base, rule):
