@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -108,6 +109,35 @@ def test_the_page_names_every_key():
         annotation = next(field.type for field in fields(Primary) if field.name == kind)
         for word in re.findall(r'"(\w+)"', str(annotation)):
             assert f"`{word}`" in TEXT, word
+
+
+def rows_of(table: str) -> list[dict[str, str]]:
+    """Return the rows of a table of the simulations."""
+    path = REPOSITORY / "benchmarks" / "simulations" / table
+    with path.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_looks_cost_is_in_the_table():
+    table = {}
+    for row in rows_of("looks.csv"):
+        place = row["seeds"], row["looks"], row["rule"].partition(",")[0]
+        if row["measure"] == "decided" and row["differences"].startswith("effect"):
+            table.setdefault(place, []).append((float(row["value"]), row["mean seeds"]))
+    shown = re.findall(r"^\| (\d+), (\d+) \| (\w+) \|(.*)\|$", TEXT, re.MULTILINE)
+    assert len(shown) == 8
+    for seeds, looks, rule, cells in shown:
+        expected = table[seeds, looks, rule]
+        for cell, (share, taken) in zip(cells.split("|"), expected, strict=True):
+            percent, mean = re.fullmatch(r" ([\d.]+) % \(([\d.]+)\) ", cell).groups()
+            assert float(percent) == pytest.approx(100 * share, abs=0.06) and mean == taken
+
+
+def test_what_blocks_cost_is_in_the_table():
+    rates = [row["how often"] for row in rows_of("compare.csv") if row["part"] == "blocks"]
+    tail = TEXT[TEXT.index("## What blocks cost") :]
+    shown = re.findall(r"^\| .* \| \d+ \| ([\d.]+ %) \| ([\d.]+ %) \|$", tail, re.MULTILINE)
+    assert [rate for pair in shown for rate in pair] == rates
 
 
 @pytest.mark.slow
