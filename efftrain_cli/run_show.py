@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.comparison import compare
-from efftrain_cli.compare.formats import format_number, format_value
+from efftrain_cli.compare.formats import format_number, format_value, origin_values
 from efftrain_cli.compare.frames import rows_of
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.tables import Table, tables_of
-from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.directory import checkpoints_of
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.run_list import TITLES, format_cell, row_of
-
-_HASH = re.compile(r"[0-9a-f]{40,}")
 
 
 def tables_of_run(path: Path) -> list[Table]:
@@ -56,7 +51,7 @@ def tables_of_run(path: Path) -> list[Table]:
         Table("Events", ("time", "event", "what"), tuple(events)),
         _pairs("Checkpoints", {"kept": kept or "none"}),
         _pairs("Recipe", run.recipe),
-        _pairs("Origin", _origin_values(run.origin)),
+        _pairs("Origin", origin_values(run.origin)),
     ]
     return [table for table in tables if table.rows]
 
@@ -96,17 +91,6 @@ def values_of_run(path: Path) -> dict[str, Any]:
         "recipe": files.recipe,
         "origin": run.origin,
     }
-
-
-def _origin_values(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an origin by dotted keys: the command first, as one line, and the first digits of hashes."""
-    values = flatten({"command": None, **origin})
-    if isinstance(values["command"], list):
-        values["command"] = shlex.join(map(str, values["command"]))
-    for key, value in values.items():
-        if isinstance(value, str) and _HASH.fullmatch(value):
-            values[key] = value[:16]
-    return values
 
 
 def _pairs(title: str, values: Mapping[str, Any]) -> Table:

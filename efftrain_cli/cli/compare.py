@@ -171,6 +171,7 @@ def compare(
         left_out=left_out,
         sisters=count_sisters(paths) if study is None else None,
         calibrations=read_calibrations(),
+        study=verdict["study"] if verdict else "",
     )
     if plan or difference:
         show_plan(comparison, difference or [])

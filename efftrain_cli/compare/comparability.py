@@ -7,15 +7,15 @@ from itertools import combinations
 from typing import Any
 
 from efftrain_cli.compare.formats import format_value
-from efftrain_cli.compare.groups import Group, differing_keys
+from efftrain_cli.compare.groups import Group, differing_keys, finished_runs
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
 
 INCOMPARABLE = Why("not_judged", "not judged: these losses are not comparable")
-STEADY = 1.2
-"""Throughputs of one recipe on one device differ by less than this factor where nothing else used the machine."""
+SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
+"""How a label of each kind is announced, the gravest first."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that a method has no business to change: where they differ, the difference may not be the method's."""
 
@@ -56,12 +56,10 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
     warnings = [
         *_origin_warnings(runs),
         *_recipe_warnings(groups),
-        *_speed_warnings(groups),
         *(text for resumed, text in marks if not resumed),
     ]
     notes = [
         *(text for resumed, text in marks if resumed),
-        *_seed_notes(groups),
         *_same_recipe_notes(groups),
     ]
     texts = {"allowed": refusals, "warning": warnings, "note": notes}
@@ -70,41 +68,38 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
 
 DIFFERS = 1.02
 """Factor from which updates, warmups and rates of two recipes are named as different."""
+_PER_UPDATE = "took {} instead of {} tokens per update"
+_CHANGES: dict[str, Callable[[RunNumbers], float]] = {
+    "made {} instead of {} updates": lambda run: run.step,
+    _PER_UPDATE: lambda run: run.tokens / run.step,
+    "warmed up over {} instead of {} tokens": lambda run: run.warmup_tokens,
+    "peaked at a rate of {} instead of {}": lambda run: run.peak_lr,
+}
+"""What a method may have changed besides -> the value of a run."""
 
 
 def describe_differences(baseline: Group, method: Group) -> str:
     """Return what else the method changed, means over finished runs: updates, warmup, peak rate; "" if nothing did."""
-    sides = []
-    for group in (baseline, method):
-        runs = [run for run in group.runs if run.status == "finished"]
+    sides = [finished_runs(group.runs) for group in (baseline, method)]
+    for runs in sides:
         if not runs or any(run.step < 1 or run.peak_lr <= 0 for run in runs):
             return ""
-        sides.append(runs)
 
     def means(value: Callable[[RunNumbers], float]) -> tuple[float, float]:
-        a, b = (sum(map(value, runs)) / len(runs) for runs in sides)
-        return a, b
+        before, after = (sum(map(value, runs)) / len(runs) for runs in sides)
+        return before, after
 
     parts = []
-    steps, batches = means(lambda run: run.step), means(lambda run: run.tokens / run.step)
-    if _differ(*steps):
-        parts.append(f"made {steps[1] / steps[0]:.2f}x as many updates")
-    # At equal tokens the updates say it.
-    if _differ(*batches) and _differ(batches[0] * steps[0], batches[1] * steps[1]):
-        parts.append(
-            f"took {human_count(batches[1])} instead of {human_count(batches[0])} tokens per update"
-        )
-    warmups, rates = means(lambda run: run.warmup_tokens), means(lambda run: run.peak_lr)
-    if _differ(*warmups):
-        parts.append(
-            f"warmed up over {human_count(warmups[1])} instead of {human_count(warmups[0])} tokens"
-        )
-    if _differ(*rates):
-        parts.append(f"peaked at a rate of {rates[1]:.2g} instead of {rates[0]:.2g}")
+    is_longer = _differ(*means(lambda run: run.tokens))
+    for words, value in _CHANGES.items():
+        before, after = means(value)
+        # At equal tokens the updates say how many there are in one.
+        if _differ(before, after) and (is_longer or words != _PER_UPDATE):
+            parts.append(words.format(human_count(after), human_count(before)))
     if not parts:
         return ""
-    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"{method.label} {listed}"
+    *first, last = parts
+    return f"{method.label} {' and '.join(filter(None, (', '.join(first), last)))}"
 
 
 def _differ(a: float, b: float) -> bool:
@@ -132,7 +127,7 @@ def why_flops_not_judged(runs: Sequence[RunNumbers]) -> str:
     """Return why the FLOPs of these runs must not be judged; "" if they may."""
     lacking = [run.name for run in runs if run.flops_lack_optimizer]
     if lacking:
-        return f"{_names(lacking)}: begun before the FLOPs of Muon's Newton-Schulz iterations were counted"
+        return f"{name_some(lacking)}: begun before the FLOPs of Muon's Newton-Schulz iterations were counted"
     return ""
 
 
@@ -147,7 +142,7 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
         values = _names_by_value(runs, [_data(run).get(key) for run in runs])
         if "None" in values:
             found.append(
-                f"{title} of {_names(values['None'])} is unknown (origin.json does not say)"
+                f"{title} of {name_some(values['None'])} is unknown (origin.json does not say)"
             )
         elif len(values) > 1:
             found.append(f"{title} differs: {_split(values)}")
@@ -168,88 +163,42 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
-    for title, (key, usual) in _CONDITIONS.items():
+    # The standard library's source, the training text of some recipes, is that of the running Python.
+    for title, (key, usual) in (_CONDITIONS | {"Python version": ("python", None)}).items():
         # Threads decide nothing where another device computes.
         relevant = [
             run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"
         ]
         values = _names_by_value(relevant, [run.origin.get(key, usual) for run in relevant])
         if len(values) > 1:
-            seconds = (
-                "; seconds and throughput are not comparable"
-                if title in ("device", "number of threads")
-                else ""
-            )
-            found.append(f"different {title}: {_split(values)}{seconds}")
+            found.append(f"different {title}: {_split(values)}")
     values = _names_by_value(runs, [_data(run).get("train_hash") for run in runs])
     if len(values) > 1:
-        embedded = [run for run in runs if run.recipe.get("data.train", "stdlib") == "stdlib"]
-        python = _names_by_value(embedded, [run.origin.get("python") for run in embedded])
-        why = f" (the standard library's source is that of the running Python: {_split(python)})"
-        found.append(f"different training text: {_split(values)}{why if len(python) > 1 else ''}")
+        found.append(f"different training text: {_split(values)}")
     return found
 
 
 def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
     found = []
     recipes = [group.recipe for group in groups]
+    has_moments = any(map(_takes_moments, recipes))
     for key in differing_keys(recipes):
-        cut = key == "parallel.lanes" and any(map(_takes_moments, recipes))
-        if not key.startswith(SHARED_SECTIONS) and not cut:
+        # A term of the loss is computed within each micro-batch.
+        is_cut = has_moments and key in ("parallel.lanes", "train.micro_batch_tokens")
+        if not is_cut and not key.startswith(SHARED_SECTIONS):
             continue
-        values = ", ".join(
-            f"{group.label} {format_value(group.recipe.get(key))}" for group in groups
-        )
-        meaning = {
-            "train.tokens": "different budget",
-            "train.batch_size": "different batch",
-            "optim.lr": "different learning rate (fair where each recipe is at its own best)",
-            "optim.name": "different optimizer",
-            "model.norm": "different model",
-            "model.init": "different initialization",
-            "train.micro_batch_tokens": "different micro-batches"
-            + (
-                ", over which the standardization loss takes its moments"
-                if any(map(_takes_moments, recipes))
-                else ""
-            ),
-            "parallel.lanes": "different micro-batches, over which the standardization loss takes its moments",
-            "eval.every": "evaluated at different intervals, so only evaluations after the same steps are compared",
-        }.get(key, "different setting")
-        found.append(f"{meaning}: {key} is {values}")
+        values = [f"{group.label} {format_value(group.recipe.get(key))}" for group in groups]
+        text = f"different {key}: {', '.join(values)}"
+        if is_cut:
+            text += "; the standardization loss takes its moments over micro-batches"
+        found.append(text)
     return found
 
 
 def _takes_moments(recipe: Mapping[str, object]) -> bool:
     """Return whether a term of the loss depends on how a step is cut into micro-batches."""
     weight = recipe.get("standardization_loss.weight")
-    return (
-        weight is not None and weight != 0 and recipe.get("standardization_loss.moments") != "token"
-    )
-
-
-def _speed_warnings(groups: Sequence[Group]) -> list[str]:
-    found = []
-    for group in groups:
-        by_speed = sorted(
-            (run.tokens_per_second, run.name) for run in group.runs if run.tokens_per_second
-        )
-        if len(by_speed) > 1 and by_speed[-1][0] > STEADY * by_speed[0][0]:
-            factor = by_speed[-1][0] / by_speed[0][0]
-            found.append(
-                f"{group.label} ran {factor:.1f} times as fast in {by_speed[-1][1]} as in {by_speed[0][1]}: the machine was "
-                "not steady, so do not trust seconds"
-            )
-    return found
-
-
-def _seed_notes(groups: Sequence[Group]) -> list[str]:
-    if len({group.seeds for group in groups}) < 2:
-        return []
-    each = "; ".join(f"{group.label}: {', '.join(map(str, group.seeds))}" for group in groups)
-    return [
-        f"the recipes were run with different seeds ({each}); seeds that both have are paired, the others count unpaired"
-    ]
+    return bool(weight) and recipe.get("standardization_loss.moments") != "token"
 
 
 def _same_recipe_notes(groups: Sequence[Group]) -> list[str]:
@@ -281,7 +230,7 @@ def _names_by_value(runs: Sequence[RunNumbers], values: Sequence[object]) -> dic
 
 
 def _split(values: dict[str, list[str]]) -> str:
-    return "; ".join(f"{_short(value)} in {_names(names)}" for value, names in values.items())
+    return "; ".join(f"{_short(value)} in {name_some(names)}" for value, names in values.items())
 
 
 def _short(value: str) -> str:
@@ -289,7 +238,9 @@ def _short(value: str) -> str:
     return value[:12] if len(value) >= 40 and " " not in value else value
 
 
-def _names(names: Sequence[str]) -> str:
-    return (
-        ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
-    )
+def name_some(names: Sequence[str]) -> str:
+    """Write names one after the other: of more than four three, and how many more there are."""
+    listed = list(names)
+    if len(listed) > 4:
+        listed[3:] = [f"and {len(listed) - 3} more"]
+    return ", ".join(listed)

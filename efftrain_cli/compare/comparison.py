@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from efftrain_cli.compare.calibrated import describe_seconds, with_calibration
-from efftrain_cli.compare.comparability import INCOMPARABLE, check
+from efftrain_cli.compare.calibrated import with_calibration
+from efftrain_cli.compare.comparability import INCOMPARABLE, SIGNS, check, name_some
 from efftrain_cli.compare.engine import Verdict, correct, verdict
 from efftrain_cli.compare.groups import (
     BEST_RULE,
@@ -50,7 +50,7 @@ class Comparison:
     groups: tuple[Group, ...]
     """The baseline first."""
     labels: tuple[Why, ...]
-    """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note"."""
+    """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note", in this order."""
     trials: tuple[TriedSetting, ...]
     """Settings tried by recipes that stand at their own best; empty if no recipe has several."""
     target_loss: float | None
@@ -63,8 +63,6 @@ class Comparison:
     """One for each tested question and group but the baseline."""
     caveat: str
     """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is judged."""
-    exploratory: bool = False
-    """Whether the runs are a study's: this comparison is not part of its verdict then."""
 
     @property
     def baseline(self) -> Group:
@@ -130,6 +128,7 @@ def compare(
     left_out: Sequence[str] = (),
     sisters: Mapping[str, int] | None = None,
     calibrations: Calibrations = NO_CALIBRATIONS,
+    study: str = "",
 ) -> Comparison:
     """Compare runs, grouped by recipe, with a baseline.
 
@@ -143,6 +142,7 @@ def compare(
         sisters: runs of the same recipes that were not asked for, by recipe.
         left_out: why runs that were named are not among `runs`, as warnings.
         calibrations: those that seconds may be read by.
+        study: name of the study whose runs these are; "" if they are of none.
 
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
@@ -183,18 +183,21 @@ def compare(
     if named is None and len(groups) > 1 and len({group.recipe_name for group in groups}) == 1:
         text = "settings of one recipe: name one with --baseline to test the others against it"
         withheld = Why("settings", text)
-    elif waits := _pending(group for group in every if group.recipe_name in chosen_from):
-        withheld = Why("pending", f"pending: the best setting waits for {waits}")
+    waiting = []
+    for group in every:
+        if group.recipe_name in chosen_from:
+            waiting += [run.name for run in group.runs if run.pending]
+    if waiting and withheld is None:
+        withheld = Why("pending", f"pending: the best setting waits for {name_some(waiting)}")
 
     verdicts = _judge(questions, groups, labels, withheld)
     labels += [*grid_notes, *_trial_notes(every, groups, trials)]
     caveat = ""
-    if len(groups) > 1:
-        labels += [*_pending_notes(groups), *_seconds_notes(groups)]
-        caveat = _caveat(target_loss, margin, equal, sisters or {})
+    if len(groups) > 1 or study:
+        caveat = _caveat(study, target_loss, margin, equal, sisters or {})
     return Comparison(
         groups=tuple(groups),
-        labels=tuple(labels),
+        labels=tuple(sorted(labels, key=lambda label: list(SIGNS).index(label.kind))),
         trials=tuple(trials),
         target_loss=target_loss,
         margin=margin,
@@ -215,10 +218,16 @@ def _copy_notes(runs: Sequence[RunNumbers], groups: Sequence[Group]) -> list[Why
 
 
 def _caveat(
-    target_loss: float | None, margin: float | None, equal: Cost | None, sisters: Mapping[str, int]
+    study: str,
+    target_loss: float | None,
+    margin: float | None,
+    equal: Cost | None,
+    sisters: Mapping[str, int],
 ) -> str:
     """Say what was chosen when the runs were there already."""
     parts = ["nothing was fixed before the runs"]
+    if study:
+        parts = [f"not part of the verdicts of study {study}"]
     if target_loss is not None:
         parts.append("the target loss was chosen now (the best of 15 errs in 9 to 15 % of studies)")
     if margin is not None:
@@ -372,24 +381,3 @@ def _trial_notes(
         )
         notes.append(Why("warning", text))
     return notes
-
-
-def _pending(groups: Iterable[Group]) -> str:
-    """Name the first four runs that have not finished; "" if all have."""
-    names = [run.name for run in runs_of(groups) if run.pending]
-    listed = ", ".join(names[:4])
-    if len(names) > 4:
-        listed += f" and {len(names) - 4} more"
-    return listed
-
-
-def _seconds_notes(groups: Sequence[Group]) -> list[Why]:
-    texts = [describe_seconds(groups[0], group) for group in groups[1:]]
-    return [Why("note", text) for text in texts if text]
-
-
-def _pending_notes(groups: Sequence[Group]) -> list[Why]:
-    waiting = _pending(groups)
-    if not waiting:
-        return []
-    return [Why("warning", f"the verdict waits for runs that have not finished: {waiting}")]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
-from efftrain_cli.foundation.console import human_seconds, printable
+from efftrain_cli.foundation.console import human_count, human_flops, human_seconds, printable
+from efftrain_cli.recipe.toml import flatten
 
-DECIMALS = {"nats/token": 4, "bits/byte": 4, "%": 2}
-"""Decimals of a unit; numbers of other units have four significant digits."""
-_FLOPS = [
-    (1000.0**power, 1000.0**power, f" {prefix}FLOPs") for power, prefix in enumerate("kMGTPEZY", 1)
-]
-_SCALES = {
-    "tokens": [(1e4, 1e3, "K"), (1e6, 1e6, "M"), (1e9, 1e9, "B"), (1e12, 1e12, "T")],
-    "flops": [(0.0, 1.0, " FLOPs"), *_FLOPS],
-    "seconds": [(0.0, 1.0, " s"), (120.0, 60.0, " min"), (7200.0, 3600.0, " h")],
-}
-"""By axis: from which value on it is divided by what, and the suffix that says so."""
+_HASH = re.compile("[0-9a-f]{40,}")
 
 
 def format_value(value: object) -> str:
@@ -33,33 +28,41 @@ def format_value(value: object) -> str:
     return printable(value) if isinstance(value, str) else json.dumps(value, default=str)
 
 
+def origin_values(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an origin by dotted keys: the command first, as one line, and the first digits of hashes."""
+    values = flatten({"command": None, **origin})
+    if isinstance(values["command"], list):
+        values["command"] = shlex.join(map(str, values["command"]))
+    for key, value in values.items():
+        if isinstance(value, str) and _HASH.fullmatch(value):
+            values[key] = value[:16]
+    return values
+
+
+def _seconds(value: float) -> str:
+    return human_seconds(value) if value >= 120 else f"{value:.4g} s"
+
+
+_WRITERS: dict[str, Callable[[float], str]] = {
+    "nats/token": "{:.4f}".format,
+    "bits/byte": "{:.4f}".format,
+    "%": "{:.2f}".format,
+    "tokens": partial(human_count, digits=4),
+    "flops": lambda value: f"{human_flops(value)}s",
+    "seconds": _seconds,
+}
+"""How numbers of a unit or an axis are written; others have four significant digits."""
+
+
 def format_number(value: float, unit: str = "", axis: str = "", sd: float | None = None) -> str:
-    """Write a number, rounded for reading: 3.2480, 78.46K, 12 min 30 s, (78.46 ± 0.52)K.
+    """Write a number, rounded for reading: 3.2480, 78.46K, 12 min 30 s, 60.22 ± 0.512.
 
     Args:
-        unit: decides the decimals, see DECIMALS.
         axis: tokens, flops or seconds, for a number without a unit.
-        sd: standard deviation, written with two digits in the scale of `value`; None or 0: not written.
+        sd: standard deviation; None or 0: not written.
     """
-    if axis == "seconds" and not unit and not sd and value >= 120:
-        return human_seconds(value)
-    divisor = 1.0
-    suffix = ""
-    fitting = [scale for scale in _SCALES.get(axis, ()) if abs(value) >= scale[0]]
-    if fitting and not unit:
-        _, divisor, suffix = fitting[-1]
-    value /= divisor
-    decimals = DECIMALS.get(unit)
-    if not sd:
-        text = f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
-        return text + suffix
-
-    sd /= divisor
-    if decimals is None:
-        digits = 3 - math.floor(math.log10(abs(value))) if value else 0
-        decimals = min(6, max(0, digits, 1 - math.floor(math.log10(sd))))
-    text = f"{value:.{decimals}f} ± {sd:.{decimals}f}"
-    return f"({text}){suffix}" if suffix else text
+    write = _WRITERS.get(unit or axis, "{:.4g}".format)
+    return f"{write(value)} ± {write(sd)}" if sd else write(value)
 
 
 def format_quantity(value: float, axis: str) -> str:

@@ -26,7 +26,7 @@ SCHEMA_VERSION = 3
 """Format of `--format json`."""
 COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"
 """Of the frame: a row per measure and recipe."""
-_MORE = "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p text"
+_MORE = "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p text note"
 """What JSON's rows hold besides."""
 _CSV_COLUMNS = (
     "section measure unit recipe baseline seeds values mean sd estimate kind low high p p_holm shared_seeds method verdict "
@@ -110,6 +110,7 @@ def _test(verdict: Verdict) -> Row:
         "items": verdict.items and asdict(verdict.items),
         "items_p": verdict.items_p,
         "text": verdict.text,
+        "note": verdict.note,
         "short": short_verdict(verdict),
         "ratio": estimate.log,
     }
@@ -133,7 +134,7 @@ def comma_separated(comparison: Comparison) -> str:
             "kind": row["tested"],
             "shared_seeds": None if shared is None else len(shared),
             "verdict": row["text"],
-            "exploratory": str(comparison.exploratory or bool(comparison.caveat)).lower(),
+            "exploratory": str(bool(comparison.caveat)).lower(),
         }
         rows.append([row[name] for name in columns])
     return csv_text(columns, rows)

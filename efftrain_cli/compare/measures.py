@@ -478,7 +478,7 @@ def cost_question(axis: str, target: float | None) -> Question:
         title = f"{AXIS_WORDS[axis]} to match"
         return Question(f"{axis}_to_match", title, "", _COST, final_loss, tested="match", axis=axis)
     read = partial(cost_to_reach, axis=axis, target=target)
-    title = f"{AXIS_WORDS[axis]} to target"
+    title = f"{AXIS_WORDS[axis]} to loss {target:g}"
     return Question(
         f"{axis}_to_target", title, "", _COST, read, tested="ratio", axis=axis, target=target
     )

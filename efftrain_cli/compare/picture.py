@@ -8,11 +8,9 @@ dark.
 from __future__ import annotations
 
 import io
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 from typing import TYPE_CHECKING, Any
@@ -230,21 +228,13 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[Path]:
 
 
 def inline_svg(plot: Plot) -> str:
-    """Return the figure as an SVG element for a page: as wide as its place, in the page's text colour."""
+    """Return the figure as an SVG element for a page, in the page's text colour."""
     out = io.StringIO()
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with _style(plot.name, _INK):
-        metadata = {"Date": None, "Creator": None}
         draw_figure([plot]).savefig(out, format="svg", transparent=True, metadata=metadata)
-
     svg = out.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    head, rest = svg.split(">", 1)
-    head = re.sub(r' (width|height)="[^"]*"', "", head)
-    # Identifiers are made unique per figure: clip paths of two figures must not be mixed up.
-    for mark in ('id="', "url(#", 'href="#'):
-        rest = re.sub(rf"\b{re.escape(mark)}", f"{mark}{plot.name}-", rest)
-    return f'{head} role="img" aria-label="{escape(plot.title)}">{rest}'
+    return svg[svg.index("<svg") :].replace(_INK, "currentColor")
 
 
 def _style(salt: str, ink: str) -> Any:

@@ -289,10 +289,10 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
 
     rewinds = len(_events(run, "rewind"))
     if rewinds:
-        marks.append(Why("rewound", f"rewound {_times(rewinds)}"))
+        marks.append(Why("rewound", f"rewound {counted(rewinds, 'time')}"))
     resumes = max(rows.segments - 1 - rewinds, len(_events(run, "resume")))
     if resumes > 0:
-        marks.append(Why("resumed", f"resumed {_times(resumes)}"))
+        marks.append(Why("resumed", f"resumed {counted(resumes, 'time')}"))
     starts = _events(run, "start", "resume")
     for key, text in _MOVED.items():
         # A run that was started by an older version says all but its devices in its origin alone.
@@ -310,10 +310,9 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
     steps = rows.columns["step"]
     gap = int(steps[-1] - steps[0]) + 1 - len(steps) if len(steps) else 0
     if gap > 0:
-        text = f"{gap} step{'s are' if gap > 1 else ' is'} missing in metrics.jsonl"
-        marks.append(Why("gap", text))
+        marks.append(Why("gap", f"{counted(gap, 'step')} missing in metrics.jsonl"))
     if rows.nonfinite_segments and status != "diverged":
-        marks.append(Why("nonfinite", f"non-finite {_times(rows.nonfinite_segments)}"))
+        marks.append(Why("nonfinite", f"non-finite {counted(rows.nonfinite_segments, 'time')}"))
     if rows.corrupt:
         text = f"{counted(len(rows.corrupt), 'damaged line')} of metrics.jsonl left out"
         marks.append(Why("damaged", text))
@@ -329,10 +328,6 @@ _MOVED = {
     "efftrain": "ran with efftrain {}",
 }
 """Key of an origin and of a start's event -> the mark of a run with several values of it."""
-
-
-def _times(n: int) -> str:
-    return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
 def _last(values: np.ndarray | pd.Series) -> float:

@@ -15,12 +15,11 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from efftrain_cli.compare.comparability import SIGNS
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.frames import as_json, comma_separated
 from efftrain_cli.compare.tables import (
-    SIGNS,
     Table,
-    gravest_first,
     opening_lines,
     plan_table,
     tables_of,
@@ -156,7 +155,7 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
     lines = [*opening_lines(comparison), ""]
     console.print("\n".join(lines), markup=False, highlight=False)
     print_tables(console, tables_of(comparison, details))
-    for label in gravest_first(comparison.labels):
+    for label in comparison.labels:
         style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}[label.kind]
         console.print(Text.assemble((f"{SIGNS[label.kind]}:", style), f" {label.text}"))
     if not details and len(comparison.groups) > 1:

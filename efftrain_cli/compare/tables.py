@@ -13,13 +13,11 @@ from efftrain_cli.compare.engine import count_members
 from efftrain_cli.compare.formats import format_estimate, format_number, format_p, format_value
 from efftrain_cli.compare.frames import Row, rows_by_question
 from efftrain_cli.compare.inference import ALPHA
+from efftrain_cli.compare.measures import PRIMARY
 from efftrain_cli.compare.planning import MOST_SEEDS, assured_sd, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.why import Why
-
-SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
-"""How a label is announced, the gravest first."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +52,8 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
 
 
 def opening_lines(comparison: Comparison) -> list[str]:
-    """Return what comes before every table: a sentence per recipe, its caveat, and the target if one was given."""
-    lines = verdict_sentences(comparison)
-    if comparison.caveat:
-        lines.append(comparison.caveat)
-    if comparison.target_loss is not None:
-        lines.append(
-            f"Target loss: {comparison.target_loss:.4f} nats/token (given by --target-loss)"
-        )
-    return lines
-
-
-def gravest_first(labels: Sequence[Why]) -> list[Why]:
-    """Return labels in the order of SIGNS."""
-    return sorted(labels, key=lambda label: list(SIGNS).index(label.kind))
+    """Return what comes before every table: the verdicts in sentences, and the comparison's caveat."""
+    return [*verdict_sentences(comparison), *filter(None, [comparison.caveat])]
 
 
 def key_table(comparison: Comparison) -> Table:
@@ -95,14 +81,17 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
     row of its own.
     """
     several = len(comparison.groups) > 2
-    footnotes: list[str] = []
+    notes: dict[str, list[str]] = {}
     rows: list[tuple[str, ...]] = []
     for base, *others in rows_by_question(comparison):
         judged = [row for row in others if row["text"]]
         is_none = all(row["kind"] == "nothing" for row in judged)
         if is_none or (base["test"] == "score") != scores:
             continue
-        title = _marked(base["title"], judged, footnotes)
+        title = base["title"]
+        if base["measure"] != PRIMARY:  # the opening says it
+            for text in dict.fromkeys(chain.from_iterable(map(_notes_of, judged))):
+                notes.setdefault(text, []).append(title)
         if not several:
             rows.append((title, _short_cell(base), _short_cell(judged[0]), *_answer(judged[0])))
             continue
@@ -116,22 +105,16 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
     if several:
         head = ("", "", "mean", "against A [95 %]", "p", "verdict")
-    notes = [_note(comparison, scores)]
-    notes += [f"{_mark(number)} {text}." for number, text in enumerate(footnotes, 1)]
-    return Table("Zero-shot scores" if scores else "", head, rows, " ".join(notes))
+    texts = [_note(comparison, scores)]
+    texts += [f"{', '.join(titles)}: {text}." for text, titles in notes.items()]
+    return Table("Zero-shot scores" if scores else "", head, rows, "\n".join(texts))
 
 
-def _marked(title: str, judged: Sequence[Row], footnotes: list[str]) -> str:
-    """Return a title with the marks of its rows' footnotes; append new ones to `footnotes`."""
-    marks: dict[str, None] = {}
-    for row in judged:
-        text = row["reason"]
-        is_seen = row["kind"] == "nothing" or (row["kind"] == "one_seed" and not row["items"])
-        if text and not is_seen:
-            if text not in footnotes:
-                footnotes.append(text)
-            marks[_mark(footnotes.index(text) + 1)] = None
-    return f"{title} {''.join(marks)}".rstrip()
+def _notes_of(row: Row) -> list[str]:
+    """Return why a row is not judged, if its verdict does not say so, and how its verdict was reached."""
+    is_seen = row["kind"] == "nothing" or (row["kind"] == "one_seed" and not row["items"])
+    reason = None if is_seen else row["reason"]
+    return list(filter(None, (reason, row["note"])))
 
 
 def _note(comparison: Comparison, scores: bool) -> str:
@@ -144,11 +127,6 @@ def _note(comparison: Comparison, scores: bool) -> str:
     if any(verdict.question.tested == "match" for verdict in comparison.verdicts):
         note += " To match: what the better run of a pair needs to the other's final loss, on its own curve."
     return note
-
-
-def _mark(number: int) -> str:
-    """Return a footnote's number, as narrow as it can be."""
-    return str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _short_cell(row: Row) -> str:

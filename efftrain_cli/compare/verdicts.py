@@ -1,4 +1,4 @@
-"""What a comparison says in words: a sentence per recipe, and each answer in the few characters of a table."""
+"""Verdicts in words: a sentence about a recipe and its baseline, and the answer in the few characters of a table."""
 
 from __future__ import annotations
 
@@ -6,108 +6,98 @@ import math
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
-from efftrain_cli.compare.formats import format_p
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.formats import format_estimate, format_p
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import PRIMARY, cost_question
+from efftrain_cli.compare.measures import PRIMARY, Question, cost_question
 
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
-    """Return a sentence per recipe that is compared with the baseline, by its final loss, and what else it changed."""
+    """Return sentences about each recipe: its final loss, its tokens if both are decided, and what else it changed."""
+    cost = cost_question("tokens", comparison.target_loss).key
+    base, *arms = [f"{comparison.letter(group)} {group.label}" for group in comparison.groups]
     lines = []
-    for group in comparison.groups:
+    for arm, group in zip(arms, comparison.groups[1:], strict=True):
         found = comparison.verdict(PRIMARY, group.label)
-        if found is not None:
-            lines.append(_sentence(comparison, group))
-            if found.differed:
-                lines.append(f"{found.differed}.")
+        spent = comparison.verdict(cost, group.label)
+        assert found is not None
+        lines.append(sentence(found, arm, base))
+        if spent and "undecided" not in (found.outcome, spent.outcome):
+            lines.append(sentence(spent, arm, base))
+        if found.differed:
+            lines.append(f"{found.differed}.")
     return lines
 
 
-def _sentence(comparison: Comparison, group: Group) -> str:
-    base = comparison.baseline
-    a, b = (f"{comparison.letter(each)} {each.label}" for each in (base, group))
-    found = comparison.verdict(PRIMARY, group.label)
-    assert found is not None
-    estimate = found.estimate
-    why = found.why
-    if why is not None:
-        text = why.text
-        if why.kind == "pending":
-            text = text.replace("pending:", "the verdict waits:")
-        if not math.isnan(estimate.mean):
-            text += f" ({_gap(estimate)})"
-        return f"{b} against {a}: {text}."
-    claim = f"{b} against {a} is undecided"
-    decided = found.outcome in ("better", "worse")
-    if decided:
-        claim = f"{b} is {found.outcome} than {a}"
-    if found.exact is not None:
-        return f"{claim}: {found.note}, {p_words(found.p_holm)}."
-    behind = f"{estimate.n} pairs" if estimate.paired else estimate.method
-    how = f"{_gap(estimate)}, {p_words(found.p_holm)}, {behind}"
-    if found.note:
-        how += f"; {found.note}"
-    if decided:
-        return f"{claim}: {how}.{_cost(comparison, group)}"
-    if found.outcome == "equivalent":
-        return f"{b} is equivalent to {a} within {comparison.margin:g} nats/token: {how}."
-    seen = found.min_detectable_effect
-    between = found.min_detectable_range
-    if not seen or not between:
-        return f"{claim}: {how}."
-    least, most = between
-    return (
-        f"{claim}: {how}. This study could have seen {seen:.2g} nats/token or more; {least:.2g} to {most:.2g}, as its "
-        "spread is known."
-    )
+def sentence(found: Verdict, arm: str, base: str) -> str:
+    """Return a verdict as one sentence: the claim; estimate, p-value and test; how it was reached."""
+    question = found.question
+    measure = question.title
+    facts = []
+    if not math.isnan(found.estimate.mean):
+        facts.append(f"{interval_text(found.estimate)} {question.unit}".rstrip())
+    if found.why:
+        return f"{arm} against {base} in {measure}: {'; '.join([note_of(found), *facts])}."
+
+    claim = {
+        "noninferior": f"is not worse than {base} in {measure} by {margin_text(question)} or more",
+        "equivalent": f"is equivalent to {base} in {measure} within {margin_text(question)}",
+        "undecided": f"against {base} is undecided in {measure}",
+    }.get(found.outcome, f"is {found.outcome} than {base} in {measure}")
+    seen = ""
+    if found.opposite:
+        word = "beyond the margin" if question.direction == "equivalent" else "worse"
+        claim = (
+            f"against {base}: {question.direction} is not shown; the test says {word} in {measure}"
+        )
+    elif found.outcome == "undecided":
+        seen = _detectable(found)
+    facts.append(p_words(found.p_holm))
+    if found.exact is None:
+        pairs = f"{found.estimate.n} pairs"
+        facts.append(pairs if found.estimate.paired else found.estimate.method)
+    parts = filter(None, (", ".join(facts), found.note, seen))
+    return f"{arm} {claim}: {'; '.join(parts)}."
 
 
-def _gap(estimate: Estimate) -> str:
-    """Say how much better or worse the loss is, and the interval in the direction of that word."""
-    sign = 1.0
-    word = "worse"
-    if estimate.mean < 0:
-        sign = -1.0
-        word = "better"
-    text = f"final loss {word} by {abs(estimate.mean):.4f} nats/token"
-    if estimate.low is None or estimate.high is None:
-        return text
-    low, high = sorted((sign * estimate.low, sign * estimate.high))
-    return f"{text}, 95 % {low:.4f} to {high:.4f}"
+def note_of(found: Verdict) -> str:
+    """Return why nothing is judged, and how the verdict was reached if that is not by the estimate."""
+    why = found.why.text if found.why else ""
+    return "; ".join(filter(None, (why, found.note)))
 
 
-def _cost(comparison: Comparison, group: Group) -> str:
-    """Say how the tokens differ; "" if no cost in tokens was shown."""
-    words = "the target loss"
-    if comparison.target_loss is None:
-        words = "the other's final loss, on its own curve"
-    asked = cost_question("tokens", comparison.target_loss)
-    found = comparison.verdict(asked.key, group.label)
-    if not found or found.exact is not None or found.outcome not in ("better", "worse"):
+def short_verdict(found: Verdict) -> str:
+    """Return the outcome, or what kind of reason there is for none, in one or two words."""
+    return found.why.kind.replace("_", " ") if found.why else found.outcome
+
+
+def interval_text(estimate: Estimate) -> str:
+    """Write the estimate with its interval, a ratio with three decimals."""
+    mean = None if math.isnan(estimate.mean) else estimate.mean
+    return format_estimate(mean, estimate.low, estimate.high, estimate.log, decimals=3)
+
+
+def margin_text(question: Question) -> str:
+    """Write a question's margin: nats per token, or the share of a cost."""
+    margin = question.margin or 0.0
+    return f"{100 * margin:g} %" if question.axis else f"{margin:g} nats/token"
+
+
+def _detectable(found: Verdict) -> str:
+    """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if unknown or endless."""
+    size, limits = found.min_detectable_effect, found.min_detectable_range
+    if size is None or limits is None or math.isinf(size):
         return ""
-    ratio = found.estimate.mean
-    share = f"{ratio:.2f}x fewer" if ratio > 1 else f"{1 / ratio:.2f}x more"
-    return f" Tokens to {words}: {share}."
+    question = found.question
+    noun = "a margin" if question.direction in ("noninferior", "equivalent") else "a difference"
+    sizes = [f"{each:.2g}" for each in (size, *limits)]
+    if question.axis:
+        sizes = [f"{1 + each:.2f}x" for each in (size, *limits)]
+    shown, least, most = sizes
+    words = f"{noun} of {shown} {question.unit}".rstrip()
+    return f"such a study shows {words} in 80 % of cases ({least} to {most} by the spread's own interval)"
 
 
 def p_words(p: float | None) -> str:
     """ "p = 0.012", "p < 0.0001"."""
     text = format_p(p)
     return f"p {text[0]} {text[1:]}" if text.startswith("<") else f"p = {text}"
-
-
-_SHORT = {
-    "pending": "pending",
-    "not_judged": "not judged",
-    "settings": "not judged",
-    "too_few": "undecided",
-    "nothing": "none",
-}
-
-
-def short_verdict(found: Verdict) -> str:
-    """Return the verdict in one or two words."""
-    if found.why:
-        return _SHORT.get(found.why.kind, "no claim")
-    return found.outcome

@@ -280,7 +280,7 @@ def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
         "exploratory: what is compared here was not fixed beforehand. The verdicts of study "
         f"{verdict['study']}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
     )
-    return replace(comparison, labels=(Why("warning", label), *comparison.labels), exploratory=True)
+    return replace(comparison, labels=(Why("warning", label), *comparison.labels))
 
 
 def show_judged(

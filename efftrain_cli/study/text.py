@@ -9,11 +9,10 @@ from typing import Any
 
 from efftrain_cli.compare import sensitivity
 from efftrain_cli.compare.engine import Verdict, chance_of_claim, min_detectable_effect, sides_of
-from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.measures import AXIS_WORDS, Question
 from efftrain_cli.compare.sensitivity import BESIDE, Curve
+from efftrain_cli.compare.verdicts import interval_text, margin_text, note_of, sentence
 from efftrain_cli.foundation.console import (
     Row,
     counted,
@@ -23,7 +22,7 @@ from efftrain_cli.foundation.console import (
     printable,
     table_lines,
 )
-from efftrain_cli.study.file import MARGINS, Primary, StudyFile
+from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import (
     Phase,
@@ -123,27 +122,13 @@ def _seeds_text(file: StudyFile, key: str, given: str | None) -> str:
 def primary_text(primary: Primary, baseline: str) -> str:
     """Return what must be shown."""
     question = primary.question
-    words, margin = _title(question), _margin(question)
-    if primary.target is not None:
-        words += f" {primary.target:g}"
+    words, margin = question.title, margin_text(question)
     return {
         "better": f"{words} better than {baseline}'s (one-sided)",
         "different": f"{words} different from {baseline}'s (two-sided)",
         "noninferior": f"{words} not worse than {baseline}'s by {margin} or more (one-sided)",
         "equivalent": f"{words} within {margin} of {baseline}'s (two one-sided tests)",
     }[primary.direction]
-
-
-def _title(question: Question) -> str:
-    """Name a measure; a cost to match is one to the target, which is each pair's worse final loss."""
-    if question.axis:
-        return f"{AXIS_WORDS[question.axis]} to the target"
-    return question.title
-
-
-def _margin(question: Question) -> str:
-    margin = question.margin or 0.0
-    return f"{100 * margin:g} %" if question.axis else f"{margin:g} nats"
 
 
 def looks_line(file: StudyFile) -> str:
@@ -237,7 +222,7 @@ def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> lis
         waiting = f"{len(state.pending)} runs are still to end, such as {state.pending[0]}"
         return [*lines, f"{done}, and {waiting}."]
     for verdict in state.verdicts:
-        lines.append(sentence(file, verdict))
+        lines.append(sentence(verdict, verdict.arm, file.study.baseline))
         if verdict.differed:
             lines.append(f"  {verdict.differed}.")
     lines += ["", *_verdict_table(file, state.verdicts)]
@@ -267,7 +252,7 @@ def _chances(file: StudyFile, state: StudyState) -> list[str]:
     for verdict in state.verdicts:
         chance = chance_of_claim(verdict, file.looks_taken(state.look), file.comparisons)
         if chance is not None and verdict.outcome == "undecided":
-            chances.append(f"{verdict.arm} {100 * chance:.0f} % in {_title(verdict.question)}")
+            chances.append(f"{verdict.arm} {100 * chance:.0f} % in {verdict.question.title}")
     if not chances:
         return []
     text = "chance to show it by the last look, if the difference stays as estimated"
@@ -281,7 +266,7 @@ def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
         p = 1.0 if verdict.p_holm is None else verdict.p_holm
         p_text = f"{p:.4f}" if p >= 1e-4 else "<.0001"
         numbers = (interval_text(verdict.estimate), p_text, str(len(verdict.seeds)))
-        rows.append((_title(verdict.question), verdict.arm, *numbers, verdict.outcome))
+        rows.append((verdict.question.title, verdict.arm, *numbers, verdict.outcome))
     interval = f"difference [{100 * (1 - file.study.alpha):g} %]"
     head = ("measure", "arm", interval, "p", "seeds", "verdict")
     table = table_lines(head, rows)
@@ -304,69 +289,6 @@ def why_exploratory(state: StudyState, registration: Plan | None) -> list[str]:
     if registration is not None:
         reasons = registration.exploratory
     return [*reasons, *(label.text for label in state.labels if label.kind == "allowed")]
-
-
-def sentence(file: StudyFile, verdict: Verdict) -> str:
-    """Return one verdict as one sentence."""
-    base, question, arm = file.study.baseline, verdict.question, verdict.arm
-    words, note, by = _title(question), note_of(verdict), ""
-    if not math.isnan(verdict.estimate.mean):
-        by = f": {interval_text(verdict.estimate)}"
-    if note:
-        by += f" ({note})"
-    if verdict.outcome != "undecided":
-        claim = {
-            "noninferior": f"not worse than {base} in {words} by {_margin(question)} or more",
-            "equivalent": f"equivalent to {base} in {words}, within {_margin(question)}",
-        }.get(verdict.outcome, f"{verdict.outcome} than {base} in {words}")
-        return f"{arm}: {claim}{by}."
-    if verdict.opposite:
-        test, word = "interval", "worse"
-        if verdict.exact is not None:
-            test = "exact test"
-        elif question.direction == "equivalent":
-            word = "beyond the margin"
-        return f"{arm}: {question.direction} is not shown; the {test} says {word} in {words}{by}."
-    return f"{arm}: undecided in {words}{by}{_detectable(verdict)}."
-
-
-def note_of(verdict: Verdict) -> str:
-    """Return why there is no interval, or by which test the verdict was reached."""
-    texts = [verdict.note]
-    if verdict.why:
-        texts.insert(0, verdict.why.text)
-    return "; ".join(filter(None, texts))
-
-
-def _detectable(verdict: Verdict) -> str:
-    """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if unknown."""
-    size, limits = verdict.min_detectable_effect, verdict.min_detectable_range
-    if size is None or math.isinf(size):
-        return ""
-    is_margin = verdict.question.direction in MARGINS
-    noun = "a margin of" if is_margin else "a difference of"
-    sizes = [size, *(limits or ())]
-    texts, unit, bare = [f"{each:.2g}" for each in sizes], " nats", ""
-    if verdict.question.axis and is_margin:
-        texts, unit, bare = [f"{100 * each:.2g}" for each in sizes], " %", " %"
-    elif verdict.question.axis:
-        noun, texts, unit = "a factor of", [f"{1 + each:.2f}" for each in sizes], ""
-    text = f"; such a study shows {noun} {texts[0]}{unit} in 80 % of cases"
-    if limits is None:
-        return text
-    return f"{text} (by the spread's own interval {texts[1]} to {texts[2]}{bare})"
-
-
-def interval_text(estimate: Estimate) -> str:
-    """Write the estimate with its interval, a ratio with three decimals."""
-    mean = None if math.isnan(estimate.mean) else estimate.mean
-    return format_estimate(
-        mean,
-        estimate.low,
-        estimate.high,
-        estimate.log,
-        decimals=3,
-    )
 
 
 # --- for programs -----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from efftrain_cli.compare.calibrated import calibration_sd, cumulate_seconds, wi
 from efftrain_cli.compare.groups import Group, Timing
 from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.compare.reading import read_numbers
+from efftrain_cli.compare.tables import answers
 from efftrain_cli.run.calibrations import digest_of_recipe, read_calibrations
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import judge
@@ -116,8 +117,11 @@ def test_calibrated_seconds_are_judged(root):
     # Log ratios 0.00995, 0.01193 and 0.00795: their sd is 0.00199.
     assert found.shared_sd == pytest.approx(0.00199 / math.sqrt(3) * 2.1953, rel=0.01)
     assert found.estimate.se == pytest.approx(math.hypot(tokens.estimate.se, found.shared_sd))
-    note = next(label.text for label in comparison.labels if "calibrated" in label.text)
-    assert "small-slw takes 1.01x the seconds of small" in note and note.endswith("clocks 1x")
+    # The error of the log ratio is 0.00252: 100 (e^0.00252 - 1) = 0.25 %.
+    assert found.note == (
+        "calibrated, small-slw takes 1.01x the seconds of small (standard deviation 0.25 %); by the runs' own clocks 1x"
+    )
+    assert f"seconds to match: {found.note}." in answers(comparison).note
     clocks = values(comparison, "train_seconds", "small-slw")
     assert list(clocks.values()) == pytest.approx([5.0] * 3)
 

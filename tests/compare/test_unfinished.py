@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from efftrain_cli.compare.frames import as_json
+from efftrain_cli.compare.tables import answers
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.calibrations import read_calibrations
@@ -18,7 +20,9 @@ def test_an_unfinished_run_has_no_final_loss(root):
     comparison = of("small", "small-slw")
     assert values(comparison, "final_loss", "small-slw") == {0: Why("crashed", "crashed")}
     assert {d.text for d in comparison.verdicts} == {"pending: 1 of 2 runs not finished"}
-    assert any("the verdict waits" in label.text for label in comparison.labels)
+    assert "small-slw-seed0: unfinished: crashed at step 50 (50 % of its tokens)" in {
+        label.text for label in comparison.labels
+    }
     assert (
         comparison.points["tokens"].limited_by == "small-seed0"
     )  # what has not finished moves no point
@@ -86,8 +90,10 @@ def test_the_sentence_about_ranks_says_the_adjusted_p(root):
         write_run(root, "small", seed)
         write_run(root, "small-slw", seed, more=SLW, **dead)
         write_run(root, "small-pld", seed, more=PLD, **dead)
-    sentences = verdict_sentences(of("small", "small-slw", "small-pld"))
-    assert all("p = 0.016" in sentence for sentence in sentences)  # 2 * 2 / 252 by Holm
+    comparison = of("small", "small-slw", "small-pld")
+    finals = [line for line in verdict_sentences(comparison) if "final loss" in line]
+    # 2 * 2 / 252 by Holm
+    assert len(finals) == 2 and all("in final loss: p = 0.016; failed" in line for line in finals)
 
 
 def test_three_failed_of_three_is_undecided_with_its_reason(root):
@@ -201,8 +207,7 @@ def test_the_best_setting_waits_for_runs_that_have_not_finished(root):
         == "pending: the best setting waits for small-0.002-seed2"
     )
     assert (
-        "the verdict waits: the best setting waits for small-0.002-seed2"
-        in verdict_sentences(comparison)[0]
+        "pending: the best setting waits for small-0.002-seed2" in verdict_sentences(comparison)[0]
     )
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
     assert named.verdict("final_loss", "small-slw").text == "better"
@@ -330,6 +335,12 @@ def test_a_side_that_fails_more_is_not_claimed(root):
     assert final.note.startswith("lower loss, more failures; failed or got stuck: " + note)
     flops = comparison.verdict("flops_to_match", "small-slw")
     assert flops.text == "worse" and flops.estimate.n == 4
+    # The table and programs have the note of every line.
+    tokens = comparison.verdict("tokens_to_match", "small-slw")
+    assert tokens.note == final.note
+    assert f"\ntokens to match, seconds to match: {final.note}.\n" in answers(comparison).note
+    rows = [row for row in as_json(comparison)["rows"] if row["note"] == final.note]
+    assert [row["measure"] for row in rows] == ["final_loss", "tokens_to_match", "seconds_to_match"]
 
 
 def test_a_run_that_failed_after_the_target_is_the_worst_rank(root):

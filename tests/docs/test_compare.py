@@ -75,7 +75,7 @@ def test_the_numbers_of_the_output_agree():
     a, b, gap, low, high = map(float, re.findall(r"[-+]?\d+\.\d{4}", line))
     assert gap == pytest.approx(b - a, abs=1.01e-4) and low < gap < high
     sentence = re.sub(r"\s+", " ", OUTPUT)[:160]
-    assert f"by {abs(gap):.4f} nats/token, 95 % {low:.4f} to {high:.4f}" in sentence
+    assert f"in final loss: {gap:+.4f} [{low:+.4f}, {high:+.4f}] nats/token, p = " in sentence
     assert ("undecided" in sentence) == (low < 0 < high)
     ratios = re.findall(r"(\d\.\d\d)x \[(\d\.\d\d), (\d\.\d\d)\]", OUTPUT)
     assert len(ratios) == 4

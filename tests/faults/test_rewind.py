@@ -74,7 +74,7 @@ def test_the_bad_batches_are_skipped_and_the_run_ends(recipe, monkeypatch):
     numbers = read_numbers(run)
     assert numbers.status == "finished"
     assert numbers.rewinds == 1
-    assert "rewound once" in [mark.text for mark in numbers.marks]
+    assert "rewound 1 time" in [mark.text for mark in numbers.marks]
     assert not any(mark.kind == "resumed" for mark in numbers.marks)
     assert numbers.step == 30
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])

@@ -470,7 +470,9 @@ def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder, fil
     done = invoke("compare", "--study", "study.toml")
     assert done.exit_code == 0, (done.output, done.exception)
     verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
-    assert verdicts.startswith("warm: better than plain in final loss: ")
+    assert verdicts.startswith("warm is better than plain in final loss: ")
+    assert "\nExploratory: not part of the verdicts of study study.\n" in rest
+    assert "nothing was fixed" not in done.stdout
     assert re.search(r"^A plain +3 seeds .*\nB warm +3 seeds ", rest, re.MULTILINE), rest
     rows = invoke("compare", "--study", "study.toml", "--format", "csv")
     assert rows.exit_code == 0 and {

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from efftrain_cli.compare.engine import Looks, chance_of_claim
+from efftrain_cli.compare.verdicts import note_of, sentence
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from efftrain_cli.study.judge import Verdict, judge
 from efftrain_cli.study.records import Plan
-from efftrain_cli.study.text import looks_line, note_of, sentence, verdict_lines
+from efftrain_cli.study.text import looks_line, verdict_lines
 
 
 @dataclass
@@ -411,15 +412,17 @@ def test_looks_that_contradict_each_other_decide_nothing():
 def test_rank_verdicts_say_how_they_were_reached():
     base, method = [*BASE, 3.51, 3.48], [None, None, None, None, None, None, 3.45]
     shares = "failed or got stuck: base 0 of 7 (0 to 41 %), method 6 of 7 (42 to 100 %)"
-    why = f"({shares}; McNemar's exact test)"
     file = study(seeds="0..6")
     verdict = judged(file, runs(base=base, method=method))
-    assert sentence(file, verdict) == f"method: worse than base in final loss {why}."
+    # Six seeds of which only the method's failed: 2 of 2^6 signs.
+    assert sentence(verdict, "method", "base") == (
+        f"method is worse than base in final loss: p = 0.031; {shares}; McNemar's exact test."
+    )
     file = study("better", seeds="0..6")
     verdict = judged(file, runs(base=base, method=method))
-    assert (
-        sentence(file, verdict)
-        == f"method: better is not shown; the exact test says worse in final loss {why}."
+    assert sentence(verdict, "method", "base") == (
+        "method against base: better is not shown; the test says worse in final loss: p = 1; "
+        f"{shares}; McNemar's exact test."
     )
     # 3 looks are paid for: 3 p is above the stricter alpha, p alone is not
     p = judged(study(seeds="0..6"), runs(base=base, method=method)).p
@@ -553,7 +556,9 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not():
     verdict = judged(sensitivity_study(), {}, rated=over_rates(base=base, method=method))
     # 2.1 / 5 = 0.42 against 1.3 / 5 - 0.1 = 0.16
     assert verdict.outcome == "better" and verdict.estimate.mean == pytest.approx(-0.26, abs=1e-9)
-    assert "better than base in learning-rate sensitivity" in sentence(sensitivity_study(), verdict)
+    assert sentence(verdict, "method", "base").startswith(
+        "method is better than base in learning-rate sensitivity: -0.2600 ["
+    )
     assert note_of(verdict) == (
         "mean over each arm's best rate and 2 on either side; other steps or widths give other values; optima half a step "
         "apart alone differ in up to 97 % of simulated studies if the loss is twice as steep on one side; best losses: "

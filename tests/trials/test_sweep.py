@@ -132,6 +132,6 @@ def test_sweep_end_to_end(folder, efftrain):
     found = json.loads(done.stdout)
     assert [group["label"] for group in found["groups"]] == ["plain", "warm"]
     assert [run["status"] for group in found["groups"] for run in group["runs"]] == ["finished"] * 4
-    assert any("resumed once" in label["text"] for label in found["labels"])
+    assert any("resumed 1 time" in label["text"] for label in found["labels"])
     assert json.loads(efftrain(*WORDS, *budget, "--format", "json").stdout) == found
     assert read_run(folder / "runs" / "warm-tokens25600-seed1").origin["recipe"] == "warm"
