@@ -7,24 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.compare.comparison import Comparison, compare, read_valid_runs
+from efftrain_cli.compare.groups import Group, best_settings, group_runs, rank_of, runs_of
 from efftrain_cli.compare.picture import draw_in_terminal, write_figures
-from efftrain_cli.plan.cost import disk_bytes
+from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.run.directory import runs_root
-from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.trials import screen
 from efftrain_cli.trials.array import ArrayWriter
+from efftrain_cli.trials.calibrating import calibrate_once
+from efftrain_cli.trials.costs import needs_of
 from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
 from efftrain_cli.trials.pictures import rates_plot
-from efftrain_cli.trials.runner import TrialRunner, free_runs, tokens_so_far
-from efftrain_cli.trials.trial import ENDED, Trial, choose, read_trial, recipe_of, state_of
+from efftrain_cli.trials.runner import TrialRunner, free_runs
+from efftrain_cli.trials.trial import ENDED, Trial, state_of
 
 
 def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
     """Print the runs, and what is left to do of each."""
     runs: list[dict[str, Any]] = []
     for trial in trials:
-        recipe, state = recipe_of(trial), state_of(trial)
-        left = 0 if state in ENDED else max(0, recipe.train.tokens - tokens_so_far(trial.name))
+        state = state_of(trial)
         run = {
             "run": trial.name,
             "recipe": trial.recipe,
@@ -32,11 +34,7 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
             "seed": trial.seed,
             "state": state,
         }
-        needs = {
-            "seconds_left": seconds_left(recipe, left),
-            "disk_bytes": disk_bytes(recipe),
-        }
-        runs.append({**run, "tokens_left": left, **needs})
+        runs.append(run | needs_of(trial, state))
     if as_json:
         print(json.dumps({"schema_version": 1, "runs": runs}, indent=1))
     else:
@@ -62,14 +60,41 @@ def train(
     return set(runner.train(trials)) <= set(ENDED)
 
 
-def grid_lines(
-    trials: Sequence[Trial], recipes: int, baseline: str | None, plot: bool, figures: Path | None
-) -> list[str]:
-    """Format what the grid shows: losses over learning rates, gains over budgets, else the settings that were tried."""
-    lines: list[str] = []
-    curves = sensitivity_curves(
-        [(without(trial, ("optim.lr",)), trial) for trial in trials], read_trial
+def compare_trials(
+    trials: Sequence[Trial],
+    device: str,
+    baseline: str | None,
+    target_loss: float | None,
+    allow: bool,
+) -> Comparison:
+    """Compare the runs of a sweep, each recipe at its own best setting, and time their steps before."""
+    runs, left_out = read_valid_runs([runs_root() / trial.name for trial in trials])
+    groups, _ = best_settings(group_runs(runs, allow))
+    if len({group.recipe_name for group in groups}) == 1:
+        # `compare` would show every setting of one recipe.
+        best: dict[float, Group] = {}
+        for group in sorted(groups, key=rank_of):
+            best.setdefault(group.budget, group)
+        groups = list(best.values())
+        runs = runs_of(groups)
+    if baseline is not None or len({group.recipe_name for group in groups}) > 1:
+        calibrate_once(runs_of(groups), device)
+    return compare(
+        runs,
+        baseline=baseline,
+        target_loss=target_loss,
+        allow=allow,
+        left_out=left_out,
+        calibrations=read_calibrations(),
     )
+
+
+def grid_lines(
+    trials: Sequence[Trial], baseline: str, plot: bool, figures: Path | None
+) -> list[str]:
+    """Format what the grid shows: losses over learning rates, and gains over budgets against recipe `baseline`."""
+    lines: list[str] = []
+    curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials])
     if curves:
         lines += [*screen.curve_lines(curves), *screen.curve_warnings(curves)]
         if plot:
@@ -77,18 +102,14 @@ def grid_lines(
         if figures is not None:
             lines += [f"figure: {path}" for path in write_figures([rates_plot(curves)], figures)]
         lines.append("")
-    found = ladders(
-        [(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials], read_trial
-    )
+    found = ladders([(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials])
     if len(found) > 1:
-        base = next((ladder for ladder in found if ladder.label == baseline), found[0])
+        named = (ladder for ladder in found if ladder.label.split()[0] == baseline)
+        base = next(named, found[0])
         for ladder in found:
             if problem := ladder.problem or base.problem:
                 lines.append(f"{ladder.label}: no speed-up at matched loss: {problem}")
             elif ladder is not base:
                 lines += screen.gain_lines(ladder.label, base.label, gains_of(base, ladder))
         lines.append("")
-    choices = choose(trials)
-    if len(choices) > recipes and not curves and not found:
-        lines += [*screen.choice_lines(choices), ""]
     return lines

@@ -81,7 +81,7 @@ def study(
     if plan:
         main.print_plan(study_file, jobs, as_json)
     elif status:
-        main.print_status(study_file, as_json)
+        main.print_status(study_file, jobs, as_json)
     elif rehearse:
         main.run_rehearsal(study_file, jobs, device, as_json, devices)
     else:

@@ -77,15 +77,10 @@ def sweep(
     import sys
 
     from efftrain_cli import sweep as command
+    from efftrain_cli.compare.show import show_comparison
     from efftrain_cli.foundation.console import print_folded
     from efftrain_cli.foundation.errors import UsageError
-    from efftrain_cli.trials.trial import (
-        check_comparable,
-        choose,
-        grid,
-        parse_seeds,
-        parse_settings,
-    )
+    from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings
 
     trials = grid(recipe, parse_seeds(seeds), parse_settings(set_ or []), name)
     if not allow:
@@ -97,26 +92,9 @@ def sweep(
         return
     if not command.train(trials, device, jobs, name, take_over, devices, array):
         return
-    lines = command.grid_lines(trials, len(recipe), baseline, plot, figures)
+    comparison = command.compare_trials(trials, device, baseline, target_loss, allow)
+    lines = command.grid_lines(trials, comparison.baseline.recipe_name, plot, figures)
     # With a format for programs, lines for people go to standard error, away from the data.
     for_people = sys.stdout if format_ == "table" and output is None else sys.stderr
     print_folded("\n".join(lines), stream=for_people)
-    from efftrain_cli.compare.comparison import compare, read_valid_runs
-    from efftrain_cli.compare.show import show_comparison
-    from efftrain_cli.run.calibrations import read_calibrations
-    from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.trials.calibrating import calibrate_once
-
-    names = [run for choice in choose(trials) if choice.best for run in choice.names]
-    runs, left_out = read_valid_runs([runs_root() / run for run in names])
-    if baseline is not None or len({run.recipe_name for run in runs}) > 1:
-        calibrate_once(runs, device)
-    comparison = compare(
-        runs,
-        baseline=baseline,
-        target_loss=target_loss,
-        allow=allow,
-        left_out=left_out,
-        calibrations=read_calibrations(),
-    )
     show_comparison(comparison, format_, output, plot=plot)

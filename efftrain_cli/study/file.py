@@ -6,11 +6,13 @@ its first run starts; comments and the order of keys are free to change, everyth
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -33,6 +35,9 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.trials.trial import parse_seeds
+
+if TYPE_CHECKING:
+    from efftrain_cli.compare.reading import RunNumbers
 
 MEASURES = {
     "final_loss": FINAL_LOSS,
@@ -146,7 +151,7 @@ class Study:
     """Seeds that every arm is trained with, in the order of their look: "10..14" (both included)."""
     n_seeds: int | None = Field(default=None, ge=2, le=RUNS)
     """Number of seeds that are drawn instead, 5 unless set."""
-    blocks: int | None = Field(default=None, ge=1, le=RUNS)
+    blocks: int | None = Field(default=None, ge=BLOCKS, le=RUNS)
     """Number of blocks instead of seeds: each tunes every arm on seeds of its own and is judged by one more."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of one or more false claims where nothing differs, over all primaries, arms and looks."""
@@ -177,7 +182,39 @@ Edge = tuple[str, Literal["low", "high"]]
 """A recipe key, and a side of its grid."""
 
 
-class Block(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A point of an arm's tuning grid."""
+
+    settings: tuple[str, ...]
+    """`key=value` of the point."""
+    runs: tuple[RunNumbers, ...]
+    """By tuning seed."""
+
+    @property
+    def losses(self) -> list[float | None]:
+        """Final validation loss by tuning seed, nats per token; None if the run diverged."""
+        return [run.final_loss for run in self.runs]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What tuning showed for one arm in one block."""
+
+    arm: str
+    seeds: tuple[int, ...]
+    """Seeds that are judged with its settings."""
+    settings: tuple[str, ...] = ()
+    """`key=value` overrides that its judged runs get; empty if the arm is not tuned."""
+    tried: tuple[Tried, ...] = ()
+    """Every point of its grid."""
+    warnings: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    """Sides of its grid at which the best value is: the true optimum may lie beyond."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
     """A part of a study with a tuning of its own: one of `blocks`, or the whole study."""
 
     tuning: tuple[int, ...]
@@ -186,41 +223,56 @@ class Block(NamedTuple):
     """Seeds that are judged with these settings."""
     grown: tuple[Edge, ...] = ()
     """Sides at which every grid of the key has got a point more, in their order."""
+    tuned: tuple[Tuned, ...] = dataclasses.field(default=(), compare=False)
+    """What each arm is trained with; empty until all of the block's tuning runs have ended."""
 
 
 class StudyFile:
-    """A study with its place: what the file says, the recipes that it means, and its hash."""
+    """A study with its place: what the file says, the recipes that it means, its hash, and how far its tuning is."""
 
     def __init__(
         self,
         path: Path,
         study: Study,
         drawn: dict[str, str] | None = None,
-        grown: Sequence[tuple[Edge, ...]] = (),
+        blocks: Sequence[Block] = (),
     ) -> None:
         self.path = path
         self.name = path.stem
         self.study = study
         self.drawn = drawn or {}
         """Key -> the seeds that were drawn for it."""
-        self.seeds = _parse(study.seeds or self.drawn.get("seeds"))
+        self.seeds = parse_given(study.seeds or self.drawn.get("seeds"))
         """The study's seeds, in the order in which they are trained; empty before they are drawn."""
         given = study.tuning and study.tuning.seeds
-        self.tuning_seeds = _parse(given or self.drawn.get("tuning.seeds"))
+        self.tuning_seeds = parse_given(given or self.drawn.get("tuning.seeds"))
         """Seeds of the tuning phase; empty without one, and before they are drawn."""
-        self.blocks: list[Block] = []
+        number = study.blocks or 1
+        self.blocks = list(blocks)
         """Its blocks; the whole study as one if it has none."""
+        if not self.blocks:
+            for i in range(number):
+                block = Block(_cut(self.tuning_seeds, i, number), _cut(self.seeds, i, number))
+                self.blocks.append(block)
         self.block_of: dict[int, int] = {}
         """Seed -> number of its block, from 1."""
-        number = study.blocks or 1
-        for i in range(number):
-            # The i-th of equal parts.
-            tuned, judged = (
-                seeds[i * len(seeds) // number : (i + 1) * len(seeds) // number]
-                for seeds in (self.tuning_seeds, self.seeds)
-            )
-            self.blocks.append(Block(tuned, judged, *grown[i : i + 1]))
-            self.block_of |= dict.fromkeys(tuned + judged, i + 1)
+        for i, block in enumerate(self.blocks, 1):
+            self.block_of |= dict.fromkeys((*block.tuning, *block.seeds), i)
+
+    def with_blocks(self, blocks: Sequence[Block]) -> StudyFile:
+        """Return the study with other blocks of the same seeds."""
+        return StudyFile(self.path, self.study, self.drawn, blocks)
+
+    @property
+    def tuned(self) -> list[Tuned]:
+        """What each arm is trained with, block after block."""
+        return list(itertools.chain.from_iterable(block.tuned for block in self.blocks))
+
+    @property
+    def chosen_seeds(self) -> list[int]:
+        """The study's seeds whose settings are chosen."""
+        chosen = (block.seeds for block in self.blocks if block.tuned)
+        return list(itertools.chain.from_iterable(chosen))
 
     @property
     def seeds_to_draw(self) -> dict[str, int]:
@@ -251,6 +303,13 @@ class StudyFile:
             if primary.question.over_rates:
                 return primary.rates or ()
         return ()
+
+    @property
+    def judged_rates(self) -> tuple[float | None, ...]:
+        """Learning rates that every seed of an arm is judged at; None: the arm's own."""
+        if all(primary.question.over_rates for primary in self.study.primary):
+            return self.rates
+        return (None, *self.rates)
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -329,8 +388,14 @@ def _is_rate(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < HIGHEST_RATE
 
 
-def _parse(seeds: str | None) -> tuple[int, ...]:
+def parse_given(seeds: str | None) -> tuple[int, ...]:
+    """Parse seeds; empty if none are given."""
     return parse_seeds(seeds) if seeds else ()
+
+
+def _cut(seeds: tuple[int, ...], i: int, number: int) -> tuple[int, ...]:
+    """Return the i-th, from 0, of so many equal parts of seeds."""
+    return seeds[i * len(seeds) // number : (i + 1) * len(seeds) // number]
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,9 +6,12 @@ is pending, and the look that needs it waits.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparison import at_common_evaluations
@@ -19,29 +22,32 @@ from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.calibrations import Calibration
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.phases import Tuned
-from efftrain_cli.trials.curves import curve_of
+from efftrain_cli.study.phases import judged_trials, tuning_trials
+from efftrain_cli.trials.curves import curve_of, sensitivity_curves
 from efftrain_cli.trials.trial import ENDED
 
-Runs = Mapping[int, RunNumbers]
-"""Seed -> run, of one arm."""
+
+class JudgedRun(NamedTuple):
+    """A run that the study is judged by."""
+
+    arm: str
+    rate: float | None
+    """Learning rate, if a primary is over learning rates; None: the arm's own."""
+    run: RunNumbers
 
 
 @dataclass(frozen=True)
 class StudyState:
     """A study at its last complete look."""
 
-    look: int
+    file: StudyFile
+    look: int = 0
     """Looks taken; 0 before the first."""
-    looks: tuple[int, ...]
-    """Numbers of seeds at each planned look."""
-    verdicts: tuple[Verdict, ...]
-    pending: tuple[str, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    pending: tuple[str, ...] = ()
     """Runs that the next look waits for."""
     labels: tuple[Why, ...] = ()
     """What a reader of the runs must know; "allowed" makes the study exploratory."""
-    tuned: tuple[Tuned, ...] = ()
-    """What each arm was trained with; empty until tuning has ended."""
 
     @property
     def decided(self) -> bool:
@@ -53,46 +59,48 @@ class StudyState:
     @property
     def complete(self) -> bool:
         """No look is left, or none is needed."""
-        return self.decided or self.look == len(self.looks)
+        return self.decided or self.look == len(self.file.looks)
+
+    @cached_property
+    def curves(self) -> list[Curve]:
+        """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid."""
+        file = self.file
+        if file.rates:
+            trials = judged_trials(file, file.seeds)
+            trials = [each for each in trials if each.rate is not None]
+        else:
+            blocks = [block for block in file.blocks if block.tuned]
+            trials = tuning_trials(file, blocks or file.blocks)
+        named = []
+        for each in trials:
+            others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
+            named.append((" ".join((each.arm, *others)), each.trial))
+        return sensitivity_curves(named)
 
 
 def judge(
     file: StudyFile,
-    runs: Mapping[str, Runs],
+    runs: Sequence[JudgedRun],
     withheld: Why | None = None,
-    rated: Mapping[float, Mapping[str, Runs]] | None = None,
     calibrations: Sequence[Calibration] = (),
 ) -> StudyState:
     """Judge a study.
 
     Args:
-        runs: arm -> seed -> run, of those runs that exist.
+        runs: those that exist; looks take seeds in their order.
         withheld: why nothing may be judged at all; None where it may.
-        rated: learning rate -> the same of the runs that a primary over learning rates is judged by.
         calibrations: newest first.
     """
     runs, notes = _evaluated_alike(runs)
-    rated = rated or {}
-    kinds = list(rated.values())
-    # No confirmation runs exist if every primary is over learning rates.
-    if any(not primary.question.over_rates for primary in file.study.primary):
-        kinds.append(runs)
     looks = file.looks_taken(0)
-    state = StudyState(
-        0,
-        looks.plan,
-        (),
-        (),
-        notes,
-    )
+    state = StudyState(file, labels=notes)
     for number, seeds in enumerate(looks.plan, 1):
-        pending = _name_pending(file, kinds, file.seeds[:seeds])
+        pending = _name_pending(file, runs, file.seeds[:seeds])
         if pending:
             return replace(state, pending=tuple(pending))
         verdicts = _judge_look(
             file,
             runs,
-            rated,
             replace(looks, taken=number),
             withheld,
             calibrations,
@@ -103,41 +111,32 @@ def judge(
     return state
 
 
-def _evaluated_alike(
-    runs: Mapping[str, Runs],
-) -> tuple[dict[str, dict[int, RunNumbers]], tuple[Why, ...]]:
-    """Return the runs, the finished ones reduced to the evaluations that all of them made, and notes
-    on that, as `compare` reduces them."""
-    finished: list[RunNumbers] = []
-    for side in runs.values():
-        finished += [run for run in side.values() if run.status == "finished"]
-    reduced, notes = at_common_evaluations(finished)
-    by_run = dict(zip(map(id, finished), reduced, strict=True))
-    alike = {}
-    for arm, side in runs.items():
-        alike[arm] = {seed: by_run.get(id(run), run) for seed, run in side.items()}
-    return alike, tuple(notes)
+def _evaluated_alike(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], tuple[Why, ...]]:
+    """Return the runs, those at their arm's own learning rate reduced to the evaluations that all
+    finished ones made, and notes on that, as `compare` reduces them."""
+    rated = [each for each in runs if each.rate is not None]
+    own = [each for each in runs if each.rate is None]
+    reduced, notes = at_common_evaluations([each.run for each in own])
+    alike = [each._replace(run=run) for each, run in zip(own, reduced, strict=True)]
+    return [*alike, *rated], tuple(notes)
 
 
-def _name_pending(
-    file: StudyFile,
-    kinds: Sequence[Mapping[str, Runs]],
-    seeds: Sequence[int],
-) -> list[str]:
+def _name_pending(file: StudyFile, runs: Sequence[JudgedRun], seeds: Sequence[int]) -> list[str]:
     """Return the arms and seeds of which a run has not ended."""
+    ended = set()
+    for each in runs:
+        if each.run.status in ENDED:
+            ended.add((each.arm, each.run.seed, each.rate))
     pending = []
-    for seed in seeds:
-        for arm in file.study.arms:
-            runs = [kind.get(arm.name, {}).get(seed) for kind in kinds]
-            if any(run is None or run.status not in ENDED for run in runs):
-                pending.append(f"{arm.name} seed {seed}")
+    for seed, arm in itertools.product(seeds, file.study.arms):
+        if any((arm.name, seed, rate) not in ended for rate in file.judged_rates):
+            pending.append(f"{arm.name} seed {seed}")
     return pending
 
 
 def _judge_look(
     file: StudyFile,
-    runs: Mapping[str, Runs],
-    rated: Mapping[float, Mapping[str, Runs]],
+    runs: Sequence[JudgedRun],
     looks: Looks,
     withheld: Why | None,
     calibrations: Sequence[Calibration],
@@ -145,6 +144,9 @@ def _judge_look(
     """Judge every primary of every arm, and correct them as one family."""
     base, verdicts = file.study.baseline, []
     seeds = file.seeds[: looks.plan[looks.taken - 1]]
+    runs = [each for each in runs if each.run.seed in seeds]
+    own = [each for each in runs if each.rate is None]
+    rated = [each for each in runs if each.rate is not None]
     for primary in file.study.primary:
         question = replace(primary.question, equal=file.study.equal)
         if file.study.stuck_at is not None:
@@ -154,9 +156,9 @@ def _judge_look(
             if arm.name == base:
                 continue
             if question.over_rates:
-                groups, why, note = _around_best(names, seeds, rated)
+                groups, why, note = _around_best(names, rated)
             else:
-                groups = [_group(name, [runs], seeds) for name in names]
+                groups = [_group(name, own) for name in names]
             if file.study.is_about_seconds:
                 groups = with_calibration(groups, calibrations)
             judged = verdict(
@@ -173,48 +175,38 @@ def _judge_look(
 
 
 def _around_best(
-    names: Sequence[str],
-    seeds: Sequence[int],
-    rated: Mapping[float, Mapping[str, Runs]],
+    names: Sequence[str], rated: Sequence[JudgedRun]
 ) -> tuple[list[Group], Why | None, str]:
     """Return each arm's runs around its own best learning rate, why they cannot be judged, and what
     the measure depends on."""
-    kinds = list(rated.values())
-    groups = [_group(name, kinds, seeds) for name in names]
     curves = []
-    for group in groups:
-        by_rate = {}
-        for rate, runs in rated.items():
-            by_rate[rate] = {seed: runs[group.label][seed] for seed in group.seeds}
-        curves.append(curve_of(group.label, by_rate))
+    for name in names:
+        by_rate: dict[float, dict[int, RunNumbers | None]] = {}
+        for arm, rate, run in rated:
+            if arm == name and rate is not None:
+                by_rate.setdefault(rate, {})[run.seed] = run
+        curves.append(curve_of(name, by_rate))
     reason = why_not_judged(curves)
     if reason:
+        groups = [_group(name, rated) for name in names]
         return groups, Why("not_judged", f"not judged: {reason}"), ""
-    around = zip(names, windows(curves), strict=True)
-    groups = [_group(name, kinds[window], seeds) for name, window in around]
+    groups = []
+    for curve, window in zip(curves, windows(curves), strict=True):
+        around = curve.rates[window]
+        groups.append(_group(curve.label, [each for each in rated if each.rate in around]))
     return groups, None, _beside_sensitivity(curves[0], curves[1])
 
 
-def ended_groups(
-    file: StudyFile,
-    kinds: Sequence[Mapping[str, Runs]],
-    seeds: Sequence[int],
-) -> list[Group]:
-    """Return each arm's ended runs with these seeds; no group of an arm without any."""
-    groups = [_group(arm.name, kinds, seeds) for arm in file.study.arms]
+def ended_groups(file: StudyFile, runs: Sequence[JudgedRun]) -> list[Group]:
+    """Return each arm's ended runs; no group of an arm without any."""
+    groups = [_group(arm.name, runs) for arm in file.study.arms]
     return [group for group in groups if group.runs]
 
 
-def _group(
-    name: str,
-    kinds: Sequence[Mapping[str, Runs]],
-    seeds: Sequence[int],
-) -> Group:
-    """Return an arm's ended runs with these seeds, of one kind after the other."""
-    runs = []
-    for kind in kinds:
-        runs += [kind[name][seed] for seed in seeds if seed in kind[name]]
-    return Group(name, tuple(run for run in runs if run.status in ENDED))
+def _group(name: str, runs: Sequence[JudgedRun]) -> Group:
+    """Return an arm's ended runs, in their order."""
+    of_arm = [each.run for each in runs if each.arm == name]
+    return Group(name, tuple(run for run in of_arm if run.status in ENDED))
 
 
 def _beside_sensitivity(base: Curve, arm: Curve) -> str:

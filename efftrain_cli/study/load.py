@@ -14,7 +14,7 @@ from efftrain_cli.recipe.draft import (
     report,
 )
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.recipe.toml import toml_value
+from efftrain_cli.recipe.toml import flatten, toml_value
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.small_files import NOT_COMPUTED
 from efftrain_cli.study.file import (
@@ -25,10 +25,11 @@ from efftrain_cli.study.file import (
     MEASURES,
     Study,
     StudyFile,
+    parse_given,
 )
-from efftrain_cli.study.phases import judged_trials, tuning, widened, widest
+from efftrain_cli.study.phases import all_trials, widest, with_tuning
 from efftrain_cli.study.registration import draw_seeds
-from efftrain_cli.trials.trial import check_comparable, parse_seeds, recipe_of
+from efftrain_cli.trials.trial import check_comparable, recipe_of
 
 
 def read_study(path: Path) -> StudyFile:
@@ -53,55 +54,51 @@ def read_study(path: Path) -> StudyFile:
         study = draw_seeds(StudyFile(path, Study(**check.valid)))
         _check_runs(check, study)
         if not check.problems:
-            return widened(study)
+            return with_tuning(study)
     raise RecipeError(report(path.stem, check.problems, "study"), check.problems)
 
 
+EXCLUSIVE = (
+    ("n_seeds", "seeds"),
+    ("tuning.n_seeds", "tuning.seeds"),
+    ("seeds", "blocks"),
+    ("n_seeds", "blocks"),
+    ("tuning.seeds", "blocks"),
+)
+"""Keys that have no meaning beside another."""
+
+
 def _check_seeds(check: Check) -> None:
-    valid, tuning = check.valid, check.valid.get("tuning")
-    seeds = parse_seeds(valid["seeds"]) if "seeds" in valid else ()
-    first = valid.get("blocks") or len(seeds) or valid.get("n_seeds") or DRAWN
+    valid, given = check.valid, flatten(check.draft.values)
+    for key, other in EXCLUSIVE:
+        if key in given and other in given:
+            check.add(key, f"has no meaning beside {other}: give one of them", given[key])
+    blocks, tuning = valid.get("blocks"), valid.get("tuning")
+    if blocks and "tuning" not in check.draft.values:
+        check.add("blocks", "needs a [tuning] section: each is tuned by itself", blocks)
+    seeds = parse_given(valid.get("seeds"))
     if len(seeds) == 1:
         check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
     elif "looks" in valid:
-        try:
-            first = schedule(first, valid["looks"])[0]
-        except ValueError as error:
-            check.add("looks", str(error), valid["looks"])
-    if "blocks" in valid:
-        _check_blocks(check, first)
-
-    rule = "has no meaning beside seeds: give the seeds or their number"
-    if seeds and valid.get("n_seeds"):
-        check.add("n_seeds", rule, valid["n_seeds"])
-    if tuning is None or tuning.seeds is None:
-        return
-    if tuning.n_seeds:
-        check.add("tuning.n_seeds", rule, tuning.n_seeds)
-    both = sorted({*seeds} & {*parse_seeds(tuning.seeds)})
+        _check_looks(check, blocks or len(seeds) or valid.get("n_seeds") or DRAWN)
+    both = sorted({*seeds} & {*parse_given(tuning and tuning.seeds)})
     if both:
         rule = "has seeds of the study itself: a setting chosen on the judged runs flatters them"
-        check.add("tuning.seeds", f"{rule} ({', '.join(map(str, both))})", tuning.seeds)
+        listed = ", ".join(map(str, both))
+        check.add("tuning.seeds", f"{rule} ({listed})", given["tuning.seeds"])
 
 
-def _check_blocks(check: Check, first: int) -> None:
-    """Check blocks, so many of which are judged first, and that all their seeds are drawn."""
-    valid, blocks = check.valid, check.valid["blocks"]
-    if blocks < BLOCKS:
-        check.add("blocks", f"needs {BLOCKS} or more: each gives one difference", blocks)
-    elif first < BLOCKS:
+def _check_looks(check: Check, number: int) -> None:
+    """Check that so many seeds or blocks can be judged at the looks."""
+    looks = check.valid["looks"]
+    try:
+        first = schedule(number, looks)[0]
+    except ValueError as error:
+        check.add("looks", str(error), looks)
+        return
+    if "blocks" in check.valid and first < BLOCKS:
         rule = f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer looks"
-        check.add("looks", rule, valid["looks"])
-    if "tuning" not in check.draft.values:
-        check.add("blocks", "needs a [tuning] section: each is tuned by itself", blocks)
-    given = {key: valid.get(key) for key in ("seeds", "n_seeds")}
-    given["tuning.seeds"] = valid.get("tuning") and valid["tuning"].seeds
-    for key, value in given.items():
-        if value:
-            rule = (
-                "has no meaning beside blocks, whose seeds are drawn; [tuning] n_seeds is for each"
-            )
-            check.add(key, rule, value)
+        check.add("looks", rule, looks)
 
 
 def _check_primaries(check: Check) -> None:
@@ -185,7 +182,7 @@ def _add_problem(
 def _check_runs(check: Check, file: StudyFile) -> None:
     """Check that every point of every arm's grid, grown as far as it may, is a recipe, and that all
     are validated on the same text."""
-    runs = [*judged_trials(file), *tuning(widest(file))]
+    runs = all_trials(widest(file))
     for i, arm in enumerate(file.study.arms):
         settings = {each.trial.settings: each.trial for each in runs if each.arm == arm.name}
         for trial in settings.values():

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.picture import Plot, draw_in_terminal, write_figures
-from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import (
-    human_count,
+    counted,
     human_seconds,
     print_folded,
     say,
@@ -22,103 +21,73 @@ from efftrain_cli.foundation.console import (
     table_lines,
 )
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.foundation.files import free_bytes
 from efftrain_cli.foundation.why import Why
-from efftrain_cli.run.directory import run_path, runs_root
+from efftrain_cli.run.directory import run_path
 from efftrain_cli.study import text
 from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import (
-    all_trials,
-    best_of_k,
-    choices,
-    judged_trials,
-    phases_of,
-    seeds_of,
-    sum_phases,
-    tuning,
-    widened,
-)
+from efftrain_cli.study.phases import all_trials, best_of_k, read_costs, with_tuning
 from efftrain_cli.study.records import Plan, list_outcomes, read_plan, study_folder
 from efftrain_cli.study.registration import check_registered, draw_seeds, register
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.trials.array import ArrayWriter
-from efftrain_cli.trials.curves import sensitivity_curves
+from efftrain_cli.trials.costs import total_lines, total_of
 from efftrain_cli.trials.pictures import best_of_k_plot, rates_plot
 from efftrain_cli.trials.runner import TrialRunner, free_runs, last_loss, tokens_so_far
 from efftrain_cli.trials.screen import curve_lines
-from efftrain_cli.trials.trial import read_trial, recipe_of, state_of
+from efftrain_cli.trials.trial import recipe_of
 
 
 def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
     """Print what the study costs."""
-    phases = phases_of(file)
+    costs = read_costs(file)
     if not as_json:
-        print_folded("\n".join(text.plan_lines(file, phases, jobs, free_bytes(runs_root()))))
+        print_folded("\n".join(text.plan_lines(file, costs, jobs)))
         return
-    left = sum_phases("all", "", phases)
-    runs = []
-    for phase, arm, trial, *_ in all_trials(file):
-        runs.append(
-            {
-                "phase": phase,
-                "block": file.block_of[trial.seed],
-                "arm": arm,
-                "name": trial.name,
-                "seed": trial.seed,
-                "settings": list(trial.settings),
-            }
-        )
+    total = total_of(costs)
     values = {
         "schema_version": 1,
         "study": file.name,
         "sha256": file.sha256,
         "looks": list(file.looks),
-        "phases": [asdict(phase) for phase in phases],
-        "runs_left": left.runs_left,
-        "tokens_left": left.tokens_left,
-        "seconds_left": left.seconds_left,
-        "disk_bytes": left.disk_bytes,
-        "runs": runs,
+        "phases": text.sum_phases(costs),
+        "runs_left": total["runs"] - total["done"],
+        "tokens_left": total["tokens_left"],
+        "seconds_left": total["seconds_left"],
+        "disk_bytes": total["disk_bytes"],
+        "runs": costs,
     }
     print_json(values)
 
 
-def print_status(file: StudyFile, as_json: bool) -> None:
+def print_status(file: StudyFile, jobs: int, as_json: bool) -> None:
     """Print one line per run, and the verdict so far."""
-    rows, tuned = [], choices(file)
-    chosen = seeds_of(tuned)
-    for phase, arm, trial, *_ in all_trials(file, tuned):
-        # Before tuning has ended, the recipe of a confirmation run is not chosen.
-        state = "new"
-        if phase == "tuning" or trial.seed in chosen:
-            state = state_of(trial)
+    costs = read_costs(file)
+    rows = []
+    for run, each in zip(costs, all_trials(file), strict=True):
+        phase = each.phase
         if file.study.blocks:
-            phase += f", block {file.block_of[trial.seed]}"
+            phase += f", block {run['block']}"
         # The last step may take a run beyond its budget.
-        share = min(1.0, tokens_so_far(trial.name) / recipe_of(trial).train.tokens)
-        loss = last_loss(trial.name)
+        share = min(1.0, tokens_so_far(run["name"]) / recipe_of(each.trial).train.tokens)
+        loss = last_loss(run["name"])
         done = (f"{100 * share:.0f} %", "-" if loss is None else f"{loss:.4f}")
-        rows.append((phase, arm, str(trial.seed), trial.name, state, *done))
+        rows.append((phase, each.arm, str(run["seed"]), run["name"], run["state"], *done))
     registration = None
     if read_plan(file.name) is not None:
         registration = check_registered(file, allow=True)
     judgement = judge_runs(file, allow=True)
     if as_json:
-        curves = learning_rates(file, judgement)
-        print_json(text.as_json(file, judgement, registration, curves) | {"runs": rows})
+        print_json(text.as_json(judgement, registration) | {"runs": rows})
         return
 
     head = ("phase", "arm", "seed", "run", "state", "done", "val loss")
-    left = sum_phases("all", "", phases_of(file))
-    total = f"{left.runs_left} runs left, {human_count(left.tokens_left)} tokens"
-    if left.seconds_left is not None:
-        total += f", about {human_seconds(left.seconds_left)} one after the other"
-    print("\n".join([*table_lines(head, rows), "", total, ""]))
+    print("\n".join([*table_lines(head, rows), ""]))
+    print_folded("\n".join([*total_lines(costs, jobs), ""]))
     if registration is not None:
-        print_folded("\n".join(text.verdict_lines(file, judgement, registration)))
+        print_folded("\n".join(text.verdict_lines(judgement, registration)))
 
 
 def run_study(
@@ -135,20 +104,20 @@ def run_study(
     """Train what the study still needs, or write the job array of its next phase, and print the verdict."""
     registration = register(file, allow)
     # Another machine may have registered it since the file was read.
-    file = widened(draw_seeds(file))
+    file = with_tuning(draw_seeds(file))
     folder = study_folder(file.name)
     for reason in registration.exploratory:
         say(f"EXPLORATORY: {reason}")
     if take_over is not None:
         names = free_runs([each.trial for each in all_trials(file)], take_over)
-        line = f"{len(names)} runs of {take_over} taken over"
+        line = f"{counted(len(names), 'run')} of {take_over} taken over"
         say(": ".join(filter(None, (line, ", ".join(names)))))
 
     def tell(judgement: StudyState) -> None:
         verdicts = []
         for verdict in judgement.verdicts:
             verdicts.append(f"{verdict.arm} {verdict.outcome} in {verdict.question.title}")
-        look, looks = judgement.look, judgement.looks
+        look, looks = judgement.look, file.looks
         if not silent():
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {', '.join(verdicts)}")
 
@@ -160,16 +129,14 @@ def run_study(
         study=registration.sha256,
     )
     judgement = conduct(file, runner, tell, allow, timed_on=None if array else device)
-    file = widened(file)
     if array and judgement.complete:
         say("no run of the study is left")
-    curves = learning_rates(file, judgement)
-    plots = plots_of(judgement, curves)
+    plots = plots_of(judgement)
     figures = write_figures(plots, folder)
     if as_json:
-        print_json(text.as_json(file, judgement, registration, curves))
+        print_json(text.as_json(judgement, registration))
         return
-    print_folded(verdict_text(file, judgement, registration, curves))
+    print_folded(verdict_text(judgement, registration))
     if plot:
         print("\n".join(f"\n{draw_in_terminal(each, 80)}" for each in plots))
     if figures:
@@ -187,7 +154,7 @@ def run_rehearsal(
     as_json: bool,
     devices: int = 1,
 ) -> None:
-    """Run every phase at toy size, in a folder of its own that goes when it worked.
+    """Run every phase at toy size, in a folder of its own, and print how many runs each had but no verdict.
 
     Raises:
         EfftrainError: a phase failed: the study would too.
@@ -204,14 +171,15 @@ def run_rehearsal(
             study=registration.sha256,
         )
         judgement = conduct(small, runner)
-        curves = learning_rates(small, judgement)
-        values = text.as_json(small, judgement, registration, curves)
         # A verdict that cannot be shown fails here.
-        verdict_text(small, judgement, registration, curves)
-        rows = [(each.phase, each.arm, str(each.runs)) for each in phases_of(small)]
+        verdict_text(judgement, registration)
+        text.as_json(judgement, registration)
+        phases = text.sum_phases(read_costs(judgement.file))
     if as_json:
-        print_json(values | {"rehearsal": True})
+        values = {"schema_version": 1, "study": file.name, "rehearsal": True, "phases": phases}
+        print_json(values)
     else:
+        rows = [(each["phase"], each["arm"], str(each["runs"])) for each in phases]
         print("\n".join(table_lines(("phase", "arm", "runs"), rows)))
     say(
         f"rehearsal: every phase of {file.name} works, at toy size on made text, in "
@@ -220,27 +188,23 @@ def run_rehearsal(
     )
 
 
-def verdict_text(
-    file: StudyFile,
-    judgement: StudyState,
-    registration: Plan,
-    curves: Sequence[Curve],
-) -> str:
+def verdict_text(judgement: StudyState, registration: Plan) -> str:
     """Return the verdicts, how each arm's setting was chosen, and the losses over learning rates."""
-    lines = text.verdict_lines(file, judgement, registration)
-    if any(arm.tried for arm in judgement.tuned):
-        lines += ["", *text.tuning_lines(judgement.tuned)]
-    if curves:
-        lines += ["", *curve_lines(curves)]
+    lines = text.verdict_lines(judgement, registration)
+    tuned = judgement.file.tuned
+    if any(arm.tried for arm in tuned):
+        lines += ["", *text.tuning_lines(tuned)]
+    if judgement.curves:
+        lines += ["", *curve_lines(judgement.curves)]
     return "\n".join(lines)
 
 
-def plots_of(judgement: StudyState, curves: Sequence[Curve]) -> list[Plot]:
+def plots_of(judgement: StudyState) -> list[Plot]:
     """Return loss against learning rate, and the lowest to expect of k settings, of what the study has of these."""
     plots = []
-    if curves:
-        plots.append(rates_plot(curves))
-    lowest = best_of_k(judgement.tuned)
+    if judgement.curves:
+        plots.append(rates_plot(judgement.curves))
+    lowest = best_of_k(judgement.file.tuned)
     if lowest:
         plots.append(best_of_k_plot(lowest))
     return plots
@@ -249,21 +213,6 @@ def plots_of(judgement: StudyState, curves: Sequence[Curve]) -> list[Plot]:
 def print_json(values: Mapping[str, Any]) -> None:
     """Print values as a JSON document."""
     print(json.dumps(values, indent=1))
-
-
-def learning_rates(file: StudyFile, judgement: StudyState) -> list[Curve]:
-    """Return each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid; empty if
-    there are neither."""
-    chosen = seeds_of(judgement.tuned)
-    blocks = [block for block in file.blocks if chosen >= {*block.seeds}]
-    trials = tuning(file, blocks or None)
-    if file.rates:
-        trials = [each for each in judged_trials(file, judgement.tuned) if each.rate is not None]
-    named = []
-    for each in trials:
-        others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
-        named.append((" ".join((each.arm, *others)), each.trial))
-    return sensitivity_curves(named, read_trial)
 
 
 # --- for `compare --study` --------------------------------------------------------------------
@@ -296,8 +245,7 @@ def show_judged(
     file = read_study(path)
     registration = check_registered(file, allow)
     judgement = judge_runs(file, allow)
-    curves = learning_rates(file, judgement)
-    verdicts = verdict_text(file, judgement, registration, curves)
+    verdicts = verdict_text(judgement, registration)
     arms = {}
     for phase, arm, trial, *_ in all_trials(file):
         if phase != "tuning" and (run_path(trial.name) / "metrics.jsonl").is_file():
@@ -312,5 +260,4 @@ def show_judged(
         f"{verdicts}\n\n{EXPLORATORY}\n{'-' * len(EXPLORATORY)}",
         stream=sys.stdout if on_stdout else sys.stderr,
     )
-    values = text.as_json(file, judgement, registration, curves)
-    return of_baseline[0], arms, values
+    return of_baseline[0], arms, text.as_json(judgement, registration)

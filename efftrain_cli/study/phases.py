@@ -5,26 +5,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from efftrain_cli.compare.reading import read_numbers
+from efftrain_cli.compare.groups import rank
+from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.errors import RecipeError
-from efftrain_cli.plan.cost import disk_bytes
 from efftrain_cli.recipe.toml import toml_value
-from efftrain_cli.run.directory import run_path
-from efftrain_cli.run.rates import seconds_left
-from efftrain_cli.study.file import Arm, Block, Edge, StudyFile
-from efftrain_cli.trials.runner import tokens_so_far
+from efftrain_cli.study.file import Arm, Block, Edge, StudyFile, Tried, Tuned
+from efftrain_cli.trials.costs import needs_of
 from efftrain_cli.trials.trial import (
     ENDED,
-    Choice,
     Trial,
-    choose,
     read_trial,
     recipe_of,
     run_name,
@@ -46,35 +42,15 @@ class StudyTrial(NamedTuple):
     """`key=value` of a point of the arm's grid; empty after tuning."""
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What the tuning phase showed for one arm, in one block."""
-
-    arm: str
-    seeds: tuple[int, ...]
-    """Seeds that are judged with its settings."""
-    settings: tuple[str, ...] = ()
-    """`key=value` overrides that its confirmation runs get; empty if the arm is not tuned."""
-    tried: tuple[Choice, ...] = ()
-    """Every point of the grid with its losses by seed."""
-    warnings: tuple[str, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    """Sides of its grid at which the best value is: the true optimum may lie beyond."""
+def all_trials(file: StudyFile) -> list[StudyTrial]:
+    """Return every run of the study."""
+    return [*tuning_trials(file, file.blocks), *judged_trials(file, file.seeds)]
 
 
-def all_trials(file: StudyFile, tuned: Sequence[Tuned] = ()) -> list[StudyTrial]:
-    """Return every run of the study, with the settings that tuning chose."""
-    return [*tuning(file), *judged_trials(file, tuned)]
-
-
-def tuning(file: StudyFile, blocks: Sequence[Block] | None = None) -> list[StudyTrial]:
-    """Return the runs that choose each arm's settings; blocks outermost, then seeds.
-
-    Args:
-        blocks: some of the study's blocks; default: all.
-    """
+def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
+    """Return the runs that choose each arm's settings in these blocks; blocks outermost, then seeds."""
     trials = []
-    for block in file.blocks if blocks is None else blocks:
+    for block in blocks:
         for seed, arm in itertools.product(block.tuning, file.study.arms):
             grid = []
             for key, values in file.grid_of(arm, block.grown).items():
@@ -88,25 +64,17 @@ def tuning(file: StudyFile, blocks: Sequence[Block] | None = None) -> list[Study
     return trials
 
 
-def judged_trials(
-    file: StudyFile,
-    tuned: Sequence[Tuned] = (),
-    seeds: Sequence[int] | None = None,
-) -> list[StudyTrial]:
-    """Return the runs that the study is judged by, with the settings that tuning chose: those with
-    their arm's own learning rate, unless every primary is over learning rates, then those over them;
-    seeds outermost.
+def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
+    """Return the runs that the study is judged by at these seeds, with the settings that tuning chose.
 
-    Args:
-        seeds: those of one look; default: all.
+    Those with their arm's own learning rate come first, then those over the learning rates of a primary; seeds
+    outermost.
     """
-    if seeds is None:
-        seeds = file.seeds
     chosen: dict[tuple[str, int], tuple[str, ...]] = {}
-    for each in tuned:
+    for each in file.tuned:
         chosen |= {(each.arm, seed): each.settings for seed in each.seeds}
     phases: list[tuple[str, tuple[float | None, ...]]] = [("learning rates", file.rates)]
-    if not all(primary.question.over_rates for primary in file.study.primary):
+    if None in file.judged_rates:
         phases.insert(0, ("confirmation", (None,)))
     trials = []
     for phase, rates in phases:
@@ -145,60 +113,48 @@ LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 """Recipe keys whose grids may grow."""
 
 
-def choices(file: StudyFile) -> list[Tuned]:
-    """Return each arm's setting in each block whose tuning runs have all ended.
-
-    Raises:
-        DataError: a tuning run cannot be read.
-    """
-    chosen = []
-    for block in file.blocks:
-        chosen += choices_of(file, block)
-    return chosen
-
-
-def choices_of(file: StudyFile, block: Block) -> list[Tuned]:
+def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
     """Return each arm's setting in a block, chosen by `BEST_RULE` from its tuning runs, with what to doubt.
 
     Empty until every tuning run has ended.
 
     Raises:
+        UsageError: a tuning run has another recipe than the study asks for.
         DataError: a tuning run cannot be read.
     """
-    every = tuning(file, [block])
-    runs = [read_trial(each.trial) for each in every]
-    if any(run is None or run.status not in ENDED for run in runs):
-        return []
-    chosen = []
+    points: dict[str, dict[tuple[str, ...], list[RunNumbers]]] = {}
+    for each in tuning_trials(file, [block]):
+        run = read_trial(each.trial)
+        if run is None or run.status not in ENDED:
+            return ()
+        points.setdefault(each.arm, {}).setdefault(each.tried, []).append(run)
+
+    tuned = []
     for arm in file.study.arms:
-        trials = [each.trial for each in every if each.arm == arm.name]
-        if not trials:
-            warning = f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
-            chosen.append(Tuned(arm.name, block.seeds, warnings=(warning,) * bool(every)))
-            continue
-        tried = choose(trials)
-        best = next(choice for choice in tried if choice.best)
-        settings = best.settings[len(file.settings_of(arm)) :]
-        edges = _edges(file.grid_of(arm, block.grown), settings)
         warnings = []
+        if arm.name not in points:
+            if points:
+                warnings = [
+                    f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
+                ]
+            tuned.append(Tuned(arm.name, block.seeds, warnings=tuple(warnings)))
+            continue
+        tried = [Tried(settings, tuple(runs)) for settings, runs in points[arm.name].items()]
+        best = min(tried, key=lambda point: rank(point.losses))
+        edges = _edges(file.grid_of(arm, block.grown), best.settings)
         for (key, _), warning in edges.items():
             warnings.append(f"arm {arm.name!r}: the best {key}, {warning}")
-        chosen.append(
+        tuned.append(
             Tuned(
                 arm.name,
                 block.seeds,
-                settings,
+                best.settings,
                 tuple(tried),
                 tuple(warnings),
                 tuple(edges),
             )
         )
-    return chosen
-
-
-def seeds_of(tuned: Sequence[Tuned]) -> set[int]:
-    """Return the seeds whose settings are chosen."""
-    return set().union(*(each.seeds for each in tuned))
+    return tuple(tuned)
 
 
 def _edges(grid: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> dict[Edge, str]:
@@ -219,24 +175,31 @@ def _edges(grid: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> dict[E
 # --- grids that grow --------------------------------------------------------------------------
 
 
-def widened(file: StudyFile) -> StudyFile:
-    """Return the study with its grids of learning rates as far as the tuning runs made them grow.
+def with_tuning(file: StudyFile) -> StudyFile:
+    """Return the study with what its tuning runs chose, and its grids of learning rates as far as they made them grow.
 
     When all tuning runs of a block have ended and the best rate of any arm is the lowest or highest tried,
     the block's grids of all arms get one more at that side, `grow` times at most, unless a recipe refuses
     it. This follows from the runs, so a stopped study grows as one that was not stopped. No block grows by
     the runs of another: their differences would not be independent.
+
+    Raises:
+        UsageError, DataError: as `tune`.
     """
-    grown = []
-    for block in file.blocks:
-        wider = block._replace(grown=())
-        for _ in range(file.grow):
-            edges: set[Edge] = set()
-            for each in choices_of(file, wider):
-                edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
-            wider = _grow(file, wider, sorted(edges))
-        grown.append(wider.grown)
-    return StudyFile(file.path, file.study, file.drawn, grown)
+    blocks = [replace(block, grown=()) for block in file.blocks]
+    return file.with_blocks([_tuned(file, block, file.grow) for block in blocks])
+
+
+def _tuned(file: StudyFile, block: Block, times: int) -> Block:
+    """Return a block with what its tuning chose, its grids grown so many times at most."""
+    block = replace(block, tuned=tune(file, block))
+    edges: set[Edge] = set()
+    for each in block.tuned:
+        edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
+    wider = _grow(file, block, sorted(edges))
+    if not times or wider == block:
+        return block
+    return _tuned(file, wider, times - 1)
 
 
 def widest(file: StudyFile) -> StudyFile:
@@ -245,16 +208,16 @@ def widest(file: StudyFile) -> StudyFile:
     for key in LEARNING_RATES:
         sides += [(key, "low"), (key, "high")]
     wider = _grow(file, Block(file.tuning_seeds, ()), sides * file.grow)
-    return StudyFile(file.path, file.study, file.drawn, [wider.grown] * len(file.blocks))
+    return file.with_blocks([replace(block, grown=wider.grown) for block in file.blocks])
 
 
 def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
     """Return the block with one more point at each edge, but for points that a recipe refuses: a rate below min_lr."""
     for edge in edges:
-        wider = block._replace(grown=(*block.grown, edge))
+        wider = replace(block, grown=(*block.grown, edge))
         try:
             # What one seed's recipe refuses, every seed's does.
-            for each in tuning(file, [wider._replace(tuning=wider.tuning[:1])]):
+            for each in tuning_trials(file, [replace(wider, tuning=wider.tuning[:1])]):
                 recipe_of(each.trial)
         except RecipeError:
             continue
@@ -272,15 +235,16 @@ def expected_best(tuned: Tuned) -> list[float]:
 
     Source: Dodge et al. 2019, arXiv 1909.03004, section 3.
     """
-    losses = []
-    for choice in tuned.tried:
-        each = []
-        for name, loss in zip(choice.names, choice.losses, strict=True):
+    means = []
+    for tried in tuned.tried:
+        losses = []
+        for run in tried.runs:
+            loss = run.final_loss
             if loss is None:
-                loss = float(read_numbers(run_path(name)).evaluated["val_loss"][0])
-            each.append(loss)
-        losses.append(sum(each) / len(each))
-    return expected_lowest(losses)
+                loss = float(run.evaluated["val_loss"][0])
+            losses.append(loss)
+        means.append(sum(losses) / len(losses))
+    return expected_lowest(means)
 
 
 def best_of_k(tuned: Sequence[Tuned]) -> dict[str, list[float]]:
@@ -304,58 +268,27 @@ def expected_lowest(values: Sequence[float]) -> list[float]:
 # --- what they cost ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Phase:
-    """The runs of one arm in one phase, or of all."""
-
-    phase: str
-    arm: str
-    runs: int
-    done: int
-    tokens_left: int
-    seconds_left: float | None
-    """Wall time that is left, one run after the other, by earlier runs of the same model; None if
-    there are none."""
-    disk_bytes: int
-    """Bytes that its runs keep, those done included."""
-
-    @property
-    def runs_left(self) -> int:
-        """Runs that have not ended."""
-        return self.runs - self.done
-
-
-def phases_of(file: StudyFile) -> list[Phase]:
-    """Return the study's phases by arm.
+def read_costs(file: StudyFile) -> list[dict[str, Any]]:
+    """Return every run of the study with its state and what it still needs, as `needs_of`.
 
     Raises:
         UsageError: a run's name is taken by a run with another recipe.
     """
-    runs: dict[tuple[str, str], list[Phase]] = {}
-    for phase, arm, trial, *_ in all_trials(file):
-        recipe = recipe_of(trial)
-        left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
-        done = not left
-        # What tuning chooses is not known yet; it changes neither size nor time unless it is tuned itself.
-        if phase == "tuning" or file.study.tuning is None:
-            done = state_of(trial) in ENDED
-        if done:
-            left = 0
-        needs = (left, seconds_left(recipe, left), disk_bytes(recipe))
-        runs.setdefault((phase, arm), []).append(
-            Phase(
-                phase,
-                arm,
-                1,
-                int(done),
-                *needs,
-            )
-        )
-    return [sum_phases(phase, arm, each) for (phase, arm), each in runs.items()]
-
-
-def sum_phases(phase: str, arm: str, parts: Sequence[Phase]) -> Phase:
-    """Return what phases need together, as one of this name; unknown seconds make the sum unknown."""
-    _, _, *columns = zip(*map(astuple, parts), strict=True)
-    sums: list[Any] = [None if None in values else sum(values) for values in columns]
-    return Phase(phase, arm, *sums)
+    rows = []
+    chosen = file.chosen_seeds
+    for each in all_trials(file):
+        # Before tuning has ended, the recipe of a judged run is not known.
+        state = "new"
+        if each.phase == "tuning" or each.trial.seed in chosen:
+            state = state_of(each.trial)
+        row = {
+            "phase": each.phase,
+            "block": file.block_of[each.trial.seed],
+            "arm": each.arm,
+            "name": each.trial.name,
+            "seed": each.trial.seed,
+            "settings": list(each.trial.settings),
+            "state": state,
+        }
+        rows.append(row | needs_of(each.trial, state))
+    return rows

@@ -18,7 +18,7 @@ from typing import Any
 from efftrain_cli import __version__
 from efftrain_cli.compare.groups import differing_keys
 from efftrain_cli.compare.measures import is_same_budget
-from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.console import counted, human_count
 from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
@@ -53,13 +53,13 @@ def register(file: StudyFile, allow: bool) -> Plan:
     )
     if early and not allow:
         raise UsageError(
-            f"{len(early)} runs of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "
+            f"{counted(len(early), 'run')} of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "
             f"nobody could rule out that they were looked at first\n"
             f"  remove them (efftrain runs rm), rename the study file, or give --allow: the study is then exploratory"
         )
     reasons = []
     if early:
-        reasons.append(f"{len(early)} of its runs are older than its registration")
+        reasons.append(f"it was registered after {counted(len(early), 'run')} of it had begun")
     plan = Plan(
         schema_version=Plan.newest,
         study=file.name,

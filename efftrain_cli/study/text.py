@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from efftrain_cli.compare import sensitivity
 from efftrain_cli.compare.engine import Verdict, chance_of_claim, min_detectable_effect, sides_of
 from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.inference import Estimate
-from efftrain_cli.compare.sensitivity import BESIDE, Curve
+from efftrain_cli.compare.sensitivity import BESIDE
 from efftrain_cli.compare.verdicts import interval_text, margin_text, note_of, sentence
 from efftrain_cli.foundation.console import (
     Row,
@@ -22,38 +22,27 @@ from efftrain_cli.foundation.console import (
     printable,
     table_lines,
 )
-from efftrain_cli.study.file import Primary, StudyFile
+from efftrain_cli.study.file import Primary, StudyFile, Tried, Tuned
 from efftrain_cli.study.judge import StudyState
-from efftrain_cli.study.phases import (
-    Phase,
-    Tuned,
-    best_of_k,
-    choices,
-    expected_best,
-    sum_phases,
-    tuning,
-    widest,
-)
+from efftrain_cli.study.phases import best_of_k, expected_best, tuning_trials, widest
 from efftrain_cli.study.records import Plan, read_plan
 from efftrain_cli.study.registration import why_not_registered
+from efftrain_cli.trials.costs import total_lines, total_of
 from efftrain_cli.trials.curves import optimum
-from efftrain_cli.trials.screen import settings_table
-from efftrain_cli.trials.trial import Choice
 
 # --- the plan ---------------------------------------------------------------------------------
 
 
-def plan_lines(
-    file: StudyFile,
-    phases: Sequence[Phase],
-    jobs: int,
-    free: int,
-) -> list[str]:
-    """Return what the study is going to spend, before anything is.
+def sum_phases(costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Sum the costs of runs, as `read_costs` gives them, by phase and arm."""
+    phases: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in costs:
+        phases.setdefault((row["phase"], row["arm"]), []).append(row)
+    return [{"phase": phase, "arm": arm, **total_of(rows)} for (phase, arm), rows in phases.items()]
 
-    Args:
-        free: bytes free in the folder of runs.
-    """
+
+def plan_lines(file: StudyFile, costs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
+    """Return what the study is going to spend, before anything is; `costs` as `read_costs` gives them."""
     study = file.study
     question = f": {printable(study.question)}" if study.question else ""
     names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]
@@ -69,8 +58,9 @@ def plan_lines(
     if study.tuning:
         seeds = _seeds_text(file, "tuning.seeds", study.tuning.seeds)
         lines.append(f"tuning     seeds {seeds}")
-        most = len(tuning(widest(file)))
-        if most > len(tuning(file)) and not choices(file):
+        wide = widest(file)
+        most = len(tuning_trials(wide, wide.blocks))
+        if most > len(tuning_trials(file, file.blocks)) and not file.tuned:
             lines[-1] += f"; grids may grow at their edges, to {most} tuning runs at most"
     lines += [f"primary    {primary_text(primary, study.baseline)}" for primary in study.primary]
     if 0 < len(file.rates) <= 2 * BESIDE:
@@ -82,27 +72,22 @@ def plan_lines(
         lines.append(f"warning: {fault}")
 
     rows: list[Row] = []
-    for phase in phases:
-        time = "unknown" if phase.seconds_left is None else human_seconds(phase.seconds_left)
-        counts = (str(phase.runs), str(phase.done), human_count(phase.tokens_left))
-        rows.append((phase.phase, phase.arm, *counts, time, human_bytes(phase.disk_bytes)))
+    for phase in sum_phases(costs):
+        seconds = phase["seconds_left"]
+        time = "unknown" if seconds is None else human_seconds(seconds)
+        rows.append(
+            (
+                phase["phase"],
+                phase["arm"],
+                str(phase["runs"]),
+                str(phase["done"]),
+                human_count(phase["tokens_left"]),
+                time,
+                human_bytes(phase["disk_bytes"]),
+            )
+        )
     head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
-    lines += ["", *table_lines(head, rows), ""]
-
-    left = sum_phases("all", "", phases)
-    total = f"{left.runs_left} runs to train, {human_count(left.tokens_left)} tokens"
-    if left.seconds_left is None:
-        total += "; time unknown: nothing was measured here yet"
-    else:
-        total += f", about {human_seconds(left.seconds_left)} of training one run after the other, "
-        total += "by the nearest measurements here"
-        if jobs > 1:
-            total += f"; --jobs {jobs} divides the processor among as many runs"
-    needed = human_bytes(left.disk_bytes)
-    lines += [total, f"disk: {needed} needed at most, {human_bytes(free)} free"]
-    if left.disk_bytes > free:
-        fix = "lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"
-        lines.append(f"warning: that does not fit; {fix}")
+    lines += ["", *table_lines(head, rows), "", *total_lines(costs, jobs)]
     if study.looks > 1:
         lines.append(
             "It ends at the first look at which every primary is decided, and is cheaper then."
@@ -177,30 +162,37 @@ def _numbers(values: Sequence[int]) -> str:
 
 def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
     """Return every setting tried with its losses, what was chosen, and what tuning was worth."""
-    tries: dict[str, dict[str, list[Choice]]] = {}
+    blocks: dict[tuple[str, str], list[tuple[Tried, bool]]] = {}
     for arm in tuned:
-        for choice in arm.tried:
-            setting = " ".join(choice.settings[-len(arm.settings) :])
-            tries.setdefault(arm.arm, {}).setdefault(setting, []).append(choice)
-    tried = []
-    for name, settings in tries.items():
-        for setting, blocks in settings.items():
-            best = sum(choice.best for choice in blocks)
-            mark = "chosen" if best else ""
-            if best and len(blocks) > 1:
-                mark = f"chosen in {best} of {len(blocks)} blocks"
-            losses = [*itertools.chain(*(choice.losses for choice in blocks))]
-            tried.append((name, setting, losses, mark))
+        for point in arm.tried:
+            setting = " ".join(point.settings)
+            is_chosen = point.settings == arm.settings
+            blocks.setdefault((arm.arm, setting), []).append((point, is_chosen))
+
+    rows: list[Row] = []
+    for (name, setting), points in blocks.items():
+        losses: list[float | None] = []
+        for point, _ in points:
+            losses += point.losses
+        finished = [loss for loss in losses if loss is not None]
+        mean = f"{len(losses) - len(finished)} of {len(losses)} not finished"
+        if len(finished) == len(losses):
+            mean = f"{sum(finished) / len(finished):.4f}"
+        each = " ".join("diverged" if loss is None else f"{loss:.4f}" for loss in losses)
+        chosen = sum(is_chosen for _, is_chosen in points)
+        mark = "chosen" if chosen else ""
+        if chosen and len(points) > 1:
+            mark = f"chosen in {chosen} of {len(points)} blocks"
+        rows.append((name, setting, mean, each, mark))
+    head = ("arm", "setting", "mean loss", "by tuning seed", "")
+    lines = ["Tuning", *table_lines(head, rows), f"rule: {BEST_RULE}", ""]
 
     columns = best_of_k(tuned)
-    rows: list[Row] = []
+    rows = []
     for k, lowest in enumerate(itertools.zip_longest(*columns.values()), 1):
         rows.append((str(k), *("-" if loss is None else f"{loss:.4f}" for loss in lowest)))
-    head = ("arm", "setting", "mean loss", "by tuning seed", "")
     return [
-        "Tuning",
-        *settings_table(head, tried, "diverged"),
-        "",
+        *lines,
         "Lowest mean loss to expect of so many settings drawn at random (Dodge et al. 2019)",
         *table_lines(("settings", *columns), rows),
     ]
@@ -209,36 +201,36 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
 # --- verdicts ---------------------------------------------------------------------------------
 
 
-def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> list[str]:
+def verdict_lines(state: StudyState, registration: Plan) -> list[str]:
     """Return the answer, then how it was reached."""
-    lines = []
+    file, lines = state.file, []
     reasons = why_exploratory(state, registration)
     if reasons:
         lines = ["EXPLORATORY: no verdict below is a confirmation, because"]
         lines += [f"  - {reason}" for reason in reasons]
         lines.append("")
     if not state.look:
-        done = f"No verdict yet: the first look is at {state.looks[0]} seeds"
-        waiting = f"{len(state.pending)} runs are still to end, such as {state.pending[0]}"
-        return [*lines, f"{done}, and {waiting}."]
+        done = f"No verdict yet: the first look is at {file.looks[0]} seeds"
+        waiting = f"{counted(len(state.pending), 'run')} still to end, such as {state.pending[0]}"
+        return [*lines, f"{done}, with {waiting}."]
     for verdict in state.verdicts:
         lines.append(sentence(verdict, verdict.arm, file.study.baseline))
         if verdict.differed:
             lines.append(f"  {verdict.differed}.")
     lines += ["", *_verdict_table(file, state.verdicts)]
 
-    taken = f"look {state.look} of {len(state.looks)}"
+    taken = f"look {state.look} of {len(file.looks)}"
     if not state.complete:
-        lines.append(f"{taken}; the next is at {state.looks[state.look]} seeds")
-        lines += _chances(file, state)
-    elif state.decided and state.look < len(state.looks):
+        lines.append(f"{taken}; the next is at {file.looks[state.look]} seeds")
+        lines += _chances(state)
+    elif state.decided and state.look < len(file.looks):
         lines.append(f"{taken}: the study has ended, everything is decided")
     else:
         lines.append(f"{taken}: the study has ended")
     lines.append(f"looks: {looks_line(file)}")
     lines.append(f"registered {registration.registered}, hash {registration.sha256[:16]}")
     warnings: dict[str, None] = {}
-    for arm in state.tuned:
+    for arm in file.tuned:
         warnings |= dict.fromkeys(arm.warnings)
     lines += [f"warning: {warning}" for warning in warnings]
     for kind in ("warning", "note"):
@@ -246,9 +238,9 @@ def verdict_lines(file: StudyFile, state: StudyState, registration: Plan) -> lis
     return lines
 
 
-def _chances(file: StudyFile, state: StudyState) -> list[str]:
+def _chances(state: StudyState) -> list[str]:
     """Return how likely a later look shows what is undecided; empty if nothing can be said."""
-    chances = []
+    file, chances = state.file, []
     for verdict in state.verdicts:
         chance = chance_of_claim(verdict, file.looks_taken(state.look), file.comparisons)
         if chance is not None and verdict.outcome == "undecided":
@@ -294,26 +286,27 @@ def why_exploratory(state: StudyState, registration: Plan | None) -> list[str]:
 # --- for programs -----------------------------------------------------------------------------
 
 
-def as_json(
-    file: StudyFile,
-    state: StudyState,
-    registration: Plan | None,
-    curves: Sequence[Curve],
-) -> dict[str, Any]:
+def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
     """Return plan and verdicts as plain values; null where there is no number."""
+    file = state.file
+    own = {arm.name: file.settings_of(arm) for arm in file.study.arms}
     arms = []
-    for arm in state.tuned:
+    for arm in file.tuned:
+        tried = []
+        for point in arm.tried:
+            settings = [*own[arm.arm], *point.settings]
+            tried.append({"settings": settings, "losses": point.losses})
         values = {
             "arm": arm.arm,
             "seeds": list(arm.seeds),
             "chosen": list(arm.settings),
-            "tried": [{"settings": list(c.settings), "losses": list(c.losses)} for c in arm.tried],
+            "tried": tried,
             "expected_best": expected_best(arm),
             "warnings": list(arm.warnings),
         }
         arms.append(values)
     sensitivities = []
-    for curve, of_curve in zip(curves, sensitivity.as_json(curves), strict=True):
+    for curve, of_curve in zip(state.curves, sensitivity.as_json(state.curves), strict=True):
         sensitivities.append({**of_curve, "optimum": optimum(curve)})
     return {
         "schema_version": 1,
@@ -325,7 +318,7 @@ def as_json(
         "labels": [{"severity": each.kind, "text": each.text} for each in state.labels],
         "baseline": file.study.baseline,
         "alpha": file.study.alpha,
-        "looks": list(state.looks),
+        "looks": list(file.looks),
         "look": state.look,
         "nominal_levels": list(file.looks_taken(0).levels),
         "complete": state.complete,

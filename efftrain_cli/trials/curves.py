@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from efftrain_cli.compare.groups import rank
 from efftrain_cli.compare.ladder import Gain, Ladder, Rung, gains, not_decayed
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve
-from efftrain_cli.trials.trial import ENDED, Trial, recipe_of
+from efftrain_cli.trials.trial import ENDED, Trial, read_trial, recipe_of
 
 Named = tuple[str, Trial]
 """A label, the same for all learning rates and budgets of one recipe, and one of its runs."""
-Read = Callable[[Trial], RunNumbers | None]
 
 
 def without(trial: Trial, keys: Sequence[str]) -> str:
@@ -29,12 +28,12 @@ def _final_loss(run: RunNumbers | None) -> float | None:
     return None if run is None else run.final_loss
 
 
-def sensitivity_curves(trials: Sequence[Named], read: Read) -> list[Curve]:
+def sensitivity_curves(trials: Sequence[Named]) -> list[Curve]:
     """Collect final losses over learning rates, one curve per label, for labels with two rates or more."""
     by_label: dict[str, dict[float, dict[int, RunNumbers | None]]] = {}
     for label, trial in trials:
         by_rate = by_label.setdefault(label, {})
-        by_rate.setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = read(trial)
+        by_rate.setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = read_trial(trial)
     curves = [curve_of(label, by_rate) for label, by_rate in by_label.items()]
     return [curve for curve in curves if len(curve.rates) > 1]
 
@@ -95,56 +94,46 @@ class LadderOf:
     """One recipe's budgets, at the best learning rate of each where several were tried."""
 
     label: str
-    flops: Ladder
-    tokens: Ladder
-    rates: Mapping[int, float]
-    """train.tokens -> the learning rate taken."""
+    by_cost: Mapping[str, Ladder]
+    """"FLOPs" and "tokens" -> the ladder."""
     problem: str | None
     """Why these runs are not a ladder."""
 
 
-def ladders(trials: Sequence[Named], read: Read) -> list[LadderOf]:
+def ladders(trials: Sequence[Named]) -> list[LadderOf]:
     """Collect budget ladders, one per label, for labels with two budgets or more. At each budget the best learning rate
     by BEST_RULE is taken, if every seed finished with it."""
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)
-        by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {}).setdefault(
-            recipe.optim.lr, []
-        ).append(trial)
+        by_rate = by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {})
+        by_rate.setdefault(recipe.optim.lr, []).append(trial)
     collected = []
     for label, by_budget in by_label.items():
         if len(by_budget) < 2:
             continue
         flops: dict[int, dict[int, Rung]] = {}
         tokens: dict[int, dict[int, Rung]] = {}
-        rates, problem = {}, None
+        problem = None
         for budget, by_rate in sorted(by_budget.items()):
-            optim = recipe_of(next(iter(by_rate.values()))[0]).optim
+            first, *_ = by_rate.values()
+            optim = recipe_of(first[0]).optim
             problem = problem or not_decayed(
                 optim.schedule, optim.decay_tokens, optim.decay_steps, budget
             )
-            runs: dict[float, list[RunNumbers | None]] = {}
-            losses: dict[float, list[float | None]] = {}
-            for rate, members in by_rate.items():
-                runs[rate] = [read(trial) for trial in members]
-                losses[rate] = [_final_loss(run) for run in runs[rate]]
-            best = min(losses, key=lambda rate: rank(losses[rate]))
-            if None in losses[best]:
+            settings = [list(map(read_trial, members)) for members in by_rate.values()]
+            best = min(settings, key=lambda runs: rank(list(map(_final_loss, runs))))
+            if None in map(_final_loss, best):
                 continue
-            rates[budget] = best
-            for trial, run, loss in zip(by_rate[best], runs[best], losses[best], strict=True):
-                assert run is not None and loss is not None
+            for run in best:
+                assert run is not None and run.final_loss is not None
                 if not run.flops_lack_optimizer:
-                    flops.setdefault(trial.seed, {})[budget] = Rung(run.flops, loss)
-                tokens.setdefault(trial.seed, {})[budget] = Rung(run.tokens, loss)
-        collected.append(LadderOf(label, flops, tokens, rates, problem))
+                    flops.setdefault(run.seed, {})[budget] = Rung(run.flops, run.final_loss)
+                tokens.setdefault(run.seed, {})[budget] = Rung(run.tokens, run.final_loss)
+        collected.append(LadderOf(label, {"FLOPs": flops, "tokens": tokens}, problem))
     return collected
 
 
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
-    """ "FLOPs" and "tokens" -> the gain at every rung."""
-    return {
-        "FLOPs": gains(baseline.flops, method.flops),
-        "tokens": gains(baseline.tokens, method.tokens),
-    }
+    """Return "FLOPs" and "tokens" -> the gain at every rung."""
+    return {unit: gains(baseline.by_cost[unit], ladder) for unit, ladder in method.by_cost.items()}

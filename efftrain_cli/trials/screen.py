@@ -1,5 +1,4 @@
-"""What a sweep prints: its runs, and what the grid showed: learning rates, budgets, and the settings that were
-tried."""
+"""What a sweep prints: its runs, and what the grid showed over learning rates and budgets."""
 
 from __future__ import annotations
 
@@ -7,19 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from efftrain_cli.compare.groups import BEST_RULE
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
-from efftrain_cli.foundation.console import (
-    Row,
-    folded,
-    human_bytes,
-    human_count,
-    human_seconds,
-    table_lines,
-)
+from efftrain_cli.foundation.console import Row, folded, human_count, table_lines
+from efftrain_cli.trials.costs import total_lines
 from efftrain_cli.trials.curves import optimum
-from efftrain_cli.trials.trial import ENDED, Choice
 
 
 def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
@@ -36,52 +27,7 @@ def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
         for run in runs
     ]
     lines = table_lines(("run", "recipe", "settings", "seed", "state", "tokens left"), rows)
-    left = [run for run in runs if run["state"] not in ENDED]
-    seconds = [run["seconds_left"] for run in left]
-    known = [value for value in seconds if value is not None]
-    time = "; time unknown: nothing was measured here yet"
-    if len(known) == len(left):
-        time = f", about {human_seconds(sum(known))} one run after the other, by the nearest measurements here"
-    share = f"; --jobs {jobs} divides the processor among as many runs" if jobs > 1 else ""
-    total = f"{len(left)} of {len(runs)} runs to train, at most {human_count(sum(run['tokens_left'] for run in left))} tokens"
-    return [
-        *lines,
-        "",
-        folded(
-            f"{total}{time}{share}; disk {human_bytes(sum(run['disk_bytes'] for run in runs))} at most"
-        ),
-    ]
-
-
-def choice_lines(choices: Sequence[Choice]) -> list[str]:
-    """List every setting that was tried, and which one each recipe is compared with."""
-    tried = []
-    for choice in choices:
-        mark = "compared" if choice.best else ""
-        tried.append((choice.recipe, " ".join(choice.settings), choice.losses, mark))
-    return [
-        "Settings tried",
-        *settings_table(("recipe", "setting", "mean loss", "by seed", ""), tried, "-"),
-        "They were chosen on these same runs, so both sides look a little better than on new seeds.",
-    ]
-
-
-def settings_table(
-    head: Row,
-    tried: Sequence[tuple[str, str, Sequence[float | None], str]],
-    without: str,
-) -> list[str]:
-    """Format (owner, setting, losses, mark) as a table with the rule; `without` stands for a seed without a loss."""
-    rows: list[Row] = []
-    for owner, setting, losses, mark in tried:
-        finished = [loss for loss in losses if loss is not None]
-        missing = len(losses) - len(finished)
-        mean = f"{missing} of {len(losses)} not finished"
-        if finished and not missing:
-            mean = f"{sum(finished) / len(finished):.4f}"
-        each = " ".join(without if loss is None else f"{loss:.4f}" for loss in losses)
-        rows.append((owner, setting, mean, each, mark))
-    return [*table_lines(head, rows), f"rule: {BEST_RULE}"]
+    return [*lines, "", *map(folded, total_lines(runs, jobs))]
 
 
 def curve_lines(curves: Sequence[Curve]) -> list[str]:

@@ -243,28 +243,14 @@ def state_of(trial: Trial) -> str:
     Raises:
         UsageError: its run directory exists and holds another recipe.
     """
-    from efftrain_cli.compare.groups import differing_keys
     from efftrain_cli.compare.reading import status_of
-    from efftrain_cli.recipe.recipe import flat_values, load_recipe
-    from efftrain_cli.recipe.toml import flatten
     from efftrain_cli.run.metrics import read_metrics
     from efftrain_cli.run.small_files import read_run
 
-    path = run_path(trial.name)
-    if not (path / "recipe.toml").is_file():
+    path = _run_of(trial)
+    if path is None:
         return "new"
     run = read_run(path)
-    try:
-        # Read as this version reads it: a key that an older version did not know has its default.
-        there = flat_values(load_recipe(str(path / "recipe.toml")))
-    except RecipeError:
-        there = flatten(run.recipe)
-    differing = differing_keys([flat_values(recipe_of(trial)), there], but=())
-    if differing:
-        raise UsageError(
-            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
-            f"remove the run (efftrain runs rm {trial.name}), or take another name: --name for a sweep, another file name for a study"
-        )
     rows = read_metrics(path, ("step", "tokens", "nonfinite", "val_loss"))
     status = status_of(run, rows)
     if status == "stopped" and trial.until is not None:
@@ -272,6 +258,45 @@ def state_of(trial: Trial) -> str:
         if columns["step"][-1] >= trial.until and math.isfinite(columns["val_loss"][-1]):
             return "finished"
     return status if status in ("running", *ENDED) else "unfinished"
+
+
+def read_trial(trial: Trial) -> RunNumbers | None:
+    """Read a trial's run; None if it has no row yet.
+
+    Raises:
+        UsageError: its run directory exists and holds another recipe.
+        DataError: it cannot be read.
+    """
+    from efftrain_cli.compare.reading import read_numbers
+
+    path = _run_of(trial)
+    if path is None or not (path / "metrics.jsonl").is_file():
+        return None
+    return read_numbers(path)
+
+
+def _run_of(trial: Trial) -> Path | None:
+    """Return the directory of a trial's run, None if there is none: a name alone does not say what was trained."""
+    from efftrain_cli.compare.groups import differing_keys
+    from efftrain_cli.recipe.recipe import flat_values, load_recipe
+    from efftrain_cli.recipe.toml import flatten
+    from efftrain_cli.run.small_files import read_recipe_values
+
+    path = run_path(trial.name)
+    if not (path / "recipe.toml").is_file():
+        return None
+    try:
+        # Read as this version reads it: a key that an older version did not know has its default.
+        trained = flat_values(load_recipe(str(path / "recipe.toml")))
+    except RecipeError:
+        trained = flatten(read_recipe_values(path))
+    differing = differing_keys([flat_values(recipe_of(trial)), trained], but=())
+    if differing:
+        raise UsageError(
+            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
+            f"remove the run (efftrain runs rm {trial.name}), or take another name: --name for a sweep, another file name for a study"
+        )
+    return path
 
 
 @dataclass(frozen=True)
@@ -286,35 +311,3 @@ class Choice:
     """Final validation loss by seed, nats per token; None where a run did not finish."""
     best: bool
     """The recipe's best setting at its budget: the lowest mean final loss among those that finished with every seed."""
-
-
-def read_trial(trial: Trial) -> RunNumbers | None:
-    """Read a trial's run; None if it has no row yet."""
-    from efftrain_cli.compare.reading import read_numbers
-
-    path = run_path(trial.name)
-    if not (path / "recipe.toml").is_file() or not (path / "metrics.jsonl").is_file():
-        return None
-    return read_numbers(path)
-
-
-def choose(trials: Sequence[Trial]) -> list[Choice]:
-    """Group trials by recipe and setting, and mark each recipe's best setting by BEST_RULE."""
-    from efftrain_cli.compare.groups import rank
-    from efftrain_cli.compare.reading import read_numbers
-
-    names: dict[Arm, list[str]] = {}
-    for trial in trials:
-        names.setdefault(trial.arm, []).append(trial.name)
-    losses = {}
-    for arm, runs in names.items():
-        losses[arm] = tuple(read_numbers(run_path(run)).final_loss for run in runs)
-    best: dict[Arm, Arm] = {}
-    for recipe, settings in sorted(names, key=lambda arm: rank(losses[arm])):
-        budget = tuple(each for each in settings if each.startswith("train.tokens="))
-        # A recipe with another budget is another recipe.
-        best.setdefault((recipe, budget), (recipe, settings))
-    return [
-        Choice(*arm, tuple(runs), losses[arm], best=arm in best.values())
-        for arm, runs in names.items()
-    ]

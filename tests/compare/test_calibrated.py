@@ -17,10 +17,10 @@ from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers
 from efftrain_cli.run.calibrations import digest_of_recipe, read_calibrations
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
-from efftrain_cli.study.judge import judge
 from tests.compare.calibrations import STEP, arm, calibrated
 from tests.compare.known_runs import SLW, of, values
 from tests.fake_runs import rows_of, write_run
+from tests.study.test_judge import judge
 
 PAIR = ("small", "small-slw")
 

@@ -18,11 +18,10 @@ from efftrain_cli.compare.measures import AXES, Costs, measures
 from efftrain_cli.compare.verdicts import short_verdict
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import MEASURES, Primary
-from efftrain_cli.study.judge import judge
 from tests.compare.known_runs import PLD, SLW, of, pair
 from tests.compare.test_zero_shot import zero_shot
 from tests.fake_runs import write_run
-from tests.study.test_judge import BASE, cost_study, curves, runs, shifted, study
+from tests.study.test_judge import BASE, cost_study, curves, judge, runs, shifted, study
 
 DEAD = [{"event": "start"}, {"event": "diverged", "step": 30}]
 

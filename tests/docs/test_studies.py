@@ -85,7 +85,7 @@ def test_the_study_on_the_page_is_planned_with_drawn_seeds(folder):
         f"tuning     {tuning}" in result.output
         and "5 drawn when registered, judged" in result.output
     )
-    assert "40 runs to train, 6M tokens" in result.output
+    assert "40 of 40 runs to train, at most 6M tokens" in result.output
 
 
 def test_every_study_of_the_docs_can_be_read(folder):

@@ -9,35 +9,18 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, runs_root
-from efftrain_cli.study.conduct import conduct
-from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.registration import check_registered, is_alike, register
 from tests.conftest import invoke
 from tests.fake_runs import write_run
-from tests.study.conftest import STUDY
-from tests.study.test_conduct import launcher, make_runner
+from tests.study.conftest import STUDY, write_study
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
 
 
-@pytest.fixture
-def seen(folder: Path) -> StudyFile:
-    """A study with its verdict."""
-    file = read_study(folder / "study.toml")
-    register(file, allow=False)
-    assert conduct(file, make_runner(file, launcher(file))).verdicts[0].outcome == "better"
-    return file
-
-
-def again(folder: Path, *changes: tuple[str, str], name: str = "again.toml") -> list[str]:
+def again(folder: Path, *changes: tuple[str, str], name: str = "again") -> list[str]:
     """Why a study of another name, with these changes of the first one's text, is exploratory."""
-    text = STUDY
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (folder / name).write_text(text)
-    return register(read_study(folder / name), allow=False).exploratory
+    return register(write_study(folder, *changes, name=name), allow=False).exploratory
 
 
 LOOKED = ("looks = 2", 'looks = 2\nset = ["eval.every=4"]')
@@ -54,12 +37,12 @@ PICKED = ('measure = "final_loss"', 'measure = "tokens_to_target"\ntarget = 3.1'
         [('baseline = "plain"', 'baseline = "warm"')],
     ],
 )
-def test_seen_seeds_are_labelled_whatever_else_changes(folder, seen, changes):
+def test_seen_seeds_are_labelled_whatever_else_changes(folder, conducted, changes):
     reasons = again(folder, *changes)
     assert any("were seen by study 'study'" in reason for reason in reasons), reasons
 
 
-def test_removed_runs_were_seen(folder, seen):
+def test_removed_runs_were_seen(folder, conducted):
     """The runs are gone, and the study stands in another folder's name: their recipes are kept."""
     names = run_names()
     assert invoke("runs", "rm", *names, "--yes").exit_code == 0 and run_names() == []
@@ -69,28 +52,25 @@ def test_removed_runs_were_seen(folder, seen):
     assert any("6 earlier runs have an arm's recipe" in reason for reason in again(folder))
 
 
-def test_runs_that_were_removed_before_a_registration_are_labelled(folder):
+def test_runs_that_were_removed_before_a_registration_are_labelled(conducted):
     """As the message about runs without a registration advises: remove them, and register."""
-    file = read_study(folder / "study.toml")
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
     (runs_root() / "study-study" / "plan.json").unlink()
     with pytest.raises(UsageError, match="remove them"):
-        register(file, allow=False)
+        register(conducted.file, allow=False)
     assert invoke("runs", "rm", "study-*", "--yes").exit_code == 0
-    (reason,) = register(file, allow=False).exploratory
+    (reason,) = register(conducted.file, allow=False).exploratory
     assert reason.startswith("6 earlier runs have an arm's recipe and a seed of the study")
 
 
-def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(folder, seen):
+def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(folder, conducted):
     fresh = [('"10..14"', '"20..24"'), ('"0..1"', '"2..3"')]
     warm = 'set = ["seq_len_warmup.start=16"]\n'
     third = '\n[[arms]]\nname = "third"\nrecipe = "plain.toml"\nset = ["optim.lr=1e-4"]\n'
     cases = {
-        "asked.toml": fresh,
-        "evaluated.toml": [*fresh, LOOKED],
-        "armed.toml": [*fresh, (warm, warm + third)],
-        "targeted.toml": [*fresh, ('"different"', '"better"')],
+        "asked": fresh,
+        "evaluated": [*fresh, LOOKED],
+        "armed": [*fresh, (warm, warm + third)],
+        "targeted": [*fresh, ('"different"', '"better"')],
     }
     for name, changes in cases.items():
         reasons = [reason for reason in again(folder, *changes, name=name) if "'study'" in reason]
@@ -117,7 +97,7 @@ def test_a_recipe_with_a_trifle_changed_is_the_one_that_was_seen(key, before, af
     assert is_alike(first, second, [key])
 
 
-def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(folder, seen):
+def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(folder, conducted):
     path = folder / "study.toml"
     path.write_text(STUDY.replace('"different"', '"better"'))
     for words in (["study", "study.toml"], ["compare", "--study", "study.toml"]):

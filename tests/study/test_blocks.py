@@ -9,21 +9,27 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, StoppedError
-from efftrain_cli.run.directory import run_path
 from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import all_trials, best_of_k, choices, tuning, widened, widest
+from efftrain_cli.study.phases import all_trials, best_of_k, widest, with_tuning
 from efftrain_cli.study.records import read_plan, study_folder
 from efftrain_cli.study.registration import register
 from efftrain_cli.study.rehearse import toy_study
 from efftrain_cli.study.text import as_json, tuning_lines
 from efftrain_cli.trials.array import ArrayWriter
-from efftrain_cli.trials.trial import Trial, recipe_of
+from efftrain_cli.trials.trial import recipe_of
 from tests.conftest import invoke
-from tests.study.conftest import STUDY, choose
-from tests.study.test_conduct import make_runner
-from tests.trials.stubs import Pretrain, write_trial
+from tests.study import conftest
+from tests.study.conftest import (
+    STUDY,
+    all_tuning,
+    conduct_stubs,
+    launcher,
+    make_runner,
+    write_losses,
+)
+from tests.trials.stubs import write_trial
 
 BLOCKS = (
     STUDY.replace('seeds = "10..14"\nlooks = 2\n', "blocks = 4\n")
@@ -33,27 +39,16 @@ BLOCKS = (
 
 
 def write_study(folder: Path, *changes: tuple[str, str]) -> StudyFile:
-    text = BLOCKS
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    (folder / "study.toml").write_text(text)
-    return read_study(folder / "study.toml")
+    return conftest.write_study(folder, *changes, text=BLOCKS)
 
 
-def write_losses(trials: list[Trial], best: dict[int, float]) -> None:
-    """Write runs whose final loss is lowest at the rate that is best for their seed."""
-    for trial in trials:
-        write_trial(trial)
-        path = run_path(trial.name) / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows[-1]["val_loss"] = 3 + abs(recipe_of(trial).optim.lr - best[trial.seed])
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
-    chosen = choose(file, plain="0.001", warm="0.001")
-    return Pretrain([each.trial for each in all_trials(file, chosen)], codes)
+def tune_blocks(file: StudyFile, best: dict[int, float]) -> StudyFile:
+    """Write tuning runs whose final loss is lowest at the rate that is best for their seed."""
+    write_losses(
+        all_tuning(file),
+        lambda arm, trial: 3 + abs(recipe_of(trial).optim.lr - best[trial.seed]),
+    )
+    return with_tuning(file)
 
 
 def test_every_block_has_seeds_of_its_own(folder):
@@ -64,7 +59,7 @@ def test_every_block_has_seeds_of_its_own(folder):
     assert file.blocks[1].tuning == file.tuning_seeds[3:6]
     assert [file.block_of[seed] for seed in file.seeds] == [1, 2, 3, 4]
     # Four blocks, three tuning seeds, two arms, two rates.
-    assert len(tuning(file)) == 4 * 3 * 2 * 2
+    assert len(all_tuning(file)) == 4 * 3 * 2 * 2
 
 
 def test_a_block_is_tuned_on_one_seed_unless_set(folder):
@@ -75,18 +70,15 @@ def test_a_block_is_tuned_on_one_seed_unless_set(folder):
 def test_each_judged_seed_is_trained_with_what_its_block_chose(folder):
     file = write_study(folder)
     first, second, third, fourth = file.tuning_seeds
-    write_losses(
-        [each.trial for each in tuning(file)],
-        {first: 1e-3, second: 2e-3, third: 2e-3, fourth: 1e-3},
-    )
-    tuned = choices(file)
+    file = tune_blocks(file, {first: 1e-3, second: 2e-3, third: 2e-3, fourth: 1e-3})
+    tuned = file.tuned
     assert [(each.arm, each.seeds) for each in tuned[:3]] == [
         ("plain", (file.seeds[0],)),
         ("warm", (file.seeds[0],)),
         ("plain", (file.seeds[1],)),
     ]
     rates = {}
-    for each in all_trials(file, tuned):
+    for each in all_trials(file):
         if each.phase == "confirmation" and each.arm == "warm":
             rates[each.trial.seed] = each.trial.settings
     assert rates == {
@@ -115,14 +107,13 @@ def test_a_block_grows_by_its_own_runs_only(folder):
     file = write_study(folder, ("grow = 0", "grow = 1"), ("1e-3, 2e-3", "1e-3, 2e-3, 4e-3"))
     low, high, *inner = file.tuning_seeds
     best = {low: 1e-3, high: 4e-3} | dict.fromkeys(inner, 2e-3)
-    write_losses([each.trial for each in tuning(file)], best)
-    wider = widened(file)
+    wider = tune_blocks(file, best)
     grown = [block.grown for block in wider.blocks]
     assert grown == [(("optim.lr", "low"),), (("optim.lr", "high"),), (), ()]
     # Both arms of the block got the rate; the block's choice waits for it, the others have theirs.
-    assert len(tuning(wider)) == 4 * 2 * 3 + 2 * 2
-    assert {seed for each in choices(wider) for seed in each.seeds} == {*file.seeds[2:]}
-    assert len(tuning(widest(file))) == 4 * 2 * 5
+    assert len(all_tuning(wider)) == 4 * 2 * 3 + 2 * 2
+    assert wider.chosen_seeds == [*file.seeds[2:]]
+    assert len(all_tuning(widest(file))) == 4 * 2 * 5
 
 
 def test_only_the_blocks_of_a_look_are_tuned(folder):
@@ -133,14 +124,13 @@ def test_only_the_blocks_of_a_look_are_tuned(folder):
     state = conduct(file, make_runner(file, launch))
     assert (file.looks, state.look, state.verdicts[0].outcome) == ((4, 8), 1, "better")
     assert len(launch.calls) == 4 * 2 * 2 + 4 * 2
-    assert {each.seeds[0] for each in state.tuned} == {*file.seeds[:4]}
+    assert {each.seeds[0] for each in state.file.tuned} == {*file.seeds[:4]}
     assert not any("tuned on" in label.text for label in state.labels)
 
 
 def test_receipts_and_json_name_the_block(folder):
     file = write_study(folder)
-    register(file, allow=False)
-    state = conduct(file, make_runner(file, launcher(file)))
+    state = conduct_stubs(file)
     for _ in range(2):
         rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
         second = [row for row in rows if row["block"] == "2" and row["arm"] == "plain"]
@@ -149,7 +139,7 @@ def test_receipts_and_json_name_the_block(folder):
         assert second[2]["settings"] == "optim.lr=0.001"
         # A study that has ended is judged again, and nothing else.
         conduct(read_study(file.path), make_runner(file, launcher(file)))
-    arms = as_json(file, state, None, [])["tuning"]["arms"]
+    arms = as_json(state, None)["tuning"]["arms"]
     assert [arm["seeds"] for arm in arms[:3]] == [[file.seeds[0]]] * 2 + [[file.seeds[1]]]
     plan = json.loads(invoke("study", "study.toml", "--plan", "--format", "json").stdout)
     assert [run["block"] for run in plan["runs"]] == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 4 + [
@@ -159,10 +149,9 @@ def test_receipts_and_json_name_the_block(folder):
 
 def test_a_stopped_study_of_blocks_goes_on(folder):
     file = write_study(folder)
-    register(file, allow=False)
     stopped = f"study-warm-lr0.002-tune-seed{file.tuning_seeds[2]}"
     with pytest.raises(StoppedError):
-        conduct(file, make_runner(file, launcher(file, {stopped: 75})))
+        conduct_stubs(file, {stopped: 75})
     status = json.loads(invoke("study", "study.toml", "--status", "--format", "json").stdout)
     states = {row[3]: row[4] for row in status["runs"]}
     assert status["runs"][-1][:2] == ["confirmation, block 4", "warm"]
@@ -181,7 +170,7 @@ def test_arrays_of_blocks_are_written_phase_by_phase(folder):
     assert conduct(file, writer).look == 0
     (listed,) = study_folder("study").glob("array-*.txt")
     assert listed.read_text().count("-tune-") == 2 * 16
-    for each in tuning(file):
+    for each in all_tuning(file):
         write_trial(each.trial)
     assert conduct(file, writer).look == 0
     (second,) = {*study_folder("study").glob("array-*.txt")} - {listed}
@@ -214,7 +203,7 @@ def test_a_registered_study_keeps_its_blocks(folder):
 def test_a_rehearsal_has_two_blocks(folder):
     file = write_study(folder)
     small = toy_study(file, folder)
-    assert [block[:2] for block in small.blocks] == [
+    assert [(block.tuning, block.seeds) for block in small.blocks] == [
         ((file.tuning_seeds[i],), (file.seeds[i],)) for i in (0, 1)
     ]
     assert small.study.arms[0].grid == {"optim.lr": (0.001, 0.002)}
@@ -222,9 +211,7 @@ def test_a_rehearsal_has_two_blocks(folder):
 
 def test_the_verdict_is_over_one_difference_a_block(folder):
     file = write_study(folder)
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
-    (verdict,) = judge_runs(file, allow=False).verdicts
+    (verdict,) = judge_runs(conduct_stubs(file).file, allow=False).verdicts
     assert verdict.seeds == file.seeds and verdict.estimate.df == 3
     assert invoke("compare", "--study", "study.toml").exit_code == 0
 
@@ -232,13 +219,12 @@ def test_the_verdict_is_over_one_difference_a_block(folder):
 @pytest.mark.parametrize(
     ("old", "new", "key", "rule"),
     [
-        ("blocks = 4", "blocks = 3", "blocks", "needs 4 or more"),
-        ("blocks = 4", "blocks = 0", "blocks", "at least 1"),
+        ("blocks = 4", "blocks = 3", "blocks", "at least 4"),
         ("blocks = 4", "blocks = 6\nlooks = 2", "looks", "first look at 3 blocks"),
         ("blocks = 4", "blocks = 4\nlooks = 3", "looks", "at least 5 seeds"),
         ("blocks = 4", 'blocks = 4\nseeds = "1..4"', "seeds", "no meaning beside blocks"),
         ("blocks = 4", "blocks = 4\nn_seeds = 4", "n_seeds", "no meaning beside blocks"),
-        ("grow = 0", 'seeds = "1..4"', "tuning.seeds", "n_seeds is for each"),
+        ("grow = 0", 'seeds = "1..4"', "tuning.seeds", "no meaning beside blocks"),
         ('[tuning]\ngrow = 0\ngrid = { "optim.lr" = [1e-3, 2e-3] }', "", "blocks", "[tuning]"),
     ],
 )

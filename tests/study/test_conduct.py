@@ -6,8 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
@@ -23,38 +22,31 @@ from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.main import learning_rates
-from efftrain_cli.study.phases import all_trials, choices, phases_of, sum_phases
+from efftrain_cli.study.phases import all_trials, read_costs, with_tuning
 from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
 from efftrain_cli.study.text import plan_lines, verdict_lines
+from efftrain_cli.trials.costs import total_of
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
 from tests.conftest import invoke
 from tests.fake_runs import write_run
-from tests.study.conftest import STUDY, choose
+from tests.study.conftest import (
+    STUDY,
+    choose,
+    conduct_stubs,
+    launcher,
+    make_runner,
+    write_study,
+)
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
 
 def judged(file: StudyFile, allow: bool) -> tuple[StudyState, Plan]:
     """The verdicts of the runs there are, and the registration."""
     registration = check_registered(file, allow)
-    return judge_runs(file, allow), registration
-
-
-def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
-    chosen = choose(file, plain="0.001", warm="0.001")
-    return Pretrain([each.trial for each in all_trials(file, chosen)], codes)
-
-
-def make_runner(file: StudyFile, launch: Pretrain) -> TrialRunner:
-    return TrialRunner(study_folder(file.name), say=quiet, launch=launch)
-
-
-@pytest.fixture
-def file(folder: Path) -> StudyFile:
-    return read_study(folder / "study.toml")
+    return judge_runs(with_tuning(file), allow), registration
 
 
 def test_tuning_then_looks_until_all_is_decided(file):
@@ -65,7 +57,7 @@ def test_tuning_then_looks_until_all_is_decided(file):
         file, make_runner(file, launch), tell=lambda judgement: told.append(judgement.look)
     )
     # the stubs' losses do not depend on the learning rate: the first of equals is taken
-    assert {tuned.arm: tuned.settings for tuned in choices(file)} == {
+    assert {tuned.arm: tuned.settings for tuned in found.file.tuned} == {
         "plain": ("optim.lr=0.001",),
         "warm": ("optim.lr=0.001",),
     }
@@ -95,8 +87,7 @@ def test_a_stopped_study_continues_and_trains_nothing_twice(file):
 
 
 def test_receipts_and_looks(file):
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file, {"study-plain-lr0.004-tune-seed1": 4})))
+    conduct_stubs(file, {"study-plain-lr0.004-tune-seed1": 4})
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert [row["phase"] for row in rows] == ["tuning"] * 12 + ["confirmation"] * 6
     failed = next(row for row in rows if row["run"] == "study-plain-lr0.004-tune-seed1")
@@ -121,9 +112,8 @@ def _change_origin(name: str, **data: object) -> None:
     path.write_text(json.dumps({**origin, "data": {**origin["data"], **data}}))
 
 
-def test_what_compare_refuses_has_no_verdict(file):
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
+def test_what_compare_refuses_has_no_verdict(conducted):
+    file = conducted.file
     _change_origin("study-warm-seed11", valid_hash="e" * 64)
     with pytest.raises(UsageError, match="the validation text differs") as error:
         judged(file, False)
@@ -132,14 +122,13 @@ def test_what_compare_refuses_has_no_verdict(file):
     assert refused.exit_code != 0 and "better than" not in refused.stdout
     judgement, registration = judged(file, True)
     assert judgement.verdicts[0].outcome == "undecided" and judgement.verdicts[0].p == 1.0
-    text = "\n".join(verdict_lines(file, judgement, registration))
+    text = "\n".join(verdict_lines(judgement, registration))
     assert text.startswith("EXPLORATORY") and "the validation text differs" in text
     assert "warm: undecided in final loss (not judged: these losses are not comparable)." in text
 
 
-def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file):
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
+def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(conducted):
+    file = conducted.file
     recipe = run_path("study-warm-seed11") / "recipe.toml"
     before = recipe.read_text()
     for old, new, key in (
@@ -156,14 +145,13 @@ def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(file)
     judged(file, False)
 
 
-def test_marks_of_runs_stand_beside_the_verdict(file):
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
+def test_marks_of_runs_stand_beside_the_verdict(conducted):
+    file = conducted.file
     events = run_path("study-warm-seed11") / "events.jsonl"
     with events.open("a") as out:
         out.write(json.dumps({"event": "override", "differences": [["threads", 1, 2]]}) + "\n")
     judgement, registration = judged(file, False)
-    text = "\n".join(verdict_lines(file, judgement, registration))
+    text = "\n".join(verdict_lines(judgement, registration))
     assert (
         "warning: study-warm-seed11: continued although what decides it had changed (threads)"
         in text
@@ -171,60 +159,47 @@ def test_marks_of_runs_stand_beside_the_verdict(file):
 
 
 def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder):
-    (folder / "study.toml").write_text(
-        STUDY.replace('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}')
-    )
-    file = read_study(folder / "study.toml")
+    plain = 'recipe = "plain.toml"'
+    file = write_study(folder, (plain, f"{plain}\ngrid = {{}}"))
     register(file, allow=False)
-    conduct(
-        file,
-        TrialRunner(
-            study_folder(file.name),
-            say=quiet,
-            launch=Pretrain([each.trial for each in all_trials(file, choose(file, warm="0.001"))]),
-        ),
-    )
-    plain, warm = choices(file)
-    assert "not tuned while others are" in plain.warnings[0] and plain.settings == ()
+    launch = Pretrain([each.trial for each in all_trials(choose(file, warm="0.001"))])
+    untuned, warm = conduct(file, make_runner(file, launch)).file.tuned
+    assert "not tuned while others are" in untuned.warnings[0] and untuned.settings == ()
     assert "0.001, is the lowest tried; a lower one" in warm.warnings[0]
 
 
 # --- what was fixed beforehand ---------------------------------------------------------------------------------------
 
 
-def test_a_changed_study_is_refused_with_what_changed(folder, file):
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
-    (folder / "study.toml").write_text(
-        STUDY.replace('direction = "different"', 'direction = "better"')
-    )
-    changed = read_study(folder / "study.toml")
+BETTER = ('"different"', '"better"')
+ONE_LOOK = ("looks = 2", "looks = 1")
+
+
+def test_a_changed_study_is_refused_with_what_changed(folder, conducted):
+    changed = write_study(folder, BETTER)
     for ask in (lambda: register(changed, False), lambda: judged(changed, False)):
         with pytest.raises(
             UsageError, match=r'primary\.0\.direction was "different", is "better"'
         ) as error:
             ask()
         assert error.value.exit_code == 2 and "--allow" in str(error.value)
-    assert judged(read_study(folder / "study.toml"), True)[
-        1
-    ].exploratory  # shown, and not written down
+    assert judged(changed, True)[1].exploratory  # shown, and not written down
 
 
 def test_an_allowed_change_is_exploratory_for_good(folder, file):
     register(file, allow=False)
-    (folder / "study.toml").write_text(STUDY.replace("looks = 2", "looks = 1"))
-    changed = read_study(folder / "study.toml")
+    changed = write_study(folder, ONE_LOOK)
     (reason,) = register(changed, allow=True).exploratory
     assert "looks was 2, is 1" in reason
     assert register(changed, allow=False).exploratory == [reason]
-    (folder / "study.toml").write_text(STUDY)  # back again: that was another change
     with pytest.raises(
         UsageError,
         match=r"since --allow accepted a change on [^:]*:.*: looks was 1, is 2\n  restore",
     ):
-        register(read_study(folder / "study.toml"), allow=False)
-    (folder / "study.toml").write_text(STUDY.replace("looks = 2", "looks = 1"))  # as advised
-    assert register(read_study(folder / "study.toml"), allow=False).exploratory == [reason]
+        register(write_study(folder), allow=False)  # back again: that was another change
+    assert register(write_study(folder, ONE_LOOK), allow=False).exploratory == [
+        reason
+    ]  # as advised
 
 
 def test_a_changed_recipe_is_a_changed_study(folder, file):
@@ -233,51 +208,40 @@ def test_a_changed_recipe_is_a_changed_study(folder, file):
         (folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 5e-4")
     )
     with pytest.raises(UsageError, match=r"recipe of plain: optim\.lr was 0\.001, is 0\.0005"):
-        register(read_study(folder / "study.toml"), allow=False)
+        register(read_study(file.path), allow=False)
 
 
 def test_runs_from_before_the_registration_make_it_exploratory(file):
     write_trial(all_trials(file)[-1].trial)
-    with pytest.raises(UsageError, match="1 runs of study 'study' exist already"):
+    with pytest.raises(UsageError, match="1 run of study 'study' exist already"):
         register(file, allow=False)
     assert not (study_folder("study") / "plan.json").exists()
     assert register(file, allow=True).exploratory == [
-        "1 of its runs are older than its registration",
+        "it was registered after 1 run of it had begun",
     ]
     assert check_registered(file, allow=False).exploratory
 
 
 def test_arms_with_other_tokens_need_an_equal_budget(folder):
-    path = folder / "study.toml"
-    text = path.read_text()
-    path.write_text(
-        text.replace('"seq_len_warmup.start=16"', '"seq_len_warmup.start=16", "train.tokens=9_000"')
-    )
+    tokens = ('"seq_len_warmup.start=16"', '"seq_len_warmup.start=16", "train.tokens=9_000"')
     with pytest.raises(
         UsageError, match=r"different tokens: plain 2,560, warm 9,000\n  say what they have"
     ):
-        register(read_study(path), allow=False)
-    path.write_text(path.read_text().replace("looks = 2", 'looks = 2\nequal = "flops"'))
-    register(read_study(path), allow=False)
+        register(write_study(folder, tokens), allow=False)
+    equal = ("looks = 2", 'looks = 2\nequal = "flops"')
+    register(write_study(folder, tokens, equal), allow=False)
 
 
-def test_a_new_name_does_not_hide_seen_seeds(folder, file):
+def test_a_new_name_does_not_hide_seen_seeds(folder, conducted):
     """The same arms on the same seeds under another name: what the first study found stands above the second."""
-    register(file, allow=False)
-    judged_before = conduct(file, make_runner(file, launcher(file)))
-    assert judged_before.look
-    renamed = folder / "again.toml"
-    renamed.write_text((folder / "study.toml").read_text().replace('"different"', '"better"'))
-    seeds, asked, runs = register(read_study(renamed), allow=False).exploratory
+    renamed = write_study(folder, BETTER, name="again")
+    seeds, asked, runs = register(renamed, allow=False).exploratory
     assert seeds == "seeds 10, 11, 12, 13, 14 of plain, warm were seen by study 'study'"
     assert asked.startswith("study 'study', registered ")
     assert asked.endswith("asked the same of the same arms: warm better in final_loss")
     assert runs.startswith("6 earlier runs have an arm's recipe and a seed of the study, such as ")
-    fresh = folder / "fresh.toml"
-    fresh.write_text(
-        STUDY.replace('"10..14"', '"20..24"').replace("final_loss", "tokens_to_target")
-    )
-    assert register(read_study(fresh), allow=False).exploratory == []
+    changes = [('"10..14"', '"20..24"'), ("final_loss", "tokens_to_target")]
+    assert register(write_study(folder, *changes, name="fresh"), allow=False).exploratory == []
 
 
 @pytest.mark.parametrize(
@@ -292,8 +256,7 @@ def test_a_new_name_does_not_hide_seen_seeds(folder, file):
 def test_a_foreign_looks_csv_does_not_stop_a_registration(folder, file, looks, verdicts):
     register(file, allow=False)
     (study_folder("study") / "looks.csv").write_bytes(looks)
-    (folder / "again.toml").write_text(STUDY)
-    reason = register(read_study(folder / "again.toml"), allow=False).exploratory[-1]
+    reason = register(write_study(folder, name="again"), allow=False).exploratory[-1]
     assert "asked the same of the same arms: " in reason and reason.endswith(verdicts)
 
 
@@ -319,12 +282,12 @@ def test_other_damaged_files_do_not_stop_a_registration(file, text):
 
 def test_costs_to_one_loss_are_one_comparison(folder):
     """As Holm's correction counts them: the final loss, two costs to 3.0 and one to 2.5 are three."""
-    path = folder / "study.toml"
     primaries = ('tokens_to_target"\ntarget = 3.0', 'flops_to_target"\ntarget = 3.0')
+    changes = []
     for primary in (*primaries, 'tokens_to_target"\ntarget = 2.5'):
         more = f'[[primary]]\nmeasure = "{primary}\ndirection = "better"\n\n[tuning]'
-        path.write_text(path.read_text().replace("[tuning]", more))
-    assert read_study(path).comparisons == 3
+        changes.append(("[tuning]", more))
+    assert write_study(folder, *changes).comparisons == 3
 
 
 def test_runs_that_the_registration_did_not_start_are_labelled(file):
@@ -341,7 +304,7 @@ def test_runs_that_the_registration_did_not_start_are_labelled(file):
     )
     # The stubs write origins without it.
     (label,) = [label for label in judgement.labels if "registration" in label.text]
-    assert label.text.startswith("6 of its runs do not carry its registration, such as study-")
+    assert label.text.startswith("6 runs without its registration, such as study-")
 
 
 def test_an_edited_plan_is_found(file):
@@ -363,22 +326,20 @@ def test_a_study_without_runs_has_no_verdict(file):
     register(file, allow=False)
     judgement, registration = judged(file, False)
     assert judgement.look == 0 and len(judgement.pending) == 6 and not registration.exploratory
-    (line,) = verdict_lines(file, judgement, registration)
-    assert line.endswith("6 runs are still to end, such as plain seed 10.")
-    (line,) = verdict_lines(file, replace(judgement, pending=("warm seed 12",)), registration)
-    assert line.endswith("1 runs are still to end, such as warm seed 12.")
+    (line,) = verdict_lines(judgement, registration)
+    assert line.endswith("with 6 runs still to end, such as plain seed 10.")
+    (line,) = verdict_lines(replace(judgement, pending=("warm seed 12",)), registration)
+    assert line.endswith("with 1 run still to end, such as warm seed 12.")
 
 
 # --- what it costs, and the rehearsal --------------------------------------------------------------------------------
 
 
 def test_the_plan_counts_what_is_left(file):
-    assert (
-        asdict(sum_phases("all", "", phases_of(file))).items()
-        >= {"runs": 22, "tokens_left": 22 * 2560, "seconds_left": None}.items()
-    )
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
+    total = total_of(read_costs(file))
+    assert (total["runs"], total["done"], total["tokens_left"]) == (22, 0, 22 * 2560)
+    assert total["seconds_left"] is None
+    file = conduct_stubs(file).file
     recipe = load_recipe("plain.toml")
     remember_rate(
         Rate(
@@ -393,11 +354,10 @@ def test_the_plan_counts_what_is_left(file):
             tokens_per_second=512.0,
         )
     )
-    left = sum_phases("all", "", phases_of(file))
-    assert left.runs_left == 4 and left.tokens_left == 4 * 2560
-    assert left.seconds_left == pytest.approx(
-        4 * (5 + 5)
-    )  # 2,560 tokens at 512 a second, 5 s to start
+    total = total_of(read_costs(file))
+    assert total["runs"] - total["done"] == 4 and total["tokens_left"] == 4 * 2560
+    # 2,560 tokens at 512 a second, 5 s to start.
+    assert total["seconds_left"] == pytest.approx(4 * (5 + 5))
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -436,9 +396,8 @@ def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name, tmp_
 
 
 def test_an_arm_may_have_the_name_of_its_study(folder):
-    path = folder / "study.toml"
-    path.write_text(STUDY.replace('name = "warm"', 'name = "study"'))
-    small = toy_study(read_study(path), folder / "rehearsal")
+    file = write_study(folder, ('name = "warm"', 'name = "study"'))
+    small = toy_study(file, folder / "rehearsal")
     assert load_recipe(small.study.arms[1].recipe).seq_len_warmup is not None
 
 
@@ -464,9 +423,7 @@ def test_the_status_of_an_unregistered_study_says_so(file):
     assert done.exit_code == 0 and json.loads(done.stdout)["exploratory"] == ["not registered"]
 
 
-def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder, file):
-    register(file, allow=False)
-    conduct(file, make_runner(file, launcher(file)))
+def test_compare_judges_the_primaries_and_calls_the_rest_exploratory(folder, conducted):
     done = invoke("compare", "--study", "study.toml")
     assert done.exit_code == 0, (done.output, done.exception)
     verdicts, rest = done.stdout.split("Exploratory: everything below was not fixed beforehand")
@@ -515,13 +472,12 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder):
     assert found.look == 1 and len(found.verdicts[0].seeds) == 3
     rows = list(csv.DictReader((study_folder("study") / "receipts.csv").open()))
     assert {row["phase"] for row in rows} == {"learning rates"}
-    assert sum_phases("all", "", phases_of(file)).runs_left == 0
-    assert "warning: lr_sensitivity is judged from 5 rates on; give seven" in plan_lines(
-        file, phases_of(file), 1, 10**12
-    )
+    costs = read_costs(found.file)
+    assert {cost["state"] for cost in costs} == {"finished"}
+    warning = "warning: lr_sensitivity is judged from 5 rates on; give seven"
+    assert warning in plan_lines(file, costs, 1)
     assert found.verdicts[0].why is not None and found.verdicts[0].why.kind == "not_judged"
-    curves = learning_rates(file, found)
-    assert [(curve.label, curve.rates, curve.seeds) for curve in curves] == [
+    assert [(curve.label, curve.rates, curve.seeds) for curve in found.curves] == [
         ("plain", (1e-3, 4e-3), (10, 11, 12)),
         ("warm", (1e-3, 4e-3), (10, 11, 12)),
     ]

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import judged_trials, tuning
-from tests.study.conftest import STUDY, choose
+from efftrain_cli.study.phases import judged_trials
+from tests.study.conftest import all_tuning, choose, write_study
 
 
-def changed(folder: Path, *replacements: tuple[str, str]) -> Path:
-    text = STUDY
-    for old, new in replacements:
-        assert old in text, old
-        text = text.replace(old, new)
-    path = folder / "study.toml"
-    path.write_text(text)
-    return path
-
-
-def test_the_runs_of_a_study(folder):
-    file = read_study(folder / "study.toml")
-    tuned = [each.trial for each in tuning(file)]
+def test_the_runs_of_a_study(file):
+    tuned = [each.trial for each in all_tuning(file)]
     assert len(tuned) == 2 * 2 * 3 and [trial.seed for trial in tuned] == [0] * 6 + [1] * 6
     assert tuned[0].name == "study-plain-lr0.001-tune-seed0"
     assert tuned[4].settings == ("seq_len_warmup.start=16", "optim.lr=0.002")
-    judged = [each.trial for each in judged_trials(file, choose(file, warm="0.004"))]
+    judged = [each.trial for each in judged_trials(choose(file, warm="0.004"), file.seeds)]
     assert [trial.name for trial in judged[:3]] == [
         "study-plain-seed10",
         "study-warm-seed10",
@@ -40,8 +27,7 @@ def test_the_runs_of_a_study(folder):
 
 
 def test_all_mistakes_at_once_with_their_lines(folder):
-    path = changed(
-        folder,
+    mistakes = [
         ("looks = 2", "looks = 9"),
         ('baseline = "plain"', 'baseline = "plane"'),
         ('direction = "different"', 'direction = "noninferior"'),
@@ -49,9 +35,9 @@ def test_all_mistakes_at_once_with_their_lines(folder):
         ("[1e-3, 2e-3, 4e-3]", "[1e-3, 1e-3]"),
         ("seq_len_warmup.start=16", "seq_len_warmup.begin=16"),
         ('recipe = "plain.toml"', 'recipe = "plan.toml"'),
-    )
+    ]
     with pytest.raises(RecipeError) as error:
-        read_study(path)
+        write_study(folder, *mistakes)
     keys = {problem.key: problem for problem in error.value.problems}
     assert keys.keys() == {
         "looks", "baseline", "primary.0.margin", "tuning.seeds", "tuning.grid", "arms.0.recipe", "arms.1.recipe",
@@ -126,7 +112,7 @@ def test_all_mistakes_at_once_with_their_lines(folder):
 )
 def test_one_mistake(folder, old, new, key, rule):
     with pytest.raises(RecipeError) as error:
-        read_study(changed(folder, (old, new)))
+        write_study(folder, (old, new))
     assert rule in {problem.key: problem.rule for problem in error.value.problems}[key]
 
 
@@ -140,19 +126,19 @@ def test_no_file_and_no_toml(folder):
         read_study(folder / "broken.toml")
 
 
-def test_comments_order_and_words_are_free(folder):
-    sha256 = read_study(folder / "study.toml").sha256
-    same = changed(
+def test_comments_order_and_words_are_free(folder, file):
+    sha256 = file.sha256
+    same = write_study(
         folder,
         ("looks = 2\n", "# more\n"),
         ('seeds = "10..14"', 'looks = 2\nseeds = "10..14"'),
         ("Is warm", "Is it"),
     )
-    assert read_study(same).sha256 == sha256
+    assert same.sha256 == sha256
     (folder / "plain.toml").write_text(
         (folder / "plain.toml").read_text().replace("every = 5\n", "every = 5 # steps\n")
     )
-    assert read_study(same).sha256 == sha256
+    assert read_study(same.path).sha256 == sha256
 
 
 @pytest.mark.parametrize(
@@ -167,33 +153,26 @@ def test_comments_order_and_words_are_free(folder):
         ('baseline = "plain"', 'baseline = "warm"'),
     ],
 )
-def test_everything_that_decides_is_hashed(folder, old, new):
-    sha256 = read_study(folder / "study.toml").sha256
-    assert read_study(changed(folder, (old, new))).sha256 != sha256
+def test_everything_that_decides_is_hashed(folder, file, old, new):
+    sha256 = file.sha256
+    assert write_study(folder, (old, new)).sha256 != sha256
 
 
-def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder):
-    sha256 = read_study(folder / "study.toml").sha256
+def test_the_recipes_are_part_of_the_hash_and_checkpoints_are_not(folder, file):
+    sha256 = file.sha256
     recipe = (folder / "plain.toml").read_text()
     (folder / "plain.toml").write_text(
         recipe.replace("[checkpoint]\nevery = 5", "[checkpoint]\nevery = 7")
     )
-    assert read_study(folder / "study.toml").sha256 == sha256
+    assert read_study(file.path).sha256 == sha256
     (folder / "plain.toml").write_text(recipe.replace("tokens = 2560", "tokens = 5120"))
-    assert read_study(folder / "study.toml").sha256 != sha256
+    assert read_study(file.path).sha256 != sha256
 
 
 def test_an_arm_may_have_a_grid_of_its_own_or_none(folder):
-    file = read_study(
-        changed(folder, ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = {}'))
-    )
-    assert {each.arm for each in tuning(file)} == {"warm"}
-    file = read_study(
-        changed(
-            folder,
-            ('recipe = "plain.toml"', 'recipe = "plain.toml"\ngrid = { "optim.lr" = [3e-3] }'),
-        )
-    )
-    assert [each.trial.settings[-1] for each in tuning(file) if each.arm == "plain"] == [
-        "optim.lr=0.003"
-    ] * 2
+    plain = 'recipe = "plain.toml"'
+    file = write_study(folder, (plain, f"{plain}\ngrid = {{}}"))
+    assert {each.arm for each in all_tuning(file)} == {"warm"}
+    file = write_study(folder, (plain, f'{plain}\ngrid = {{ "optim.lr" = [3e-3] }}'))
+    settings = [each.trial.settings[-1] for each in all_tuning(file) if each.arm == "plain"]
+    assert settings == ["optim.lr=0.003"] * 2

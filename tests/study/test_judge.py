@@ -14,7 +14,8 @@ from efftrain_cli.compare.engine import Looks, chance_of_claim
 from efftrain_cli.compare.verdicts import note_of, sentence
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
-from efftrain_cli.study.judge import Verdict, judge
+from efftrain_cli.study.judge import JudgedRun, StudyState, Verdict
+from efftrain_cli.study.judge import judge as judge_study
 from efftrain_cli.study.records import Plan
 from efftrain_cli.study.text import looks_line, verdict_lines
 
@@ -86,6 +87,17 @@ def runs(**losses: list[float | None]) -> Made:
         }
         for arm, values in losses.items()
     }
+
+
+def judge(
+    file: StudyFile, made: Made, *why: Why, rated: dict[float, Made] | None = None, **more: object
+) -> StudyState:
+    """Judge runs with the arms' own learning rate, and others by theirs."""
+    flat = []
+    for rate, arms in {None: made, **(rated or {})}.items():
+        for arm, side in arms.items():
+            flat += [JudgedRun(arm, rate, run) for run in side.values()]
+    return judge_study(file, flat, *why, **more)
 
 
 def judged(file: StudyFile, made: Made, *why: Why, **more: object) -> Verdict:
@@ -695,8 +707,8 @@ def test_a_look_that_is_not_the_last_prints_the_chance_of_a_claim():
     chance = chance_of_claim(verdict, Looks((3, 5), 1, 0.05, registered=True), 1)
     assert verdict.outcome == "undecided" and chance is not None and 0.05 < chance < 0.95
     plan = Plan.model_construct(registered="now", sha256="0" * 64, exploratory=[])
-    lines = verdict_lines(file, state, plan)
+    lines = verdict_lines(state, plan)
     words = "chance to show it by the last look, if the difference stays as estimated: method"
     assert f"{words} {100 * chance:.0f} % in final loss (shown, decides nothing)" in lines
     last = judge(file, runs(base=BASE, method=shifted(0.001)))
-    assert not [line for line in verdict_lines(file, last, plan) if line.startswith("chance")]
+    assert not [line for line in verdict_lines(last, plan) if line.startswith("chance")]

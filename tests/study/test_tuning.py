@@ -18,39 +18,33 @@ from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import (
     all_trials,
-    choices,
     expected_best,
     expected_lowest,
-    tuning,
-    widened,
     widest,
+    with_tuning,
 )
 from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register
 from efftrain_cli.study.text import as_json
 from efftrain_cli.trials.curves import optimum
 from efftrain_cli.trials.pictures import best_of_k_plot
-from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.screen import curve_lines
 from efftrain_cli.trials.trial import Trial, recipe_of
-from tests.study.conftest import STUDY, choose
-from tests.trials.stubs import Pretrain, quiet, write_trial
+from tests.study.conftest import all_tuning, choose, make_runner, write_losses, write_study
+from tests.trials.stubs import Pretrain
 
 
-def write_tuning(file: StudyFile, optima: dict[str, float]) -> None:
+def write_tuning(file: StudyFile, optima: dict[str, float]) -> StudyFile:
     """Write the tuning runs with losses that are lowest at each arm's optimum."""
-    for _, arm, trial, *_ in tuning(file):
-        write_trial(trial)
-        path = run_path(trial.name) / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows[-1]["val_loss"] = 3 + math.log(recipe_of(trial).optim.lr / optima[arm]) ** 2
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_losses(
+        all_tuning(file),
+        lambda arm, trial: 3 + math.log(recipe_of(trial).optim.lr / optima[arm]) ** 2,
+    )
+    return with_tuning(file)
 
 
-def growing(folder: Path, grow: int) -> StudyFile:
-    path = folder / "study.toml"
-    path.write_text(STUDY.replace("[tuning]", f"[tuning]\ngrow = {grow}"))
-    return read_study(path)
+def growing(folder: Path, grow: int, *changes: tuple[str, str]) -> StudyFile:
+    return write_study(folder, ("[tuning]", f"[tuning]\ngrow = {grow}"), *changes)
 
 
 @pytest.mark.parametrize(
@@ -68,22 +62,18 @@ def growing(folder: Path, grow: int) -> StudyFile:
 def test_all_grids_grow_where_one_arm_is_at_the_edge(folder, grow, plain, warm, rates):
     file = growing(folder, grow)
     for _ in range(4):
-        write_tuning(file, {"plain": plain, "warm": warm})
-        file = widened(file)
+        file = write_tuning(file, {"plain": plain, "warm": warm})
     for arm in file.study.arms:
         grid = sorted(file.grid_of(arm, file.blocks[0].grown)["optim.lr"])
         assert grid == pytest.approx([1e-3 * rate for rate in rates])
-    assert len(tuning(file)) == 2 * 2 * len(rates)
+    assert len(all_tuning(file)) == 2 * 2 * len(rates)
     if grow == 2:
-        (setting,) = choices(file)[0].settings
+        (setting,) = file.tuned[0].settings
         assert float(setting.removeprefix("optim.lr=")) == plain
 
 
 def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder):
-    path = folder / "study.toml"
-    text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
-    path.write_text('set = ["optim.min_lr=4e-4"]\n' + text)
-    file = read_study(path)
+    file = growing(folder, 2, ("looks = 2", 'looks = 2\nset = ["optim.min_lr=4e-4"]'))
     arm = file.study.arms[0]
     assert sorted(file.grid_of(arm, widest(file).blocks[0].grown)["optim.lr"]) == [
         5e-4,
@@ -94,23 +84,19 @@ def test_no_grid_grows_to_a_rate_that_a_recipe_refuses(folder):
         1.6e-2,
     ]
     for _ in range(3):
-        write_tuning(file, {"plain": 1e-4, "warm": 2e-3})
-        file = widened(file)
+        file = write_tuning(file, {"plain": 1e-4, "warm": 2e-3})
     grid = file.grid_of(arm, file.blocks[0].grown)
     assert sorted(grid["optim.lr"]) == [5e-4, 1e-3, 2e-3, 4e-3]
 
 
-def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder):
-    file = read_study(folder / "study.toml")
-    assert file.grow == 0 and len(tuning(widest(file))) == 12
-    path = folder / "study.toml"
-    path.write_text(STUDY.replace('seeds = "0..1"\n', ""))
-    assert read_study(path).grow == 2
+def test_given_tuning_seeds_keep_the_grid_as_it_is_written(folder, file):
+    assert file.grow == 0 and len(all_tuning(widest(file))) == 12
+    assert write_study(folder, ('seeds = "0..1"\n', "")).grow == 2
 
 
 def test_growing_grids_get_two_points_at_either_end(folder):
     """Seven rates, two arms, two tuning seeds."""
-    trials = tuning(widest(growing(folder, 2)))
+    trials = all_tuning(widest(growing(folder, 2)))
     names = {each.trial.name for each in trials}
     assert len(names) == len(trials) == 7 * 2 * 2
     assert "study-plain-lr0.00025-tune-seed0" in names and "study-warm-lr0.016-tune-seed1" in names
@@ -120,18 +106,17 @@ def test_a_study_trains_what_its_grids_have_grown(folder):
     """The stubs' losses do not depend on the rate: the lowest, which comes first, is taken, and one below it tried."""
     file = growing(folder, 2)
     register(file, allow=False)
-    chosen = choose(file, plain="0.001", warm="0.001")
-    launch = Pretrain([each.trial for each in all_trials(widest(file), chosen)])
-    runner = TrialRunner(study_folder("study"), say=quiet, launch=launch)
-    state = conduct(file, runner)
+    chosen = choose(widest(file), plain="0.001", warm="0.001")
+    launch = Pretrain([each.trial for each in all_trials(chosen)])
+    state = conduct(file, make_runner(file, launch))
     assert launch.calls[12:16] == [
         f"study-{arm}-lr0.0005-tune-seed{seed}" for seed in (0, 1) for arm in ("plain", "warm")
     ]
     assert len(launch.calls) == 16 + 6 and state.look == 1
-    assert [len(tuned.tried) for tuned in state.tuned] == [4, 4]
+    assert [len(tuned.tried) for tuned in state.file.tuned] == [4, 4]
     again = read_study(file.path)
     assert [block.grown for block in again.blocks] == [(("optim.lr", "low"),)]
-    (plain, _) = as_json(again, state, None, [])["tuning"]["arms"]
+    (plain, _) = as_json(state, None)["tuning"]["arms"]
     assert len(plain["expected_best"]) == 4
 
 
@@ -141,8 +126,7 @@ def test_the_expected_lowest_of_k():
     assert expected_lowest([4.0]) == [4.0]
 
 
-def test_a_failed_setting_counts_with_its_loss_before_training(folder):
-    file = read_study(folder / "study.toml")
+def test_a_failed_setting_counts_with_its_loss_before_training(file):
     write_tuning(file, {"plain": 2e-3, "warm": 2e-3})
     starts = []
     for seed in (0, 1):
@@ -152,7 +136,7 @@ def test_a_failed_setting_counts_with_its_loss_before_training(folder):
         starts.append(rows[0]["val_loss"])
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     losses = [3 + math.log(2) ** 2, 3.0, sum(starts) / 2]
-    assert expected_best(choices(file)[0]) == pytest.approx(expected_lowest(losses))
+    assert expected_best(with_tuning(file).tuned[0]) == pytest.approx(expected_lowest(losses))
 
 
 @pytest.mark.parametrize(
@@ -181,16 +165,13 @@ def test_a_parabola_says_where_the_optimum_is(rates, losses, lowest):
     assert ("optimum" in table) == (lowest is not None)
 
 
-def test_the_optimum_stands_in_table_and_json(folder):
+def test_the_optimum_stands_in_table_and_json(file):
     """The losses are parabolas over the log rate about 0.0015 and, beyond the grid, 0.009."""
-    file = read_study(folder / "study.toml")
     register(file, allow=False)
-    write_tuning(file, {"plain": 1.5e-3, "warm": 9e-3})
-    state = judge_runs(file, allow=False)
-    curves = main.learning_rates(file, state)
-    row = next(line for line in curve_lines(curves) if line.startswith("optimum"))
+    state = judge_runs(write_tuning(file, {"plain": 1.5e-3, "warm": 9e-3}), allow=False)
+    row = next(line for line in curve_lines(state.curves) if line.startswith("optimum"))
     assert row.split() == ["optimum", "0.0015", "-"]
-    values = as_json(file, state, None, curves)
+    values = as_json(state, None)
     assert [each["optimum"] for each in values["sensitivity"]] == [pytest.approx(1.5e-3), None]
 
 
@@ -203,9 +184,8 @@ def test_the_best_of_k_is_drawn():
     assert drawn.endswith("settings tried (k)".center(60).rstrip() + "\nA plain, B warm")
 
 
-def test_a_study_draws_rates_and_best_of_k(folder, monkeypatch, capsys):
-    file = read_study(folder / "study.toml")
-    monkeypatch.setattr(main, "conduct", lambda *_, **__: judge_runs(file, allow=False))
+def test_a_study_draws_rates_and_best_of_k(file, monkeypatch, capsys):
+    monkeypatch.setattr(main, "conduct", lambda tuned, *_, **__: judge_runs(tuned, allow=False))
     register(file, allow=False)
     write_tuning(file, {"plain": 1.5e-3, "warm": 2e-3})
     main.run_study(file, 1, "cpu", False, None, as_json=False, plot=True)
@@ -224,28 +204,20 @@ def test_a_study_draws_rates_and_best_of_k(folder, monkeypatch, capsys):
     ['["a", "b"]', "[0, 1e-3]", "[true, false]", "[-1e-3, 1e-3]"],
 )
 def test_a_grid_that_grows_has_learning_rates(folder, rates):
-    path = folder / "study.toml"
-    path.write_text(
-        STUDY.replace("[tuning]", "[tuning]\ngrow = 2").replace("[1e-3, 2e-3, 4e-3]", rates)
-    )
     with pytest.raises(RecipeError, match=r"optim\.lr = "):
-        read_study(path)
+        growing(folder, 2, ("[1e-3, 2e-3, 4e-3]", rates))
 
 
 def test_a_grid_too_fine_to_round_does_not_grow(folder):
     """The next rates, 0.0009999 and 0.00100020001, would be 0.001 again with three digits."""
-    path = folder / "study.toml"
-    text = STUDY.replace("[tuning]", "[tuning]\ngrow = 2")
-    path.write_text(text.replace("[1e-3, 2e-3, 4e-3]", "[1e-3, 1.0001e-3]"))
-    names = [each.trial.name for each in tuning(widest(read_study(path)))]
+    file = growing(folder, 2, ("[1e-3, 2e-3, 4e-3]", "[1e-3, 1.0001e-3]"))
+    names = [each.trial.name for each in all_tuning(widest(file))]
     assert len(set(names)) == len(names)
 
 
 def test_take_over_reaches_the_runs_of_a_grown_grid(folder, monkeypatch):
     """The seeds are drawn, as those of a registered study are once more when it goes on."""
-    path = folder / "study.toml"
-    path.write_text(STUDY.replace('seeds = "0..1"\n', "n_seeds = 2\ngrow = 2\n"))
-    file = read_study(path)
+    file = write_study(folder, ('seeds = "0..1"\n', "n_seeds = 2\ngrow = 2\n"))
     register(file, allow=False)
     write_tuning(file, {"plain": 8e-3, "warm": 2e-3})
     asked: list[str] = []
@@ -256,5 +228,5 @@ def test_take_over_reaches_the_runs_of_a_grown_grid(folder, monkeypatch):
 
     monkeypatch.setattr(main, "free_runs", free)
     with pytest.raises(UsageError, match="gone"):
-        main.run_study(read_study(path), 1, "cpu", False, "gone", False, False)
+        main.run_study(read_study(file.path), 1, "cpu", False, "gone", False, False)
     assert any("lr0.008-tune" in name for name in asked)

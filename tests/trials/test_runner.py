@@ -28,7 +28,7 @@ from efftrain_cli.run.lock import OWNER, TRIAL, owner_of, this_process
 from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.trials import runner
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
-from efftrain_cli.trials.trial import Trial, choose, grid
+from efftrain_cli.trials.trial import Trial, grid
 from tests.conftest import REPOSITORY
 from tests.launch import wait_until
 from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
@@ -216,18 +216,6 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder):
     )  # true here, false by default
     with pytest.raises(UsageError, match=r"data\.repeat differ"):
         make_runner(folder, launch).train(trials)
-
-
-def test_each_recipe_is_compared_at_its_own_best_setting(folder):
-    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
-    make_runner(folder, Pretrain(trials, {"plain-lr2e-3-seed1": 4})).train(trials)
-    best = {(choice.recipe, choice.settings[0]): choice.best for choice in choose(trials)}
-    assert best == {
-        ("plain.toml", "optim.lr=1e-3"): True,  # with the other, a seed diverged
-        ("plain.toml", "optim.lr=2e-3"): False,
-        ("warm.toml", "optim.lr=1e-3"): False,
-        ("warm.toml", "optim.lr=2e-3"): True,
-    }
 
 
 # --- several machines ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from efftrain_cli.compare.inference import ONE_SEED, Estimate
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.small_files import read_run
-from efftrain_cli.sweep import grid_lines
+from efftrain_cli.sweep import compare_trials, grid_lines
 from efftrain_cli.trials.screen import _gain
 from efftrain_cli.trials.trial import grid
 from tests.conftest import cli
@@ -51,7 +51,7 @@ def test_learning_rates_are_kept_as_curves(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3", "4e-3"])])
     for trial in trials:
         write_trial(trial, 4 if trial.name == "plain-lr4e-3-seed1" else 0)
-    text = "\n".join(grid_lines(trials, 2, None, plot=True, figures=folder / "figures"))
+    text = "\n".join(grid_lines(trials, "plain", plot=True, figures=folder / "figures"))
     assert "plain" in text and "sensitivity" in text
     row = next(line for line in text.splitlines() if line.startswith("0.004"))
     assert "1 of 2 without a loss" in row
@@ -62,11 +62,54 @@ def test_learning_rates_are_kept_as_curves(folder):
     assert "<svg" in (folder / "figures" / "learning-rate.svg").read_text()
 
 
+def test_each_recipe_is_compared_at_its_own_best_setting(folder):
+    trials = grid(["plain.toml", "warm.toml"], (0, 1), [("optim.lr", ["1e-3", "2e-3"])])
+    for trial in trials:
+        write_trial(trial, 4 if trial.name == "plain-lr2e-3-seed1" else 0)
+    found = compare_trials(trials, "cpu", baseline=None, target_loss=None, allow=False)
+    assert {tried.label: tried.chosen for tried in found.trials} == {
+        "plain optim.lr=0.001": True,  # with the other, a seed diverged
+        "plain optim.lr=0.002": False,
+        "warm optim.lr=0.001": False,
+        "warm optim.lr=0.002": True,
+    }
+    assert [group.label for group in found.groups] == [
+        "plain optim.lr=0.001",
+        "warm optim.lr=0.002",
+    ]
+
+
+def test_one_recipe_is_shown_at_the_best_setting_of_each_budget(folder):
+    settings = [("optim.lr", ["1e-3", "2e-3"]), ("train.tokens", ["1280", "2560"])]
+    trials = grid(["warm.toml"], (0, 1), settings)
+    for trial in trials:
+        write_trial(trial)
+    found = compare_trials(trials, "cpu", baseline=None, target_loss=None, allow=False)
+    # The stubs' losses are lower at 2e-3.
+    assert {(run.recipe["optim.lr"], run.recipe["train.tokens"]) for run in found.runs} == {
+        (2e-3, 1280),
+        (2e-3, 2560),
+    }
+
+
+def test_gains_have_the_baseline_of_the_comparison(folder):
+    """The only recipe without a method, although it is named last."""
+    words = ["--recipe", "warm.toml", "--recipe", "plain.toml", "--seeds", "0..1"]
+    trials = grid(["warm.toml", "plain.toml"], (0, 1), [("train.tokens", ["1280", "2560"])])
+    for trial in trials:
+        write_trial(trial)
+    shown = cli("sweep", *words, "--set", "train.tokens=1280,2560").output
+    assert "warm: cost at which plain reaches the same loss" in shown
+    assert "against A plain" in shown
+    named = cli("sweep", *words, "--set", "train.tokens=1280,2560", "--baseline", "warm").output
+    assert "plain: cost at which warm reaches the same loss" in named
+
+
 def test_budgets_become_a_ladder_and_never_a_choice(folder):
     trials = grid(["plain.toml", "warm.toml"], (0, 1), [("train.tokens", ["1280", "2560"])])
     for trial in trials:
         write_trial(trial)
-    text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
+    text = "\n".join(grid_lines(trials, "plain", plot=False, figures=None))
     assert "every point a finished run of its own budget" in text
     (folder / "plain.toml").write_text(
         (folder / "plain.toml").read_text().replace("lr = 1e-3", "lr = 1e-3\ndecay_tokens = 2560")
@@ -76,7 +119,7 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder):
     )
     for trial in trials:
         write_trial(trial)
-    text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
+    text = "\n".join(grid_lines(trials, "plain", plot=False, figures=None))
     assert (
         "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than train.tokens = 1,280"
         in text
@@ -112,7 +155,7 @@ def test_a_ladder_of_muon_from_before_has_no_flops(folder):
             write_trial(trial)
             metrics = folder / "runs" / trial.name / "metrics.jsonl"
             metrics.write_text(metrics.read_text().replace('"optimizer_flops": 0.0, ', ""))
-        text = "\n".join(grid_lines(trials, 2, None, plot=False, figures=None))
+        text = "\n".join(grid_lines(trials, "plain", plot=False, figures=None))
         units[method] = {unit for unit in ("FLOPs", "tokens") if f"  {unit} " in text}
     assert units == {"warm.toml": {"FLOPs", "tokens"}, "muon.toml": {"tokens"}}
 
