@@ -23,6 +23,7 @@ from efftrain_cli.study.phases import (
     with_tuning,
 )
 from efftrain_cli.study.records import LOOKS, read_looks, read_plan, study_folder
+from efftrain_cli.study.registration import removed_since
 from efftrain_cli.study.text import verdict_json
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.calibrating import calibrate_once
@@ -115,7 +116,7 @@ def judge_runs(file: StudyFile, allow: bool) -> StudyState:
         judged = [each for each in runs if each.run.seed in seeds]
         of_judged = check(ended_groups(file, judged), allow=True)
         labels = [*allowed, *(label for label in of_judged if label.kind != "allowed")]
-    caveats = [*_without_registration(file, groups), *_tuning_caveat(file)]
+    caveats = [*_registration_caveats(file, groups), *_tuning_caveat(file)]
     if file.study.is_about_seconds:
         for fault in calibrations.faults:
             caveats.append(Why("warning", f"a calibration is left out: {fault}"))
@@ -145,19 +146,24 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
     return [Why("warning", text)]
 
 
-def _without_registration(file: StudyFile, groups: Sequence[Group]) -> list[Why]:
-    """Label runs that this study's registration did not start."""
+def _registration_caveats(file: StudyFile, groups: Sequence[Group]) -> list[Why]:
+    """Label runs that this study's registration did not start, and those that were removed after it."""
     plan = read_plan(file.name)
     if plan is None:
         return []
+    caveats = []
     foreign = [run.name for run in runs_of(groups) if run.origin.get("study") != plan.sha256]
-    if not foreign:
-        return []
-    text = (
-        f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}: it did not start them, or did so "
-        "with an efftrain that did not record this"
-    )
-    return [Why("warning", text)]
+    if foreign:
+        text = (
+            f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}: it did not start them, or did so "
+            "with an efftrain that did not record this"
+        )
+        caveats.append(Why("warning", text))
+    removed = removed_since(file, plan)
+    if removed:
+        text = f"{counted(len(removed), 'run')} of it, such as {removed[0]}, removed after its registration: results were seen"
+        caveats.append(Why("allowed", text))
+    return caveats
 
 
 RECEIPTS = "phase block arm settings seed run status final_loss tokens train_seconds marks"

@@ -10,6 +10,7 @@ import fnmatch
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +24,7 @@ from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
+from efftrain_cli.recipe.schedules import has_end
 from efftrain_cli.run.directory import removed_recipes, run_names, run_path, runs_root
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
@@ -157,8 +159,18 @@ def _now() -> str:
 
 # --- the ledger: what registrations and runs in the folder of runs have seen ---------------
 
-UNSEEN = ("eval.", "train.micro_batch_tokens", "train.compile", "train.deterministic")
+UNSEEN = (
+    "eval.",
+    "parallel.",
+    "train.micro_batch_tokens",
+    "train.dtype",
+    "train.compile",
+    "train.deterministic",
+    "train.activation_checkpointing",
+)
 """Recipe keys that change how a run is evaluated or rounded, and so nothing that a first look does not tell."""
+PATHS = ("data.train", "data.valid")
+"""Recipe keys whose values may be one path, written in several ways."""
 ALIKE = 0.05
 """Share by which a number of two recipes may differ if who knows the one's results knows the other's."""
 DRAWN_BELOW = 1_000_000
@@ -233,21 +245,35 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
 
 
 def _seen_by_runs(file: StudyFile) -> list[str]:
-    """Say which runs, removed ones too, have the recipe of an arm, tuned keys aside, and one of the study's seeds."""
+    """Say which runs, removed ones too, have the recipe of an arm, but for keys that are tuned or judged over, and one
+    of the study's seeds."""
     trials = {each.trial.name for each in all_trials(file)}
     arms = []
     for arm in file.study.arms:
-        recipe = flat_values(file.recipe_of(arm))
-        arms.append((recipe, tuple(file.grid_of(arm))))
+        differing = [*file.grid_of(arm)]
+        if file.rates:
+            differing.append("optim.lr")
+        arms.append((flat_values(file.recipe_of(arm)), differing))
     seen: list[str] = []
     for name, theirs in _seen_recipes():
         if name not in trials and theirs["seed"] in file.seeds:
-            seen += [name for recipe, tuned in arms if is_alike(recipe, theirs, tuned)]
+            seen += [name for recipe, differing in arms if is_alike(recipe, theirs, differing)]
     if not seen:
         return []
-    return [
-        f"{len(seen)} earlier runs have an arm's recipe and a seed of the study, such as {seen[0]}"
-    ]
+    runs = counted(len(seen), "earlier run")
+    return [f"{runs} with an arm's recipe and a seed of the study, {seen[0]} for one"]
+
+
+def removed_since(file: StudyFile, plan: Plan) -> list[str]:
+    """Return which of a study's runs were removed after it was registered: whoever trains them again has seen them."""
+    since = datetime.fromisoformat(plan.registered).timestamp()
+    names = {each.trial.name for each in all_trials(file)}
+    removed = []
+    for path in removed_recipes():
+        name, _, nanoseconds = path.stem.rpartition(".")
+        if name in names and int(nanoseconds) / 1e9 >= since:
+            removed.append(name)
+    return removed
 
 
 def _read_plans() -> tuple[dict[Path, Plan], list[str]]:
@@ -277,12 +303,18 @@ def _seeds_of(plan: Plan) -> set[int]:
 def is_alike(first: Mapping[str, Any], second: Mapping[str, Any], but: Sequence[str] = ()) -> bool:
     """Return whether who has seen a run of one recipe has seen one of the other; keys `but` may differ."""
     for key in differing_keys([{**first}, {**second}], ("seed", *but)):
-        if key.startswith(UNSEEN):
+        # Without a decay, a longer run passes through all that a shorter one does.
+        is_longer = key == "train.tokens" and not has_end(first.get("optim.schedule"))
+        if key.startswith(UNSEEN) or is_longer:
             continue
         a, b = first.get(key), second.get(key)
-        if not isinstance(a, int | float) or not isinstance(b, int | float):
-            return False
-        if not math.isclose(a, b, rel_tol=ALIKE):
+        if isinstance(a, str) and isinstance(b, str) and key in PATHS:
+            alike = os.path.abspath(a) == os.path.abspath(b)
+        elif isinstance(a, int | float) and isinstance(b, int | float):
+            alike = math.isclose(a, b, rel_tol=ALIKE)
+        else:
+            alike = False
+        if not alike:
             return False
     return True
 

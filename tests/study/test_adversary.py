@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.directory import run_names, runs_root
+from efftrain_cli.run.directory import run_names, run_path, runs_root
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.registration import check_registered, is_alike, register
+from efftrain_cli.trials.trial import grid
 from tests.conftest import invoke
 from tests.fake_runs import write_run
-from tests.study.conftest import STUDY, write_study
+from tests.study.conftest import STUDY, conduct_stubs, write_study
+from tests.trials.stubs import write_trial
 
 SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
 
@@ -49,7 +51,7 @@ def test_removed_runs_were_seen(folder, conducted):
     refused = invoke("runs", "rm", "study-study", "--yes")
     assert isinstance(refused.exception, UsageError)
     assert str(refused.exception).startswith("study-study: the registration of a study is not")
-    assert any("6 earlier runs have an arm's recipe" in reason for reason in again(folder))
+    assert any("6 earlier runs with an arm's recipe" in reason for reason in again(folder))
 
 
 def test_runs_that_were_removed_before_a_registration_are_labelled(conducted):
@@ -59,7 +61,45 @@ def test_runs_that_were_removed_before_a_registration_are_labelled(conducted):
         register(conducted.file, allow=False)
     assert invoke("runs", "rm", "study-*", "--yes").exit_code == 0
     (reason,) = register(conducted.file, allow=False).exploratory
-    assert reason.startswith("6 earlier runs have an arm's recipe and a seed of the study")
+    assert reason.startswith("6 earlier runs with an arm's recipe and a seed of the study")
+
+
+FIXED = [('[tuning]\nseeds = "0..1"\ngrid = { "optim.lr" = [1e-3, 2e-3, 4e-3] }\n', "")]
+"""Without tuning, so that no key may differ."""
+RATES = ('"final_loss"', '"lr_sensitivity"\nrates = [1e-3, 2e-3, 3e-3, 4e-3, 5e-3]')
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (["optim.lr=5e-3"], [*FIXED, RATES]),
+        (["train.activation_checkpointing=true", "parallel.lanes=2"], FIXED),
+        (["data.train=./text.txt"], FIXED),
+        (["train.tokens=5120"], FIXED),
+    ],
+    ids=["a rate that is judged over", "other memory", "the same text", "a longer run"],
+)
+def test_a_run_that_shows_what_a_run_of_the_study_would_is_labelled(folder, settings, changes):
+    recipe = folder / "plain.toml"
+    recipe.write_text(recipe.read_text().replace("lr = 1e-3", 'lr = 1e-3\nschedule = "constant"'))
+    texts = [(key, [value]) for key, _, value in (text.partition("=") for text in settings)]
+    (trial,) = grid(["plain.toml"], (12,), texts)
+    write_trial(trial)
+    (reason,) = again(folder, *changes)
+    assert reason == (
+        f"1 earlier run with an arm's recipe and a seed of the study, {trial.name} for one"
+    )
+
+
+def test_a_run_that_is_removed_and_trained_again_is_labelled(conducted):
+    """As after a result that did not please: another device may give another one."""
+    assert invoke("runs", "rm", "study-warm-seed11", "--yes").exit_code == 0
+    state = conduct_stubs(conducted.file)
+    assert state.look == 1 and run_path("study-warm-seed11").is_dir()
+    out = invoke("compare", "--study", "study.toml").stdout
+    claim, _, _ = out.partition("warm: ")
+    assert "EXPLORATORY: no verdict below is a confirmation" in claim
+    assert "1 run of it, such as study-warm-seed11, removed after its registration" in claim
 
 
 def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(folder, conducted):

@@ -239,7 +239,7 @@ def test_a_new_name_does_not_hide_seen_seeds(folder, conducted):
     assert seeds == "seeds 10, 11, 12, 13, 14 of plain, warm were seen by study 'study'"
     assert asked.startswith("study 'study', registered ")
     assert asked.endswith("asked the same of the same arms: warm better in final_loss")
-    assert runs.startswith("6 earlier runs have an arm's recipe and a seed of the study, such as ")
+    assert runs.startswith("6 earlier runs with an arm's recipe and a seed of the study, ")
     changes = [('"10..14"', '"20..24"'), ("final_loss", "tokens_to_target")]
     assert register(write_study(folder, *changes, name="fresh"), allow=False).exploratory == []
 
