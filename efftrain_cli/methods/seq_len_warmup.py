@@ -262,10 +262,8 @@ class SeqLenWarmup(Method):
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
         if self.steps is not None:
             return {"seq_len_warmup": replace(self, steps=min(self.steps, 2 * half))}
-        until = self.until
-        if len(until) == 1:
-            until = (min(until[0], half + 1),)
-        return {"seq_len_warmup": replace(self, until=until)}
+        until = (min(end, half + 1 + i) for i, end in enumerate(self.until))
+        return {"seq_len_warmup": replace(self, until=tuple(until))}
 
     def without_schedule(self) -> Changes:
         return {"seq_len_warmup": None}

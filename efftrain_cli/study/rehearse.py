@@ -1,8 +1,8 @@
 """A study at toy size: every phase of it runs in a minute or so, before hours are spent. Its numbers mean nothing.
 
-Models, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is downloaded or
-prepared twice; of the seeds and of each grid a few values are left. Methods stay on, and everything that decides their
-kind stays as it is.
+Widths, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is downloaded or
+prepared twice; of the seeds and of each grid of learning rates a few values are left, other grids are left out. Methods
+stay on, and everything that decides their kind stays as it is.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.methods.staged_growth import StageModel, grown_shape, parse_operator, sizes_of
 from efftrain_cli.plan.plan import micro_batch_multiple, shorten_schedules
-from efftrain_cli.recipe.recipe import Recipe, dump_recipe, flat_values, load_recipe
-from efftrain_cli.recipe.sections import Checkpoint, Data, Eval, Model
-from efftrain_cli.recipe.toml import toml_value
+from efftrain_cli.recipe.recipe import Recipe, dump_recipe
+from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
 from efftrain_cli.run.directory import runs_in
 from efftrain_cli.study.file import Arm, StudyFile, Tuning
+from efftrain_cli.study.phases import LEARNING_RATES
 
 STEPS = 12
 SEQ_LEN = 32
+SHORTEST = 8
+"""Sequences that are longer become no shorter than this."""
 BATCH_SIZE = 4
-EMBD_PER_HEAD = 16
+HEAD_DIM = 16
 
 
 @contextmanager
@@ -53,9 +55,8 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
         path.write_text(dump_recipe(toy), encoding="utf-8")
         grid = {}
         for key, values in file.grid_of(arm).items():
-            ends = tuple(dict.fromkeys((values[0], values[-1])))
-            if all(_survives(file, arm, key, value, folder) for value in ends):
-                grid[key] = ends
+            if key in LEARNING_RATES:
+                grid[key] = tuple(dict.fromkeys((values[0], values[-1])))
         arms.append(
             Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None)
         )
@@ -84,20 +85,6 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
     return StudyFile(path, small)
 
 
-def _survives(
-    file: StudyFile,
-    arm: Arm,
-    key: str,
-    value: object,
-    folder: Path,
-) -> bool:
-    """Return whether the toy recipe leaves a tried value as it is."""
-    recipe = load_recipe(
-        file.recipe_path(arm), (*file.settings_of(arm), f"{key}={toml_value(value)}")
-    )
-    return flat_values(toy_recipe(recipe, folder)).get(key) == flat_values(recipe).get(key)
-
-
 def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     """Return the recipe as a dozen steps of a tiny model on the text of `folder`, for a batch that `devices` can share.
 
@@ -106,35 +93,30 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     """
     seq_len = min(recipe.model.seq_len, SEQ_LEN)
     batch_size = max(BATCH_SIZE, 2 * micro_batch_multiple(recipe, devices))
-    shapes = _toy_shapes(recipe)
-    last = shapes[-1]
+
+    def narrow(model: Any) -> Any:
+        """Return [model], or a stage's changes of it, with the same depth and heads."""
+        width = model.n_head and HEAD_DIM * model.n_head
+        return replace(model, n_embd=width, head_dim=None, d_ff=None)
+
+    def shorten(length: int) -> int:
+        return max(min(length, SHORTEST), length * seq_len // recipe.model.seq_len)
+
     moved = shorten_schedules(recipe, STEPS // 2, batch_size)
-    if stages := moved.get("stages"):
-        smaller = [
-            StageModel(**sizes_of(shape))  # type: ignore[arg-type]
-            for shape in shapes[:-1]
-        ]
-        moved["stages"] = tuple(
-            replace(stage, model=model, rewarmup_steps=min(stage.rewarmup_steps, 2))
-            for stage, model in zip(stages, [*smaller, StageModel()], strict=True)
-        )
+    stages = []
+    for stage in moved.get("stages", ()):
+        warmup = min(stage.rewarmup_steps, 2)
+        stages.append(replace(stage, model=narrow(stage.model), rewarmup_steps=warmup))
+    if stages:
+        moved["stages"] = tuple(stages)
     slw = moved.get("seq_len_warmup")
-    if slw is not None and slw.steps is not None:
-        moved["seq_len_warmup"] = replace(
-            slw, start=min(slw.start, 8), multiple=min(slw.multiple, 8)
-        )
-    elif slw is not None:
-        phases = min(len(slw.lengths), 3)
-        lengths = tuple(max(1, seq_len >> (phases - 1 - i)) for i in range(phases))
-        until = tuple(2 * (i + 1) for i in range(phases - 1))
+    if slw is not None:
         moved["seq_len_warmup"] = replace(
             slw,
-            multiple=1,
-            lengths=lengths,
-            until=until,
+            start=shorten(slw.start),
+            multiple=shorten(slw.multiple),
+            lengths=tuple(map(shorten, slw.lengths)),
         )
-    if recipe.ouroboros is not None:
-        moved["ouroboros"] = replace(moved["ouroboros"], split=None)
     optim = replace(
         recipe.optim,
         warmup_steps=min(recipe.optim.warmup_steps, 3),
@@ -144,7 +126,7 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     try:
         return replace(
             recipe,
-            model=replace(last, seq_len=seq_len),
+            model=replace(narrow(recipe.model), seq_len=seq_len),
             data=Data(
                 train=str((folder / "text.txt").absolute()),
                 valid=str((folder / "valid.txt").absolute()),
@@ -170,39 +152,6 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
         raise UsageError(
             f"a recipe of this study cannot be rehearsed at toy size: {error}"
         ) from None
-
-
-def _toy_shapes(recipe: Recipe) -> list[Model]:
-    """Return tiny shapes of every stage, grown by the recipe's own factors; one shape where there are no stages."""
-    if not recipe.stages:
-        heads = min(recipe.model.n_head, 2)
-        modules = 1 if recipe.ouroboros is None else recipe.ouroboros.modules
-        # Every module between the first and the last has a block.
-        layers = max(min(recipe.model.n_layer, 2), modules - 2)
-        return [_toy_model(recipe.model, layers, heads)]
-    shape = _toy_model(recipe.model, 1, 1)
-    shapes = []
-    for stage in recipe.stages:
-        for operator in map(parse_operator, stage.operators):
-            if operator.kind not in ("depth", "width"):
-                raise UsageError(
-                    f"operator {operator.kind} sets a size, which no toy model has: it cannot be rehearsed"
-                )
-            shape = grown_shape(shape, operator)
-        shapes.append(shape)
-    return shapes
-
-
-def _toy_model(model: Model, layers: int, heads: int) -> Model:
-    return replace(
-        model,
-        n_layer=layers,
-        n_head=heads,
-        n_embd=heads * EMBD_PER_HEAD,
-        n_kv_head=None,
-        head_dim=None,
-        d_ff=None,
-    )
 
 
 def _text(size: int, seed: int) -> str:
