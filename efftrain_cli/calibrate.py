@@ -13,7 +13,9 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain, zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -81,7 +83,8 @@ class Design:
     @property
     def seconds(self) -> float:
         """Expected seconds of all blocks, with the one that is not measured."""
-        return (1 + self.blocks) * sum(step.seconds for steps in self.steps for step in steps)
+        once = sum(step.seconds for step in chain.from_iterable(self.steps))
+        return (1 + self.blocks) * once
 
 
 def check_machine(groups: Sequence[Group], device: torch.device) -> None:
@@ -166,7 +169,8 @@ def design(arms: Sequence[Arm], spent: float) -> Design:
     for most in range(MOST_STEPS, 1, -1):
         steps = []
         for arm in arms:
-            steps.append([step for kind in arm.kinds for step in spread(kind, most)])
+            chosen = [spread(kind, most) for kind in arm.kinds]
+            steps.append(list(chain.from_iterable(chosen)))
         once = Design(steps, 0)
         # One block more runs unmeasured.
         blocks = int(SHARE * spent / once.seconds) - 1
@@ -210,6 +214,7 @@ class Lane:
     def __init__(
         self, arm: Arm, steps: Sequence[TimedStep], device: torch.device, folder: Path
     ) -> None:
+        self.arm = arm
         self.recipe = replace(
             arm.recipe,
             train=replace(arm.recipe.train, tokens=10**15),
@@ -235,44 +240,55 @@ class Lane:
         return next(record for record in stepping if record.plan is not None)
 
 
-def time_blocks(arms: Sequence[Arm], plan: Design, device: torch.device) -> list[list[list[float]]]:
-    """Run the blocks; return seconds by arm, step and block.
+class Timed(NamedTuple):
+    """A step that is timed once a block."""
+
+    lane: Lane
+    step: TimedStep
+    seconds: list[float]
+    """By block."""
+
+
+def time_blocks(arms: Sequence[Arm], plan: Design, device: torch.device) -> list[Timed]:
+    """Run the blocks; return the steps in the order of the first block.
 
     Raises:
         UsageError: a step is not the run's any more.
         DivergedError: a loss was not finite.
     """
+    timed = []
     with tempfile.TemporaryDirectory() as name:
         lanes = []
         for number, (arm, steps) in enumerate(zip(arms, plan.steps, strict=True)):
             lanes.append(Lane(arm, steps, device, Path(name) / str(number)))
-        rounds = []
-        for number in range(max(map(len, plan.steps))):
-            rounds += [(i, number) for i, steps in enumerate(plan.steps) if number < len(steps)]
-        for i, number in rounds:
-            _check_step(arms[i], plan.steps[i][number], lanes[i])
+        # The first step of every recipe, then the second, and so on.
+        for steps in zip_longest(*plan.steps):
+            for lane, step in zip(lanes, steps, strict=True):
+                if step is not None:
+                    timed.append(Timed(lane, step, []))
+        for each in timed:
+            _check_step(each.lane, each.step)
 
-        seconds: list[list[list[float]]] = [[[] for _ in steps] for steps in plan.steps]
-        for _ in range(plan.blocks):
-            records = [(i, number, lanes[i].run(plan.steps[i][number])) for i, number in rounds]
+        for block in range(plan.blocks):
+            order = timed[:: (-1) ** block]
+            records = [each.lane.run(each.step) for each in order]
             # Read late, so that no step waits for the device.
-            for i, number, record in records:
+            for each, record in zip(order, records, strict=True):
                 assert record.training is not None
-                seconds[i][number].append(record.training.seconds() - record.compile_seconds)
-            rounds.reverse()
-    for arm, lane in zip(arms, lanes, strict=True):
+                each.seconds.append(record.training.seconds() - record.compile_seconds)
+    for lane in lanes:
         if any(bool(state.nonfinite) for state, _ in lane.stages.values()):
-            raise DivergedError(f"a loss of {arm.name} was not finite: its times do not count")
-    return seconds
+            raise DivergedError(f"a loss of {lane.arm.name} was not finite: its times do not count")
+    return timed
 
 
-def _check_step(arm: Arm, step: TimedStep, lane: Lane) -> None:
+def _check_step(lane: Lane, step: TimedStep) -> None:
     """Run a step unmeasured, and check that it is the run's."""
     record = lane.run(step)
     assert record.result is not None
     if not math.isclose(record.result.flops, step.flops, rel_tol=1e-9):
         raise UsageError(
-            f"step {step.before.step + 1} of {arm.run} has {step.flops:.6g} FLOPs in its row and {record.result.flops:.6g} now\n"
+            f"step {step.before.step + 1} of {lane.arm.run} has {step.flops:.6g} FLOPs in its row and {record.result.flops:.6g} now\n"
             "  time its steps with the efftrain version that trained it"
         )
 
@@ -280,14 +296,16 @@ def _check_step(arm: Arm, step: TimedStep, lane: Lane) -> None:
 def measure(arms: Sequence[Arm], plan: Design, device: torch.device) -> Calibration:
     """Time the steps; raise as `time_blocks`."""
     times = []
-    seconds = time_blocks(arms, plan, device)
-    for arm, steps, of_arm in zip(arms, plan.steps, seconds, strict=True):
-        timed = []
-        for step, of_step in zip(steps, of_arm, strict=True):
-            timed.append(StepTimes(kind=step.kind, flops=step.flops, seconds=of_step))
+    timed = time_blocks(arms, plan, device)
+    for arm in arms:
+        steps = []
+        for each in timed:
+            if each.lane.arm is arm:
+                kind, flops = each.step.kind, each.step.flops
+                steps.append(StepTimes(kind=kind, flops=flops, seconds=each.seconds))
         dtype = compute_dtype(arm.recipe, device)
         times.append(
-            ArmTimes(recipe=arm.name, digest=arm.digest, run=arm.run, dtype=dtype, steps=timed)
+            ArmTimes(recipe=arm.name, digest=arm.digest, run=arm.run, dtype=dtype, steps=steps)
         )
     return Calibration(
         schema_version=Calibration.newest,
