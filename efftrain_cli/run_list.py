@@ -175,8 +175,7 @@ def verify_run(path: Path) -> str:
 def verify_small_files(path: Path) -> tuple[list[str], int]:
     """Return the faults of the small files of a run, a search or a study, and how many files have no seal."""
     from efftrain_cli.study.records import Plan
-    from efftrain_cli.tune_warmup.receipts import SearchFile
-    from efftrain_cli.tune_warmup.search import Receipt
+    from efftrain_cli.tune_warmup.probe import Receipt, SearchFile
     from efftrain_cli.zeroshot.results import read_entries
 
     kinds: dict[str, type[Record]] = {

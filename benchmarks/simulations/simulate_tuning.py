@@ -18,7 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.probe import Probe, Receipt
+from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
 
 Random = np.random.Generator
 
@@ -28,15 +29,14 @@ def searched(
 ) -> tuple[Outcome, int]:
     """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on every second seed, a
     longer one on more, at a step drawn between the learning rate's peak and the horizon."""
-    grid = search.grid
     failures: dict[tuple[int, int], float] = {}
 
     def run(probe: Probe) -> Receipt:
         if (probe.steps, probe.seed) not in failures:
             share = 1 / (1 + (critical / probe.steps) ** steepness) if probe.steps else 1.0
-            end = grid.horizon(probe.start, probe.steps)
+            end = search.horizon(probe.start, probe.steps)
             unstable = random.random() < share
-            step = random.uniform(grid.lr_warmup_steps + 1, end) if unstable else math.inf
+            step = random.uniform(search.lr_warmup_steps + 1, end) if unstable else math.inf
             failures[probe.steps, probe.seed] = step
         failure = failures[probe.steps, probe.seed]
         stable = failure > probe.horizon
@@ -47,7 +47,7 @@ def searched(
             max_fluctuation=1.0,
             fluctuation_step=stopped,
             stopped_at_step=stopped,
-            tokens=grid.tokens(probe.start, probe.steps, stopped),
+            tokens=search.tokens(probe.start, probe.steps, stopped),
             seconds=0.0,
             curve=(),
         )
@@ -63,7 +63,7 @@ def search_rates(
     """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches that return a setting
     which was verified, of those within one neighbour of the critical duration, and within two; cost in shares of a full
     run."""
-    durations = search.grid.durations(search.grid.starts[0])
+    durations = search.durations(search.starts[0])
     low, high = math.log(durations[0]), math.log(durations[-1])
     verified = near = nearer = 0
     costs = []

@@ -70,13 +70,6 @@ def tune_warmup(
     max_share: Annotated[
         float, Option(help="Share of the token budget that the longest warmup tried may take.")
     ] = 0.66,
-    eval_every: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help="Steps between validations; default a tenth of the learning-rate warmup, or eval.every if less.",
-        ),
-    ] = None,
     plan: Annotated[
         bool, Option("--plan", help="Print the search and what it can cost; train nothing.")
     ] = False,
@@ -119,7 +112,6 @@ def tune_warmup(
         multiples=multiples,
         threshold=threshold,
         max_share=max_share,
-        eval_every=eval_every,
     )
     if format_ is not None and not plan:
         raise UsageError(

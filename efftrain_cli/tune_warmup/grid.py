@@ -48,12 +48,14 @@ class Grid:
     """
 
     recipe: Recipe
-    kind: Kind
-    multiples: int
+    tune: Kind | None = None
+    """What is tuned; None: the warmup that the recipe has."""
+    multiples: int = 3
     """A duration is seen for the step at which it becomes critical and `multiples` - 1 learning-rate warmups after
     it."""
-    max_share: float
-    """Share of the token budget that the longest warmup tried may take."""
+    max_share: float = 0.66
+    """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63
+    %."""
 
     def __post_init__(self) -> None:
         warmup = self.recipe.seq_len_warmup
@@ -104,6 +106,11 @@ class Grid:
                     f"the budget of {self.recipe.train.tokens:,} tokens is too small to search: even {self.duration_name} = "
                     f"{self._shortest} takes more than --max-share {self.max_share:g} of it"
                 )
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What is tuned."""
+        return self.tune or kind_of(self.recipe)
 
     @property
     def lr_warmup_steps(self) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.foundation.console import human_count, human_seconds, print_labelled, table_lines
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.probe import Probe, Receipt
+from efftrain_cli.tune_warmup.search import Search
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,16 +20,15 @@ if TYPE_CHECKING:
 
 def plan_values(search: Search) -> dict[str, Any]:
     """Return what `show_plan` prints as plain values. Durations and horizons in steps, costs in tokens."""
-    grid = search.grid
-    start = grid.starts[0]
+    start = search.starts[0]
     return {
         "tunes": search.kind,
-        "searches": [name for name in (grid.start_name, grid.duration_name) if name],
-        "own": list(grid.own),
-        "starts": list(grid.starts),
-        "durations": list(grid.durations(start)),
-        "window_steps": grid.lr_warmup_steps,
-        "horizon_steps": grid.horizon(start, grid.nearest_duration(start)),
+        "searches": [name for name in (search.start_name, search.duration_name) if name],
+        "own": list(search.own),
+        "starts": list(search.starts),
+        "durations": list(search.durations(start)),
+        "window_steps": search.lr_warmup_steps,
+        "horizon_steps": search.horizon(start, search.nearest_duration(start)),
         "threshold": search.threshold,
         "seeds": list(search.all_seeds),
         "budget": search.budget,
@@ -39,28 +39,27 @@ def plan_values(search: Search) -> dict[str, Any]:
 
 def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     """Print which probes the search may ask for, and their cost at most; `finished` of them have receipts."""
-    grid = search.grid
     budget = search.recipe.train.tokens
-    start = grid.starts[0]
-    durations = grid.durations(start)
-    nearest = grid.nearest_duration(start)
-    horizon = grid.horizon(start, nearest)
+    start = search.starts[0]
+    durations = search.durations(start)
+    nearest = search.nearest_duration(start)
+    horizon = search.horizon(start, nearest)
     every = search.recipe_of(Probe(start=start, steps=nearest, seed=0, horizon=1)).eval.every
     interval = "step"
     if every > 1:
         interval = f"{every} steps"
     unit = "tokens"
-    length = grid.duration_name
+    length = search.duration_name
     if search.kind == "batch":
         unit = "sequences per step"
         length = f"the length of the ramp ({length})"
     starts = within = seeds = ""
-    if grid.start_name:
-        starts = f"{grid.start_name} from {start} to {grid.starts[-1]} {unit}, then "
-        within = f"{grid.lr_warmup_steps:,} steps for the start, "
+    if search.start_name:
+        starts = f"{search.start_name} from {start} to {search.starts[-1]} {unit}, then "
+        within = f"{search.lr_warmup_steps:,} steps for the start, "
     if len(search.all_seeds) > 1:
         seeds = f"; each with seeds {', '.join(map(str, search.all_seeds))}, by the majority"
-    own = grid.named(start, f"{nearest:,}")
+    own = search.named(start, f"{nearest:,}")
     beyond = {"lr": " for its own steps and", "two-stage": " up to the switch and"}.get(
         search.kind, ""
     )
@@ -121,9 +120,9 @@ def announce(
 
 
 def _setting(search: Search, probe: Probe) -> str:
-    text = search.grid.named(probe.start, f"{probe.steps:,}")
+    text = search.named(probe.start, f"{probe.steps:,}")
     if search.kind == "batch":
-        text += f" ({search.grid.ramp(probe.start, probe.steps)} sequences)"
+        text += f" ({search.ramp(probe.start, probe.steps)} sequences)"
     return f"{text}{_seed(search, probe)}, seen for {probe.horizon:,}"
 
 
@@ -148,7 +147,7 @@ SHOWN = "steps,seed,stopped_at_step,horizon,tokens,share_of_budget,seconds,max_f
 
 def show_table(console: Console, search: Search, frame: pd.DataFrame) -> None:
     """Print the receipts as a table."""
-    shown = frame[[*(["start"] * bool(search.grid.start_name)), *SHOWN.split(",")]].astype(str)
+    shown = frame[[*(["start"] * bool(search.start_name)), *SHOWN.split(",")]].astype(str)
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
     for line in table_lines(tuple(shown.columns), list(shown.itertuples(index=False, name=None))):
         console.print(line, markup=False)
@@ -186,7 +185,7 @@ def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
         curves.append(curve(i, label, [step for step, _ in receipt.curve], ratios))
     return Plot(
         "probes",
-        f"probes; dotted: the end of the learning-rate warmup (step {search.grid.lr_warmup_steps}), unstable above "
+        f"probes; dotted: the end of the learning-rate warmup (step {search.lr_warmup_steps}), unstable above "
         f"{search.threshold:g}",
         pd.concat(curves, ignore_index=True),
         "step",
@@ -194,10 +193,10 @@ def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
         log="y",
         include=(search.threshold,),
         levels=(search.threshold,),
-        ends=(search.grid.lr_warmup_steps,),
+        ends=(search.lr_warmup_steps,),
     )
 
 
 def _label(search: Search, receipt: Receipt) -> str:
     probe = receipt.probe
-    return search.grid.named(probe.start, str(probe.steps)) + _seed(search, probe)
+    return search.named(probe.start, str(probe.steps)) + _seed(search, probe)

@@ -14,6 +14,8 @@ one that ran out of budget goes on with a larger one.
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,30 +26,29 @@ from efftrain_cli.foundation.console import (
     counted,
     human_seconds,
     make_console,
+    perplexity,
     print_labelled,
     steady_output,
 )
 from efftrain_cli.foundation.errors import DivergedError, RecipeError, UsageError
-from efftrain_cli.foundation.files import made_beside, write_whole
+from efftrain_cli.foundation.files import csv_text, made_beside, make_folder, write_whole
 from efftrain_cli.foundation.records import read_record, sealed_toml, write_record
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.run.directory import run_path
+from efftrain_cli.run.directory import run_path, runs_in
+from efftrain_cli.run.metrics import latest_rows
+from efftrain_cli.run.stability import fluctuation, validation_curve
 from efftrain_cli.training.session import prepare_session
 from efftrain_cli.trials.runner import TrialRunner
+from efftrain_cli.trials.trial import Trial
 from efftrain_cli.tune_warmup import printing
 from efftrain_cli.tune_warmup.grid import kind_of
 from efftrain_cli.tune_warmup.printing import share_up, tokens_text
-from efftrain_cli.tune_warmup.probing import forget_checkpoints, run_probe
-from efftrain_cli.tune_warmup.receipts import (
-    SearchFile,
-    read_receipts,
-    receipts_frame,
-    write_receipts,
-)
-from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.probe import Probe, Receipt, SearchFile
+from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
 
@@ -79,8 +80,8 @@ def tune(
     with steady_output():
         _claim(folder, search)
         # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
-        start = search.grid.starts[0]
-        longest = summarize_plan(search.grid.recipe_with(start, search.grid.durations(start)[-1]))
+        start = search.starts[0]
+        longest = summarize_plan(search.recipe_with(start, search.durations(start)[-1]))
         session = prepare_session(search.recipe, torch.device("cpu"))
         session.train_data.check_budget(longest.windows, search.recipe.data)
 
@@ -88,8 +89,6 @@ def tune(
             printing.announce(console, search, probe, finder.receipts)
             receipt = run_probe(folder, search, probe, runner, recipe_name)
             printing.show_receipt(console, receipt)
-            others = [known for known in finder.receipts.values() if known.probe.name != probe.name]
-            write_receipts(folder / "receipts.csv", receipts_frame(search, [*others, receipt]))
             return receipt
 
         finder = Finder(search, read_receipts(folder), run)
@@ -107,7 +106,6 @@ def _claim(folder: Path, search: Search) -> None:
         multiples=search.multiples,
         threshold=search.threshold,
         max_share=search.max_share,
-        eval_every=search.eval_every,
     )
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -130,6 +128,106 @@ def _claim(folder: Path, search: Search) -> None:
         )
 
 
+# --- probes ---------------------------------------------------------------------------------------------------------
+
+
+def run_probe(
+    folder: Path, search: Search, probe: Probe, runner: TrialRunner, recipe_name: str
+) -> Receipt:
+    """Train a probe, or what is left of it, until its verdict is clear; write and return its receipt."""
+    probes = folder / "probes"
+    make_folder(probes)
+    recipe = probes / f"{recipe_name}.toml"
+    write_whole(recipe, dump_recipe(search.recipe_of(probe)))
+    trial = Trial(
+        str(recipe), (), probe.seed, probe.name, until=probe.horizon, threshold=search.threshold
+    )
+    with runs_in(probes):
+        (end,) = runner.train([trial])
+
+    rows = latest_rows(probes / probe.name)
+    if rows[-1].get("nonfinite"):
+        rows.pop()  # its update was not applied
+    curve = validation_curve(rows)
+    if end == "diverged" and fluctuation(curve)[0] <= search.threshold:
+        # A loss, a weight or a validation loss that is not finite is in no row.
+        curve.append((rows[-1]["step"] + 1, math.inf))
+    worst, at = fluctuation(curve)
+
+    def largest(column: str) -> float | None:
+        return max((row[column] for row in rows if row.get(column) is not None), default=None)
+
+    receipt = Receipt(
+        probe=probe,
+        stable=worst <= search.threshold,
+        max_fluctuation=worst,
+        fluctuation_step=at,
+        stopped_at_step=rows[-1]["step"],
+        tokens=rows[-1]["tokens"],
+        seconds=sum(row.get("seconds", 0.0) + row["eval_seconds"] for row in rows),
+        curve=tuple(curve),
+        max_grad_norm=largest("grad_norm"),
+        max_adam_sqrt_v=largest("adam_sqrt_v_max"),
+        max_loss_ratio=largest("loss_ratio"),
+    )
+    write_record(probes / probe.name / "probe.json", receipt)
+    # The search may ask a survivor for more, which needs its checkpoint then.
+    if not receipt.stable or probe.horizon >= search.horizon(probe.start, probe.steps):
+        forget_checkpoints(probes / probe.name)
+    return receipt
+
+
+def forget_checkpoints(path: Path) -> None:
+    """Remove the checkpoints of a probe that will not be continued."""
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+def read_receipts(folder: Path) -> list[Receipt]:
+    """Return the receipts of a search's probes, in the order in which they ended."""
+    paths = sorted((folder / "probes").glob("*/probe.json"))
+    paths.sort(key=lambda path: path.stat().st_mtime_ns)
+    return [read_record(path, Receipt) for path in paths]
+
+
+def receipts_frame(search: Search, receipts: Sequence[Receipt]) -> pd.DataFrame:
+    """Return a row per probe, written as receipts.csv has it: `sequences` is the ramp's length if the batch size is
+    warmed up, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    import pandas as pd
+
+    rows = []
+    for receipt in receipts:
+        probe = receipt.probe
+        measures = {
+            "max_grad_norm": receipt.max_grad_norm,
+            "max_adam_sqrt_v": receipt.max_adam_sqrt_v,
+            "max_loss_ratio": receipt.max_loss_ratio,
+        }
+        curve = (f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)
+        rows.append(
+            {
+                "probe": probe.name,
+                "start": probe.start,
+                "steps": probe.steps,
+                "sequences": search.ramp(probe.start, probe.steps) or "",
+                "seed": probe.seed,
+                "horizon": probe.horizon,
+                "verdict": receipt.verdict,
+                "stopped_at_step": receipt.stopped_at_step,
+                "tokens": receipt.tokens,
+                "share_of_budget": f"{receipt.tokens / search.recipe.train.tokens:.6f}",
+                "seconds": f"{receipt.seconds:.3f}",
+                "max_fluctuation": f"{receipt.max_fluctuation:.4f}",
+                "fluctuation_step": receipt.fluctuation_step,
+                **{
+                    name: "" if value is None else f"{value:.6g}"
+                    for name, value in measures.items()
+                },
+                "perplexity_by_step": " ".join(curve),
+            }
+        )
+    return pd.DataFrame(rows, dtype=object)
+
+
 # --- the end of a search --------------------------------------------------------------------------------------------
 
 
@@ -149,7 +247,7 @@ def _finish(
     budget = search.recipe.train.tokens
     if receipts:
         frame = receipts_frame(search, receipts)
-        write_receipts(folder / "receipts.csv", frame)
+        write_whole(folder / "receipts.csv", csv_text(list(frame), frame.itertuples(index=False)))
         printing.plot(folder / "probes.png", search, receipts)
         printing.plot_in_terminal(console, search, receipts)
         printing.show_table(console, search, frame)
@@ -174,17 +272,17 @@ def _finish(
     for path in (folder / "tuned.toml", tuned):
         write_whole(path, text)
     if outcome.start is None or outcome.steps is None:
-        start = f", a longer {search.grid.start_name}" if search.grid.start_name else ""
+        start = f", a longer {search.start_name}" if search.start_name else ""
         raise DivergedError(
-            f"no stable setting was found; {tuned} holds {search.grid.rule_of_thumb}, marked as not stable, and "
+            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked as not stable, and "
             f"{folder / 'receipts.csv'} the receipts\n"
             f"search again under another --name with a lower optim.lr, a longer optim.warmup_steps (--tune lr searches it){start}"
         )
     setting = "no warmup"
     if outcome.steps:
-        setting = search.grid.named(outcome.start, str(outcome.steps))
+        setting = search.named(outcome.start, str(outcome.steps))
     if outcome.steps and search.kind == "batch":
-        setting += f", a ramp of {search.grid.ramp(outcome.start, outcome.steps)} sequences"
+        setting += f", a ramp of {search.ramp(outcome.start, outcome.steps)} sequences"
     if outcome.needed is not None:
         share = share_up(outcome.needed, budget)
         print_labelled(
@@ -207,8 +305,8 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
     """Return the text of tuned.toml: the searched recipe with the setting to take, or the one to
     begin with where none is stable, and what is known of it."""
     if outcome.start is None or outcome.steps is None:
-        start, steps = search.grid.own
-        word = f"NOT STABLE in the probes; {search.grid.rule_of_thumb}"
+        start, steps = search.own
+        word = f"NOT STABLE in the probes; {search.rule_of_thumb}"
     else:
         start = outcome.start
         steps = outcome.steps
@@ -217,13 +315,13 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
             word = "found"
     comments = {}
     if steps:
-        comments[search.grid.duration_name] = word
+        comments[search.duration_name] = word
     if steps and search.kind == "batch":
-        comments[search.grid.duration_name] = f"{word}: {steps} steps"
-    if steps and search.grid.start_name:
-        comments[search.grid.start_name] = word
+        comments[search.duration_name] = f"{word}: {steps} steps"
+    if steps and search.start_name:
+        comments[search.start_name] = word
     return (
         f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold {search.threshold:g}, "
         f"{search.multiples} learning-rate warmups).\n# {outcome.statement}\n"
-        + dump_recipe(search.grid.recipe_with(start, steps), comments)
+        + dump_recipe(search.recipe_with(start, steps), comments)
     )

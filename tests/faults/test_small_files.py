@@ -22,8 +22,8 @@ from efftrain_cli.run.origin import read_origin
 from efftrain_cli.run.small_files import read_recipe_values
 from efftrain_cli.run_list import read_runs
 from efftrain_cli.study.records import Plan
-from efftrain_cli.tune_warmup.receipts import SearchFile, read_receipts
-from efftrain_cli.tune_warmup.search import Probe, Receipt
+from efftrain_cli.tune_warmup.probe import Probe, Receipt, SearchFile
+from efftrain_cli.tune_warmup.tune import read_receipts
 from efftrain_cli.zeroshot.results import read_results, save_result
 from tests.damage import flips
 from tests.faults.conftest import call

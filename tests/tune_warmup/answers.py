@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.tune_warmup.search import Finder, Outcome, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.probe import Probe, Receipt
+from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
 from tests.tiny import tiny_recipe
 
 FULL, BATCH, BUDGET, WINDOW = 64, 10, 200_000, 20
@@ -116,6 +117,6 @@ def ordered(search: Search, first_start: float, furthest: float) -> Callable[[Pr
         if probe.start < first_start:
             return WINDOW
         beyond = probe.steps < furthest if search.kind == "lr" else probe.steps > furthest
-        return search.grid.horizon(probe.start, probe.steps) if beyond else None
+        return search.horizon(probe.start, probe.steps) if beyond else None
 
     return fails

@@ -13,7 +13,8 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.tune_warmup.search import Finder, Probe, Receipt, Search
+from efftrain_cli.tune_warmup.probe import Probe, Receipt
+from efftrain_cli.tune_warmup.search import Finder, Search
 from tests.tune_warmup.answers import (
     BATCH,
     BUDGET,
@@ -37,10 +38,8 @@ def test_seeds_vote_and_the_share_is_said_with_its_error():
         search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None
     )
     assert (outcome.start, outcome.steps) == (8, 80)
-    assert (
-        "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
-        in outcome.statement
-    )
+    vote = "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
+    assert f"start 8, 80 steps, seen for 60: {vote}" in outcome.statement
     # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of 3.
     further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
     assert [receipt.probe.seed for receipt in further] == [0, 1]
@@ -94,7 +93,7 @@ def seen(start: int, steps: int, seed: int, stable: bool) -> Receipt:
 
 def test_durations_end_where_the_share_of_the_budget_does():
     for share in (0.2, 0.66, 1.0):
-        grid = options(SLW, max_share=share).grid
+        grid = options(SLW, max_share=share)
         longest = grid.durations(8)[-1]
         assert (
             SeqLenWarmup(start=8, steps=longest).tokens_through(longest, FULL, BATCH)
@@ -108,7 +107,7 @@ def test_durations_end_where_the_share_of_the_budget_does():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_on_the_grid_differ_by_about_the_root_of_two(kind):
-    grid = KINDS[kind].grid
+    grid = KINDS[kind]
     durations = grid.durations(grid.starts[0])
     assert len(durations) >= 6
     # Below ten, whole steps are coarser.
@@ -124,33 +123,31 @@ def test_probes_differ_from_the_recipe_in_the_setting_and_the_bookkeeping_alone(
     assert made.optim == SLW.recipe.optim
     assert made.train == SLW.recipe.train
     assert (made.eval.every, made.seed) == (WINDOW // 10, 5)
-    assert SLW.grid.recipe_with(16, 60).eval == SLW.recipe.eval
-    two = TWO.grid.recipe_with(16, 60).seq_len_warmup
+    assert SLW.recipe_with(16, 60).eval == SLW.recipe.eval
+    two = TWO.recipe_with(16, 60).seq_len_warmup
     assert two == SeqLenWarmup(pacing="discrete", lengths=(16, FULL), until=(60,))
-    assert LR.grid.recipe_with(0, 60).optim.warmup_steps == 60
+    assert LR.recipe_with(0, 60).optim.warmup_steps == 60
 
 
 def test_a_ramp_is_searched_in_steps_and_set_in_sequences():
-    ramp = RAMP.grid.recipe_with(4, 60).batch_size_warmup
+    ramp = RAMP.recipe_with(4, 60).batch_size_warmup
     assert ramp is not None
     assert ramp.start == 4
     assert abs(ramp.steps_of_ramp(BATCH) - 60) <= 3
-    assert RAMP.grid.recipe_with(*RAMP.grid.own) == RAMP.recipe
+    assert RAMP.recipe_with(*RAMP.own) == RAMP.recipe
 
 
 def test_two_stages_are_seen_beyond_the_switch_and_a_learning_rate_beyond_its_peak():
-    assert TWO.grid.horizon(8, 80) == 80 + 2 * WINDOW
-    assert TWO.grid.horizon(8, 10) == WINDOW + 2 * WINDOW
-    assert LR.grid.horizon(0, WINDOW) == 3 * WINDOW
-    assert LR.grid.horizon(0, 57) == 57 + 2 * WINDOW
+    assert TWO.horizon(8, 80) == 80 + 2 * WINDOW
+    assert TWO.horizon(8, 10) == WINDOW + 2 * WINDOW
+    assert LR.horizon(0, WINDOW) == 3 * WINDOW
+    assert LR.horizon(0, 57) == 57 + 2 * WINDOW
     # Never beyond the run's end.
-    last = TWO.grid.durations(8)[-1]
+    last = TWO.durations(8)[-1]
     short = Search(recipe=recipe("seq_len_warmup={start = 8, steps = 80}"), multiples=100)
     end = max(plan.step for plan, _ in plan_run(short.recipe))
-    assert short.grid.horizon(8, 80) == end
-    assert TWO.grid.horizon(8, last) <= max(
-        plan.step for plan, _ in plan_run(TWO.grid.recipe_with(8, last))
-    )
+    assert short.horizon(8, 80) == end
+    assert TWO.horizon(8, last) <= max(plan.step for plan, _ in plan_run(TWO.recipe_with(8, last)))
 
 
 def test_no_stable_setting_is_said():
@@ -158,13 +155,14 @@ def test_no_stable_setting_is_said():
     assert (outcome.start, outcome.steps) == (None, None)
     assert "No seq_len_warmup.start that was probed is stable" in outcome.statement
     assert all(
-        f"{receipt.probe.start} unstable at step {WINDOW}" in outcome.statement
+        f"start {receipt.probe.start}, 80 steps, seen for {WINDOW}: unstable at step {WINDOW}"
+        in outcome.statement
         for receipt in receipts.values()
     )
     assert {receipt.probe.horizon for receipt in receipts.values()} == {WINDOW}
     outcome, _ = answered(SLW, ordered(SLW, 8, 0))
     assert (outcome.start, outcome.steps) == (None, None)
-    assert "No duration that was probed from a start of 8 is stable: " in outcome.statement
+    assert outcome.statement.startswith("No duration that was probed is stable. ")
     assert "Longer starts were not probed with them." in outcome.statement
     outcome, _ = answered(LR, ordered(LR, 0, math.inf))
     assert outcome.start is None and "lengthen" not in outcome.statement
@@ -173,29 +171,28 @@ def test_no_stable_setting_is_said():
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_warmup_is_recommended_where_nothing_is_unstable(kind):
     search = KINDS[kind]
-    grid = search.grid
     outcome, receipts = answered(search, lambda probe: None, plain=None)
     if kind == "lr":
-        assert outcome.steps == grid.durations(0)[-1]
+        assert outcome.steps == search.durations(0)[-1]
         assert "do not tell durations apart" in outcome.statement
         return
-    assert (outcome.start, outcome.steps, outcome.verified) == (grid.full, 0, True)
+    assert (outcome.start, outcome.steps, outcome.verified) == (search.full, 0, True)
     assert outcome.statement.startswith("No warmup is needed for stability")
-    plain = grid.recipe_with(grid.full, 0)
+    plain = search.recipe_with(search.full, 0)
     assert plain.seq_len_warmup is None and plain.batch_size_warmup is None
     # It was probed itself, for as long as a duration is.
     (probed,) = (receipt for receipt in receipts.values() if not receipt.probe.steps)
     assert probed.stopped_at_step == 3 * WINDOW
     assert probed.tokens == 3 * WINDOW * BATCH * FULL
     # Training without a warmup is unstable, or too dear: the longest warmup is taken.
-    longest = grid.durations(grid.starts[0])[-1]
+    longest = search.durations(search.starts[0])[-1]
     outcome, _ = answered(search, lambda probe: None, plain=WINDOW)
-    assert (outcome.start, outcome.steps) == (grid.starts[0], longest)
-    assert f"training without a warmup: unstable at step {WINDOW}" in outcome.statement
+    assert (outcome.start, outcome.steps) == (search.starts[0], longest)
+    assert f"without a warmup, seen for 60: unstable at step {WINDOW}." in outcome.statement
     spent = sum(receipt.tokens for receipt in receipts.values())
     outcome, _ = answered(options(search, budget=spent - 1), lambda probe: None, plain=None)
     assert (outcome.steps, outcome.needed) == (longest, spent)
-    assert "training without a warmup: not judged for want of budget" in outcome.statement
+    assert "without a warmup, seen for 60: not judged for want of budget." in outcome.statement
 
 
 def test_one_seed_s_verdict_says_so():
@@ -207,14 +204,14 @@ def test_one_seed_s_verdict_says_so():
 
 def test_a_recipe_without_a_warmup_is_searched_from_the_rule_of_thumb():
     search = Search(recipe=recipe())
-    assert search.grid.own == (8, BUDGET // (FULL * BATCH) // 3)
+    assert search.own == (8, BUDGET // (FULL * BATCH) // 3)
     outcome, _ = answered(search, lambda probe: None if probe.steps <= 104 else 2 * WINDOW)
-    assert search.grid.recipe_with(outcome.start, outcome.steps).seq_len_warmup == SeqLenWarmup(
+    assert search.recipe_with(outcome.start, outcome.steps).seq_len_warmup == SeqLenWarmup(
         start=8, steps=104
     )  # type: ignore
-    assert Search(recipe=load_recipe("gpt2-1.5b")).grid.own[0] == 64
+    assert Search(recipe=load_recipe("gpt2-1.5b")).own[0] == 64
     two = Search(recipe=recipe(), tune="two-stage")
-    assert two.grid.recipe_with(*two.grid.own).seq_len_warmup == SeqLenWarmup(
+    assert two.recipe_with(*two.own).seq_len_warmup == SeqLenWarmup(
         pacing="discrete", lengths=(8, FULL), until=(104,)
     )
 

@@ -154,14 +154,14 @@ def test_where_nothing_is_stable_the_search_says_so_and_fails(recipe, capsys):
     assert {receipt["verdict"] for receipt in lines(folder)} == {"unstable"}
     # The setting to begin with is there for who wants it, marked.
     assert "NOT STABLE" in (folder / "tuned.toml").read_text()
-    assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
+    assert load_recipe(str(folder / "tuned.toml")) == search.recipe_with(*search.own)
     assert load_recipe(str(folder / "search.toml"), ["optim.lr=0.5"]) == changed(
         search.recipe, "optim.lr=0.5"
     )
 
 
 def test_probes_that_fail_in_their_first_step_are_receipts(recipe):
-    search = Search(recipe=changed(recipe, "optim.lr=1e30"), eval_every=2)
+    search = Search(recipe=changed(recipe, "optim.lr=1e30"))
     with pytest.raises(DivergedError, match="no stable setting"):
         tune_warmup.tune(search, recipe_name="hopeless")
     receipts = lines(Path(os.environ["EFFTRAIN_RUNS"]) / "hopeless-tune")

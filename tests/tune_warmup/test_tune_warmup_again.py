@@ -14,7 +14,8 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.records import write_record
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.tune_warmup import tune as tune_warmup
-from efftrain_cli.tune_warmup.search import Probe, Receipt, Search
+from efftrain_cli.tune_warmup.probe import Probe, Receipt
+from efftrain_cli.tune_warmup.search import Search
 from tests.tune_warmup.conftest import lines
 
 
@@ -50,7 +51,7 @@ def test_a_finished_search_given_again_changes_nothing(recipe):
     search = Search(recipe=recipe, multiples=1)
     folder = tune_warmup.tune(search, recipe_name="tiny")
     # A survivor of another seed's search that was asked for no more; its checkpoint went with the end of the search.
-    probe = Probe(start=search.grid.starts[-1], steps=6, seed=7, horizon=2)
+    probe = Probe(start=search.starts[-1], steps=6, seed=7, horizon=2)
     (folder / "probes" / probe.name).mkdir()
     write_record(folder / "probes" / probe.name / "probe.json", receipt_of(probe))
     tune_warmup.tune(search, recipe_name="tiny")
@@ -73,7 +74,7 @@ def test_a_budget_is_kept_and_more_of_it_goes_on(recipe, capfd):
     assert f"the same command with --budget {share:g}% or more goes on from here" in shown
     assert sum(int(receipt["tokens"]) for receipt in lines(folder)) <= little.budget
     assert "NOT VERIFIED by a probe" in (folder / "tuned.toml").read_text()
-    assert load_recipe(str(folder / "tuned.toml")) == search.grid.recipe_with(*search.grid.own)
+    assert load_recipe(str(folder / "tuned.toml")) == search.recipe_with(*search.own)
     first = lines(folder)
     more = tune_warmup.tune(search, recipe_name="tiny")
     assert more == folder
