@@ -6,13 +6,12 @@ its first run starts; comments and the order of keys are free to change, everyth
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
@@ -34,10 +33,8 @@ from efftrain_cli.recipe.draft import (
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.small_files import NOT_COMPUTED
+from efftrain_cli.study.blocks import Block, Edge, Tuned
 from efftrain_cli.trials.trial import parse_seeds
-
-if TYPE_CHECKING:
-    from efftrain_cli.compare.reading import RunNumbers
 
 MEASURES = {
     "final_loss": FINAL_LOSS,
@@ -151,7 +148,7 @@ class Study:
     """Seeds that every arm is trained with, in the order of their look: "10..14" (both included)."""
     n_seeds: int | None = Field(default=None, ge=2, le=RUNS)
     """Number of seeds that are drawn instead, 5 unless set."""
-    blocks: int | None = Field(default=None, ge=BLOCKS, le=RUNS)
+    blocks: int | None = Field(default=None, ge=1, le=RUNS)
     """Number of blocks instead of seeds: each tunes every arm on seeds of its own and is judged by one more."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of one or more false claims where nothing differs, over all primaries, arms and looks."""
@@ -176,55 +173,6 @@ class Study:
         """Whether a verdict depends on training seconds."""
         axes = [primary.question.axis for primary in self.primary]
         return "seconds" in (self.equal, *axes)
-
-
-Edge = tuple[str, Literal["low", "high"]]
-"""A recipe key, and a side of its grid."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Tried:
-    """A point of an arm's tuning grid."""
-
-    settings: tuple[str, ...]
-    """`key=value` of the point."""
-    runs: tuple[RunNumbers, ...]
-    """By tuning seed."""
-
-    @property
-    def losses(self) -> list[float | None]:
-        """Final validation loss by tuning seed, nats per token; None if the run diverged."""
-        return [run.final_loss for run in self.runs]
-
-
-@dataclasses.dataclass(frozen=True)
-class Tuned:
-    """What tuning showed for one arm in one block."""
-
-    arm: str
-    seeds: tuple[int, ...]
-    """Seeds that are judged with its settings."""
-    settings: tuple[str, ...] = ()
-    """`key=value` overrides that its judged runs get; empty if the arm is not tuned."""
-    tried: tuple[Tried, ...] = ()
-    """Every point of its grid."""
-    warnings: tuple[str, ...] = ()
-    edges: tuple[Edge, ...] = ()
-    """Sides of its grid at which the best value is: the true optimum may lie beyond."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A part of a study with a tuning of its own: one of `blocks`, or the whole study."""
-
-    tuning: tuple[int, ...]
-    """Seeds that choose every arm's settings."""
-    seeds: tuple[int, ...]
-    """Seeds that are judged with these settings."""
-    grown: tuple[Edge, ...] = ()
-    """Sides at which every grid of the key has got a point more, in their order."""
-    tuned: tuple[Tuned, ...] = dataclasses.field(default=(), compare=False)
-    """What each arm is trained with; empty until all of the block's tuning runs have ended."""
 
 
 class StudyFile:
@@ -318,12 +266,7 @@ class StudyFile:
 
     def looks_taken(self, number: int) -> Looks:
         """Return the planned looks, of which so many are taken."""
-        return Looks(
-            self.looks,
-            number,
-            self.study.alpha,
-            registered=True,
-        )
+        return Looks(self.looks, number, self.study.alpha, registered=True)
 
     @property
     def comparisons(self) -> int:

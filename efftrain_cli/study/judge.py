@@ -14,17 +14,21 @@ from functools import cached_property
 from typing import NamedTuple
 
 from efftrain_cli.compare.calibrated import with_calibration
+from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.why import Why
-from efftrain_cli.run.calibrations import Calibration
+from efftrain_cli.run.calibrations import Calibration, read_calibrations
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import judged_trials, tuning_trials
+from efftrain_cli.study.records import read_plan
+from efftrain_cli.study.registration import removed_since
 from efftrain_cli.trials.curves import curve_of, sensitivity_curves
-from efftrain_cli.trials.trial import ENDED
+from efftrain_cli.trials.trial import ENDED, read_trial
 
 
 class JudgedRun(NamedTuple):
@@ -76,6 +80,92 @@ class StudyState:
             others = [setting for setting in each.tried if not setting.startswith("optim.lr=")]
             named.append((" ".join((each.arm, *others)), each.trial))
         return sensitivity_curves(named)
+
+
+def read_runs(file: StudyFile) -> list[JudgedRun]:
+    """Return the runs that exist and the study is judged by, none of a seed before its tuning has ended.
+
+    Raises:
+        UsageError: a run has another recipe or seed than the study asks for.
+    """
+    runs = []
+    for each in judged_trials(file, file.chosen_seeds):
+        run = read_trial(each.trial)
+        if run is not None:
+            runs.append(JudgedRun(each.arm, each.rate, run))
+    return runs
+
+
+def judge_runs(file: StudyFile, allow: bool) -> StudyState:
+    """Judge the confirmation runs that exist, where `compare` would compare them.
+
+    Args:
+        allow: withhold every verdict instead of refusing, if validation sets or tokenizers differ.
+
+    Raises:
+        UsageError: a run is not the study's, or the runs are not comparable and `allow` is False.
+    """
+    runs = read_runs(file)
+    groups = ended_groups(file, runs)
+    labels = check(groups, allow)
+    allowed = [label for label in labels if label.kind == "allowed"]
+    calibrations = read_calibrations()
+    withheld = INCOMPARABLE if allowed else None
+    state = judge(file, runs, withheld, calibrations.valid)
+    if state.look:
+        # Other labels are about what was judged; but no run of the study may be incomparable.
+        seeds = file.seeds[: file.looks[state.look - 1]]
+        judged = [each for each in runs if each.run.seed in seeds]
+        of_judged = check(ended_groups(file, judged), allow=True)
+        labels = [*allowed, *(label for label in of_judged if label.kind != "allowed")]
+    caveats = [*_registration_caveats(file, groups), *_tuning_caveat(file)]
+    if file.study.is_about_seconds:
+        for fault in calibrations.faults:
+            caveats.append(Why("warning", f"a calibration is left out: {fault}"))
+    return replace(state, labels=(*labels, *caveats, *state.labels))
+
+
+TUNING_ERRORS = {
+    1: "7 to 19 %",
+    3: "6 to 13 %",
+    5: "6 to 9 %",
+}
+"""Tuning seeds -> how often identical methods, each tuned so, differ in studies of 3 to 10 seeds
+(benchmarks/simulations/simulate_compare.py --only tuned)."""
+
+
+def _tuning_caveat(file: StudyFile) -> list[Why]:
+    """State the error of the verdicts that tuning adds: its own noise is in no interval."""
+    seeds = len(file.tuning_seeds)
+    # In blocks it is: each difference holds a tuning of its own.
+    if not seeds or seeds > max(TUNING_ERRORS) or file.study.blocks:
+        return []
+    simulated = max(count for count in TUNING_ERRORS if count <= seeds)
+    text = (
+        f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned on {simulated}, differ in "
+        f"{TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
+    )
+    return [Why("warning", text)]
+
+
+def _registration_caveats(file: StudyFile, groups: Sequence[Group]) -> list[Why]:
+    """Label runs that this study's registration did not start, and those that were removed after it."""
+    plan = read_plan(file.name)
+    if plan is None:
+        return []
+    caveats = []
+    foreign = [run.name for run in runs_of(groups) if run.origin.get("study") != plan.sha256]
+    if foreign:
+        text = (
+            f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}: it did not start them, or did so "
+            "with an efftrain that did not record this"
+        )
+        caveats.append(Why("warning", text))
+    removed = removed_since(file, plan)
+    if removed:
+        text = f"{counted(len(removed), 'run')} of it, such as {removed[0]}, removed after its registration: results were seen"
+        caveats.append(Why("allowed", text))
+    return caveats
 
 
 def judge(

@@ -76,6 +76,8 @@ def _check_seeds(check: Check) -> None:
     blocks, tuning = valid.get("blocks"), valid.get("tuning")
     if blocks and "tuning" not in check.draft.values:
         check.add("blocks", "needs a [tuning] section: each is tuned by itself", blocks)
+    if blocks and blocks < BLOCKS:
+        check.add("blocks", f"needs {BLOCKS} or more: each gives one difference", blocks)
     seeds = parse_given(valid.get("seeds"))
     if len(seeds) == 1:
         check.add("seeds", "needs two seeds or more: one seed supports no claim", valid["seeds"])
@@ -96,7 +98,7 @@ def _check_looks(check: Check, number: int) -> None:
     except ValueError as error:
         check.add("looks", str(error), looks)
         return
-    if "blocks" in check.valid and first < BLOCKS:
+    if check.valid.get("blocks", 0) > first < BLOCKS:
         rule = f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer looks"
         check.add("looks", rule, looks)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,20 +24,35 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study import text
-from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.judge import StudyState
+from efftrain_cli.study.judge import StudyState, judge_runs, read_runs
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.phases import all_trials, best_of_k, read_costs, with_tuning
-from efftrain_cli.study.records import Plan, list_outcomes, read_plan, study_folder
+from efftrain_cli.study.phases import (
+    StudyTrial,
+    all_trials,
+    best_of_k,
+    judged_trials,
+    read_costs,
+    tuning_trials,
+    with_tuning,
+)
+from efftrain_cli.study.records import (
+    Plan,
+    list_outcomes,
+    read_plan,
+    study_folder,
+    write_looks,
+    write_receipts,
+)
 from efftrain_cli.study.registration import check_registered, draw_seeds, register
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.trials.array import ArrayWriter
+from efftrain_cli.trials.calibrating import calibrate_once
 from efftrain_cli.trials.costs import total_lines, total_of
 from efftrain_cli.trials.pictures import best_of_k_plot, rates_plot
 from efftrain_cli.trials.runner import TrialRunner, free_runs, last_loss, tokens_so_far
 from efftrain_cli.trials.screen import curve_lines
-from efftrain_cli.trials.trial import recipe_of
+from efftrain_cli.trials.trial import ENDED, recipe_of
 
 
 def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
@@ -88,6 +103,60 @@ def print_status(file: StudyFile, jobs: int, as_json: bool) -> None:
     print_folded("\n".join([*total_lines(costs, jobs), ""]))
     if registration is not None:
         print_folded("\n".join(text.verdict_lines(judgement, registration)))
+
+
+def conduct(
+    file: StudyFile,
+    runner: TrialRunner | ArrayWriter,
+    tell: Callable[[StudyState], None] = lambda judgement: None,
+    allow: bool = False,
+    timed_on: str | None = None,
+) -> StudyState:
+    """Train what the study still needs, and judge it at every look; or write the job array of its next phase.
+
+    Args:
+        tell: is given the judgement of every look that is taken.
+        allow: go on, labelled and without a verdict, where the runs are not comparable.
+        timed_on: device on which steps are timed if a verdict is about seconds; None: nowhere.
+
+    Raises:
+        EfftrainError: as `TrialRunner.train` and `judge_runs`.
+    """
+    judgement = judge_runs(file, allow)
+    if judgement.look and not (study_folder(file.name) / "looks.csv").exists():
+        _write_looks(judgement)
+    while not judgement.complete:
+        look = judgement.look
+        trials, title = next_trials(file, look)
+        states = runner.train([each.trial for each in trials], title)
+        file = with_tuning(file)
+        write_receipts(file)
+        if timed_on is not None and file.study.is_about_seconds:
+            runs = [each.run for each in read_runs(file) if each.rate is None]
+            calibrate_once(runs, timed_on)
+        judgement = judge_runs(file, allow)
+        if not set(states) <= set(ENDED):
+            return judgement
+        if judgement.look > look:
+            _write_looks(judgement)
+            tell(judgement)
+    return judgement
+
+
+def next_trials(file: StudyFile, look: int) -> tuple[list[StudyTrial], str]:
+    """Return the runs that come next after so many looks, and what they are: tuning until all that the next look needs
+    is chosen, then the runs of the look."""
+    seeds = file.seeds[: file.looks[look]]
+    blocks = [block for block in file.blocks if {*block.seeds} & {*seeds}]
+    if not all(block.tuned for block in blocks):
+        return tuning_trials(file, blocks), "tuning"
+    title = f"look {look + 1} of {len(file.looks)}, {len(seeds)} seeds"
+    return judged_trials(file, seeds), title
+
+
+def _write_looks(judgement: StudyState) -> None:
+    folder = study_folder(judgement.file.name)
+    write_looks(folder, judgement.look, text.verdicts_json(judgement))
 
 
 def run_study(

@@ -16,7 +16,8 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.recipe.toml import toml_value
-from efftrain_cli.study.file import Arm, Block, Edge, StudyFile, Tried, Tuned
+from efftrain_cli.study.blocks import Block, Edge, Tried, Tuned
+from efftrain_cli.study.file import Arm, StudyFile
 from efftrain_cli.trials.costs import needs_of
 from efftrain_cli.trials.trial import (
     ENDED,

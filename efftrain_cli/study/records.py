@@ -1,4 +1,4 @@
-"""The files of a study's folder that are read back.
+"""The files of a study's folder.
 
 runs/<study>-study/
   plan.json       the study's values and their hash, its drawn seeds, the file's text, and what was changed since
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from efftrain_cli.foundation.files import csv_text, write_whole
 from efftrain_cli.foundation.records import (
     Part,
     Record,
@@ -25,7 +26,12 @@ from efftrain_cli.foundation.records import (
     read_small_text,
 )
 from efftrain_cli.run.directory import run_path
+from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.phases import judged_trials, tuning_trials
+from efftrain_cli.trials.trial import read_trial
 
+RECEIPTS = "phase block arm settings seed run status final_loss tokens train_seconds marks"
+"""Columns of receipts.csv."""
 LOOKS = "look seeds measure direction margin arm estimate low high p p_holm outcome"
 """Columns of looks.csv."""
 
@@ -106,6 +112,55 @@ def read_looks(folder: Path) -> list[dict[str, str]]:
         if not row.keys() >= set(LOOKS.split()) or not row["look"].isdecimal():
             raise damaged(path, "it is not a table of looks", restore)
     return rows
+
+
+def write_receipts(file: StudyFile) -> None:
+    """Write receipts.csv: one row per run that has begun, whatever came of it."""
+    rows = []
+    trials = [*tuning_trials(file, file.blocks), *judged_trials(file, file.chosen_seeds)]
+    for phase, arm, trial, *_ in trials:
+        run = read_trial(trial)
+        if run is None:
+            continue
+        rows.append(
+            (
+                phase,
+                file.block_of[trial.seed],
+                arm,
+                " ".join(trial.settings),
+                trial.seed,
+                trial.name,
+                run.status,
+                "" if run.final_loss is None else f"{run.final_loss:.6f}",
+                f"{run.tokens:.0f}",
+                f"{run.seconds:.1f}",
+                "; ".join(mark.text for mark in run.marks),
+            )
+        )
+    write_whole(study_folder(file.name) / "receipts.csv", csv_text(RECEIPTS.split(), rows))
+
+
+def write_looks(folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]]) -> None:
+    """Write looks.csv: the verdicts of every look up to this one, as they stood then.
+
+    Args:
+        verdicts: those of this look, as JSON has them.
+    """
+    rows: list[Mapping[str, Any]] = [row for row in read_looks(folder) if int(row["look"]) < look]
+    for verdict in verdicts:
+        rows.append({**verdict, "look": look, "seeds": len(verdict["seeds"])})
+    columns = LOOKS.split()
+    cells = []
+    for row in rows:
+        cells.append([_cell(row[column]) for column in columns])
+    write_whole(folder / "looks.csv", csv_text(columns, cells))
+
+
+def _cell(value: object) -> object:
+    """Return a value as a cell: numbers with six digits, "" if there is none."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else value
 
 
 def list_outcomes(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -22,7 +22,8 @@ from efftrain_cli.foundation.console import (
     printable,
     table_lines,
 )
-from efftrain_cli.study.file import Primary, StudyFile, Tried, Tuned
+from efftrain_cli.study.blocks import Tried, Tuned
+from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import best_of_k, expected_best, tuning_trials, widest
 from efftrain_cli.study.records import Plan, read_plan
@@ -324,9 +325,14 @@ def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
         "complete": state.complete,
         "pending": list(state.pending),
         "tuning": {"rule": BEST_RULE, "arms": arms},
-        "verdicts": [verdict_json(file, verdict) for verdict in state.verdicts],
+        "verdicts": verdicts_json(state),
         "sensitivity": sensitivities,
     }
+
+
+def verdicts_json(state: StudyState) -> list[dict[str, Any]]:
+    """Return the verdicts of the last look as plain values."""
+    return [verdict_json(state.file, verdict) for verdict in state.verdicts]
 
 
 def verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.run.directory import run_path
-from efftrain_cli.study.conduct import conduct
-from efftrain_cli.study.file import StudyFile, Tuned
+from efftrain_cli.study.blocks import Tuned
+from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.load import read_study
+from efftrain_cli.study.main import conduct
 from efftrain_cli.study.phases import StudyTrial, all_trials, tuning_trials
 from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register

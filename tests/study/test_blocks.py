@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, StoppedError
-from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.judge import judge_runs
 from efftrain_cli.study.load import read_study
+from efftrain_cli.study.main import conduct
 from efftrain_cli.study.phases import all_trials, best_of_k, widest, with_tuning
 from efftrain_cli.study.records import read_plan, study_folder
 from efftrain_cli.study.registration import register
@@ -219,7 +220,8 @@ def test_the_verdict_is_over_one_difference_a_block(folder):
 @pytest.mark.parametrize(
     ("old", "new", "key", "rule"),
     [
-        ("blocks = 4", "blocks = 3", "blocks", "at least 4"),
+        ("blocks = 4", "blocks = 3", "blocks", "needs 4 or more"),
+        ("blocks = 4", "blocks = 0", "blocks", "at least 1"),
         ("blocks = 4", "blocks = 6\nlooks = 2", "looks", "first look at 3 blocks"),
         ("blocks = 4", "blocks = 4\nlooks = 3", "looks", "at least 5 seeds"),
         ("blocks = 4", 'blocks = 4\nseeds = "1..4"', "seeds", "no meaning beside blocks"),

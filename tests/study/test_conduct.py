@@ -18,10 +18,10 @@ from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.study import main
-from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.judge import StudyState
+from efftrain_cli.study.judge import StudyState, judge_runs
 from efftrain_cli.study.load import read_study
+from efftrain_cli.study.main import conduct
 from efftrain_cli.study.phases import all_trials, read_costs, with_tuning
 from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
@@ -374,7 +374,8 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder, file):
     assert (small.seeds, small.looks, small.tuning_seeds) == ((10, 11, 12, 13), (3, 4), (0,))
     assert small.study.arms[1].grid == {"optim.lr": (0.001, 0.004)}
     warm = load_recipe(small.study.arms[1].recipe)
-    assert warm.seq_len_warmup.start == 8 and warm.train.tokens == STEPS * 4 * 32
+    # Its sequences are of 32 tokens already.
+    assert warm.seq_len_warmup.start == 16 and warm.train.tokens == STEPS * 4 * 32
 
 
 @pytest.mark.parametrize("name", ["unstable-batch-warmup", "small-simigrad", "small-pld"])

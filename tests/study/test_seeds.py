@@ -9,9 +9,8 @@ import pytest
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import runs_root
-from efftrain_cli.study.conduct import judge_runs
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.judge import StudyState
+from efftrain_cli.study.judge import StudyState, judge_runs
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.records import read_plan

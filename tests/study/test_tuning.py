@@ -13,9 +13,10 @@ from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study import main
-from efftrain_cli.study.conduct import conduct, judge_runs
 from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.judge import judge_runs
 from efftrain_cli.study.load import read_study
+from efftrain_cli.study.main import conduct
 from efftrain_cli.study.phases import (
     all_trials,
     expected_best,
