@@ -59,9 +59,8 @@ OFFLINE_TOKENS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """Run, tasks and settings of an evaluation."""
+    """Tasks and settings of an evaluation."""
 
-    run: str
     tasks: tuple[str, ...] = ("offline",)
     """Names of tasks and suites."""
     checkpoint: str | None = None
@@ -103,7 +102,7 @@ def evaluate_runs(
             entries = []
             problem = None
             try:
-                for entry in evaluate_run(replace(config, run=run), ranks):
+                for entry in evaluate_run(run, config, ranks):
                     entries.append(entry)
                     if not silent():
                         say(
@@ -121,7 +120,7 @@ def evaluate_runs(
             yield run, entries, problem
 
 
-def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Result]:
+def evaluate_run(run: str, config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Result]:
     """Evaluate task by task; write each score into the run's folder and yield its entry of zeroshot.json.
 
     Of several ranks all call it; rank 0 alone writes.
@@ -132,13 +131,13 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Res
         TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or no valid one.
     """
-    names, asks_hub = _check_tasks(config)
+    names, asks_hub = _check_tasks(run, config)
 
     from efftrain_cli.training.ranks import ALONE
     from efftrain_cli.zeroshot import own_tasks
 
     ranks = ranks or ALONE
-    trained = _load_model(config, ranks)
+    trained = _load_model(run, config, ranks)
     evaluator = build_evaluator(trained, config, ranks)
     stride = config.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
@@ -200,24 +199,24 @@ def evaluate_run(config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Res
         )
 
 
-def _check_tasks(config: EvalConfig) -> tuple[list[str], bool]:
+def _check_tasks(name: str, config: EvalConfig) -> tuple[list[str], bool]:
     """Return the names of all tasks, the harness's own last, and whether the Hub has to be asked for items.
 
     Check that the data of all tasks can be had.
     """
     foreign = foreign_tasks(config.tasks)
-    names = task_names([name for name in config.tasks if name not in foreign])
-    run = None if is_exported(config.run) else existing_run(config.run)
-    harness_names = [name for name in names if name not in OFFLINE]
+    names = task_names([task for task in config.tasks if task not in foreign])
+    run = None if is_exported(name) else existing_run(name)
+    harness_names = [task for task in names if task not in OFFLINE]
     if len(harness_names) < len(names):
         if run is None:
             raise UsageError(
-                f"{config.run} is an exported directory, and offline tasks are made from a run's validation documents: name others "
+                f"{name} is an exported directory, and offline tasks are made from a run's validation documents: name others "
                 "with --tasks (`--tasks gpt2`, or --data-dir)"
             )
         if imported_without_text(run):
             raise UsageError(
-                f"run {config.run!r} was imported without text, so it has no validation documents to make offline tasks from\n"
+                f"run {name!r} was imported without text, so it has no validation documents to make offline tasks from\n"
                 "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir), or train the run on a text first"
             )
     asks_hub = False
@@ -228,7 +227,7 @@ def _check_tasks(config: EvalConfig) -> tuple[list[str], bool]:
     return [*names, *foreign], asks_hub
 
 
-def _load_model(config: EvalConfig, ranks: Ranks) -> TrainedModel:
+def _load_model(run: str, config: EvalConfig, ranks: Ranks) -> TrainedModel:
     """Load the model to evaluate; check that it is the same on all ranks."""
     import torch
 
@@ -237,10 +236,10 @@ def _load_model(config: EvalConfig, ranks: Ranks) -> TrainedModel:
 
     try:
         device = choose_device(config.device, ranks)
-        if is_exported(config.run):
-            trained = load_exported(Path(config.run), device)
+        if is_exported(run):
+            trained = load_exported(Path(run), device)
         else:
-            trained = load_trained_model(config.run, config.checkpoint, device)
+            trained = load_trained_model(run, config.checkpoint, device)
     except EfftrainError as error:
         # Only rank 0 prints. Loading may fail on another rank alone, so all ranks compare how it ended.
         ranks.check_alike({"loading": str(error)})

@@ -102,7 +102,6 @@ def eval_zeroshot(
     if not names:
         names = ["offline"] if data_dir is None else tasks_in(data_dir)
     config = EvalConfig(
-        run="",
         tasks=tuple(names),
         checkpoint=checkpoint,
         data_dir=data_dir,

@@ -122,7 +122,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     with the program.
 
     Args:
-        beside: the file whose `base` this is; its own folder is searched first, the file itself is never found, so
+        beside: the file whose `base` this is; its own folder is searched first, and the file itself is found last, so
             that ./recipes/small.toml may build on the shipped `small`.
 
     Raises:
@@ -149,9 +149,7 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         if path.is_file() and not (beside is not None and path.samefile(beside)):
             return path
     if beside is not None and name_or_path == beside.stem:
-        raise RecipeError(
-            f"is the recipe itself: {shown_path(beside)} is the only recipe called {name_or_path!r}; name the one that it builds on"
-        )
+        return beside
     if beside is None and Path(name_or_path).is_file():
         raise RecipeError(
             f"{name_or_path} is a file and not a recipe, whose name would end in .toml\n"

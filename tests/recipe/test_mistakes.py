@@ -160,7 +160,7 @@ def test_a_text_is_not_taken_for_a_recipe(folder):
 @pytest.mark.parametrize(
     "base, rule",
     [
-        ('"alone"', "is the recipe itself"),
+        ('"alone"', "bases form a loop: alone -> alone"),
         ('"./alone.toml"', "bases form a loop: alone -> alone"),
         ('["tiny"]', "must be the name or path of one recipe, in quotes"),
         ('""', "must be the name or path of one recipe, in quotes"),
