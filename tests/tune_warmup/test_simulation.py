@@ -1,5 +1,5 @@
 """Searches on simulated probes, small: benchmarks/simulations/simulate_tuning.py has them in full,
-docs/methods/sequence-length-warmup.md its tables."""
+docs/tune-warmup.md its table."""
 
 from __future__ import annotations
 
