@@ -93,7 +93,17 @@ def main() -> None:
     random = np.random.default_rng(1)
     table = csv.writer(sys.stdout, lineterminator="\n")
     table.writerow(
-        ("recipe", "seeds", "budget", "verified", "within one", "within two", "mean", "95 %", "most")
+        (
+            "recipe",
+            "seeds",
+            "budget",
+            "verified",
+            "within one",
+            "within two",
+            "mean",
+            "95 %",
+            "most",
+        )
     )
     for name in ("gpt2-117m-slw", "gpt2-1.5b-slw", "gpt3-125m-slw"):
         plain = Search(recipe=load_recipe(name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,22 +11,9 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_or_recipe_names
+from efftrain_cli.cli.options import Baseline, CompareFormat, Output, Plot, TargetLoss
 from efftrain_cli.foundation.console import print_folded
 from efftrain_cli.foundation.errors import UsageError
-
-CompareFormat = Literal["table", "markdown", "csv", "json", "latex", "html"]
-
-
-def check_target_loss(value: float | None) -> None:
-    """Refuse a target that no loss can have.
-
-    Raises:
-        UsageError: it is not a positive, finite number.
-    """
-    if value is not None and not 0 < value < math.inf:
-        raise UsageError(
-            f"--target-loss {value:g}: a loss is a positive number of nats per token; give one such as 3.5"
-        )
 
 
 @app.command(
@@ -54,19 +40,8 @@ def compare(
             metavar="FILE",
         ),
     ] = None,
-    baseline: Annotated[
-        str | None,
-        Option(
-            help="Recipe, run or glob of one recipe's runs to compare with; without it, the only recipe without a method, "
-            "else the first."
-        ),
-    ] = None,
-    target_loss: Annotated[
-        float | None,
-        Option(
-            help="Loss to reach, nats per token; without it, the worse final loss of each pair of runs."
-        ),
-    ] = None,
+    baseline: Baseline = None,
+    target_loss: TargetLoss = None,
     margin: Annotated[
         float | None,
         Option(
@@ -87,18 +62,9 @@ def compare(
     details: Annotated[
         bool, Option("--details", help="Print every measure, test and run.")
     ] = False,
-    format_: Annotated[CompareFormat, Option("--format", help="What to print or write.")] = "table",
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="File to write to; without it, standard output, or report.html for html.",
-        ),
-    ] = None,
-    plot: Annotated[
-        bool, Option("--plot", help="Draw the loss curves in the terminal too.")
-    ] = False,
+    format_: CompareFormat = "table",
+    output: Output = None,
+    plot: Plot = False,
     figures: Annotated[
         Path | None, Option(help="Folder to write the figures to, as SVG and PNG.")
     ] = None,
@@ -125,12 +91,7 @@ def compare(
 ) -> None:
     """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how
     stable."""
-    check_target_loss(target_loss)
     runs = runs or []
-    if twice := [run for run in dict.fromkeys(runs) if runs.count(run) > 1]:
-        print_folded(
-            f"note: {', '.join(twice)} named more than once, and counted once", stream=sys.stderr
-        )
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.groups import count_sisters

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 from typer import Argument, Exit, Option
 
 from efftrain_cli.cli.complete import override_keys, recipe_names, run_names
 from efftrain_cli.foundation.console import silence
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import PARENT, check_devices, launch
 
 
@@ -92,6 +95,43 @@ TakeOver = Annotated[
         metavar="HOST",
     ),
 ]
+
+
+def _checked_loss(value: float | None) -> float | None:
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(
+            f"--target-loss {value:g}: a loss is a positive number of nats per token; give one such as 3.5"
+        )
+    return value
+
+
+TargetLoss = Annotated[
+    float | None,
+    Option(
+        callback=_checked_loss,
+        help="Loss to reach, nats per token; without it, the worse final loss of each pair of runs.",
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    Option(
+        help="Recipe, run or glob of one recipe's runs to compare with; without it, the only recipe without a method, "
+        "else the first."
+    ),
+]
+CompareFormat = Annotated[
+    Literal["table", "markdown", "csv", "json", "latex", "html"],
+    Option("--format", help="Form of the comparison."),
+]
+Output = Annotated[
+    Path | None,
+    Option(
+        "--output",
+        "-o",
+        help="File for the comparison; without it, standard output, or report.html for html.",
+    ),
+]
+Plot = Annotated[bool, Option("--plot", help="Draw the loss curves in the terminal too.")]
 TableOrJson = Annotated[
     Literal["table", "json"], Option("--format", help="A table, or JSON for other programs.")
 ]

@@ -8,9 +8,20 @@ from typing import Annotated
 from typer import Option
 
 from efftrain_cli.cli.app import app
-from efftrain_cli.cli.compare import CompareFormat, check_target_loss
 from efftrain_cli.cli.complete import override_keys, recipe_names
-from efftrain_cli.cli.options import Array, Device, Devices, Jobs, Quiet, TakeOver
+from efftrain_cli.cli.options import (
+    Array,
+    Baseline,
+    CompareFormat,
+    Device,
+    Devices,
+    Jobs,
+    Output,
+    Plot,
+    Quiet,
+    TakeOver,
+    TargetLoss,
+)
 
 
 @app.command(
@@ -37,15 +48,11 @@ def sweep(
     ] = None,
     name: Annotated[str | None, Option(help="Prefix for the names of the runs.")] = None,
     device: Device = "auto",
-    baseline: Annotated[str | None, Option(help="Recipe to compare with.")] = None,
-    target_loss: Annotated[float | None, Option(help="Loss to reach, nats per token.")] = None,
-    format_: Annotated[CompareFormat, Option("--format", help="Form of the comparison.")] = "table",
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="File for the comparison.")
-    ] = None,
-    plot: Annotated[
-        bool, Option("--plot", help="Draw the loss curves in the terminal too.")
-    ] = False,
+    baseline: Baseline = None,
+    target_loss: TargetLoss = None,
+    format_: CompareFormat = "table",
+    output: Output = None,
+    plot: Plot = False,
     allow: Annotated[
         bool,
         Option(
@@ -73,7 +80,6 @@ def sweep(
     with several of train.tokens, the speed-up at matched loss, where each point
     is a run with its own budget.
     """
-    check_target_loss(target_loss)
     import sys
 
     from efftrain_cli import sweep as command

@@ -149,14 +149,9 @@ def compare(
     """
     if not runs:
         raise UsageError("nothing to compare: name at least one run")
-    if target_loss is not None and not math.isfinite(target_loss):
-        raise UsageError(
-            f"--target-loss {target_loss}: give a loss in nats per token, for example 3.2"
-        )
-    if margin is not None and not (math.isfinite(margin) and margin > 0):
-        raise UsageError(
-            f"--margin {margin:g}: give a difference above 0 in nats per token, for example 0.01"
-        )
+    for option, value in (("--target-loss", target_loss), ("--margin", margin)):
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{option} {value:g}: give a number above 0, in nats per token")
     runs, grid_notes = at_common_evaluations(runs)
     every = group_runs(runs, allow)
     named = _named(every, baseline)

@@ -146,12 +146,6 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root):
         )
 
 
-def test_a_run_named_twice_is_counted_once_and_said(root):
-    done = cli("compare small-seed1 small-seed1 my")
-    assert "note: small-seed1 named more than once, and counted once" in done.stderr
-    assert "wide" in done.output, "the beginning of one name is enough here too"
-
-
 @pytest.mark.parametrize("target", ["-1", "0", "nan", "inf"])
 def test_a_target_that_no_loss_can_have_is_refused(root, target):
     for line in ("compare small", "sweep --recipe small --plan"):

@@ -17,7 +17,10 @@ SETTINGS = {
         "batch_size_warmup.increment=4",
         "batch_size_warmup.sequences=400",
     ],
-    "progressive_layer_drop": ["progressive_layer_drop.theta=0.5", "progressive_layer_drop.steps=9"],
+    "progressive_layer_drop": [
+        "progressive_layer_drop.theta=0.5",
+        "progressive_layer_drop.steps=9",
+    ],
     "simigrad": [
         "simigrad.target=0.2",
         "simigrad.min_batch_size=8",
@@ -39,7 +42,9 @@ SETTINGS = {
 COLUMNS = list(SETTINGS)[:8]
 CELLS = [
     (row, column, cell.strip())
-    for row, cells in re.findall(r"^\| `([^`]+)` \|(.*)\|$", text_of("methods/README"), re.MULTILINE)
+    for row, cells in re.findall(
+        r"^\| `([^`]+)` \|(.*)\|$", text_of("methods/README"), re.MULTILINE
+    )
     for column, cell in zip(COLUMNS, cells.split("|"), strict=False)
     if row in SETTINGS and cell.strip()
 ]

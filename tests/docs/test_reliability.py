@@ -16,14 +16,23 @@ UNMARKED = {
     ("F24", "tests/run/test_stability.py"): "a_threefold_loss_is_noticed_at_once",
     ("F25", "tests/faults/test_rewind.py"): "after_three_rewinds_a_divergence_ends_the_run",
     ("F27", "tests/training/test_compiling.py"): "warmup_over_128_lengths_needs_two_graphs_at_most",
-    ("F41", "tests/recipe/test_mistakes.py"): "every_mistake_is_reported_at_once_with_its_place_and_meaning",
+    (
+        "F41",
+        "tests/recipe/test_mistakes.py",
+    ): "every_mistake_is_reported_at_once_with_its_place_and_meaning",
     ("F47", "tests/grow/test_grow.py"): "interrupted_growth_writes_nothing",
     ("F47", "tests/methods/test_staged_growth.py"): "growth_keeps_loss_and_logits",
-    ("F51", "tests/tune_warmup/test_tune_warmup.py"): "a_killed_search_goes_on_without_repeating_a_probe",
+    (
+        "F51",
+        "tests/tune_warmup/test_tune_warmup.py",
+    ): "a_killed_search_goes_on_without_repeating_a_probe",
     ("F57", "tests/compare/test_cli.py"): "a_comparison_that_does_not_fit_leaves_the_earlier_file",
     ("F78", "tests/study/test_study.py"): "a_study_survives_ctrl_c_and_kill_9",
     ("F81", "tests/laws/test_ranks.py"): "stopping_and_continuing_moves_no_bit",
-    ("F81", "tests/training/test_ranks.py"): "a_restart_of_torchrun_reads_no_key_of_the_attempt_before",
+    (
+        "F81",
+        "tests/training/test_ranks.py",
+    ): "a_restart_of_torchrun_reads_no_key_of_the_attempt_before",
 }
 """Tests that do not name the fault that they inject, by fault and file."""
 

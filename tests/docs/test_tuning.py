@@ -37,7 +37,11 @@ def test_the_shares_in_the_page_are_those_of_the_table():
     printed = re.findall(r"^\| `([\w.-]+)` \| (\d) \| ([^|]+) \|(.*)\|$", PAGE, re.MULTILINE)
     assert len(printed) == len(rows)
     for row, (recipe, seeds, budget, cells) in zip(rows, printed, strict=True):
-        assert (recipe, seeds, budget != "none") == (row["recipe"], row["seeds"], bool(row["budget"]))
+        assert (recipe, seeds, budget != "none") == (
+            row["recipe"],
+            row["seeds"],
+            bool(row["budget"]),
+        )
         values = [float(cell.strip().removesuffix(" %")) for cell in cells.split("|")]
         for value, name in zip(values, ("verified", "within one", "mean", "95 %"), strict=True):
             assert value == pytest.approx(100 * float(row[name]), abs=0.56), (recipe, name)
