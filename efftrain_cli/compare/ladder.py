@@ -47,15 +47,8 @@ class Gain:
     loss: float
     """The method's mean final loss there."""
     estimate: Estimate
-    """Geometric mean over seeds of the baseline's cost of that loss over the method's, with its t interval."""
-    above: int
-    """Seeds where the baseline's whole ladder did not reach the loss: the gain is more than could be measured."""
-    below: int
-    """Seeds where even the baseline's smallest budget reached it: the gain is less than could be measured."""
-    most: float
-    """Largest gain that this ladder can show at this rung."""
-    least: float
-    """Smallest gain that it can show."""
+    """Geometric mean over seeds of the baseline's cost of that loss over the method's, with its t interval. NaN, with
+    the reason, if the baseline's ladder ends above the loss or begins below it in a seed."""
 
 
 def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
@@ -77,35 +70,20 @@ def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Ru
     """Return the gain at one budget from the baseline's ladders and the method's rungs, both by seed."""
     n = len(rungs)
     logs = []
-    most = []
-    least = []
     for ladder, rung in zip(ladders, rungs, strict=True):
         logs.append(log_cost_of(ladder, rung.loss) - math.log(rung.cost))
-        most.append(ladder[max(ladder)].cost / rung.cost)
-        least.append(ladder[min(ladder)].cost / rung.cost)
-
+    loss = sum(rung.loss for rung in rungs) / n
     above = logs.count(math.inf)
     below = logs.count(-math.inf)
     reasons = []
     if above:
-        reasons.append(
-            f"the baseline's largest budget did not reach this loss in {above} of {n} seeds"
-        )
+        reasons.append(f"the baseline's largest budget misses this loss in {above} of {n} seeds")
     if below:
-        reasons.append(f"its smallest budget reached it already in {below} of {n}")
+        reasons.append(f"the baseline's smallest budget reaches it in {below} of {n} seeds")
     if reasons:
-        estimate = Estimate(math.nan, n=n, why=Why("beyond", "; ".join(reasons)), log=True)
-    else:
-        estimate = inference.exponentiated(inference.paired_t(logs))
-    return Gain(
-        budget=budget,
-        loss=sum(rung.loss for rung in rungs) / n,
-        estimate=estimate,
-        above=above,
-        below=below,
-        most=min(most),
-        least=max(least),
-    )
+        why = Why("beyond", "; ".join(reasons))
+        return Gain(budget, loss, Estimate(math.nan, n=n, why=why, log=True))
+    return Gain(budget, loss, inference.exponentiated(inference.paired_t(logs)))
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:

@@ -166,17 +166,6 @@ def at_edge(value: float, tried: Sequence[float]) -> str:
     return f"{value:g}, is the {side} tried; a {way} one may be better: widen the grid"
 
 
-def unequal_grids(curves: Sequence[Curve]) -> str | None:
-    """Say that recipes were tried at different rates or seeds, so that their sensitivities are not comparable."""
-    kinds = {(curve.rates, curve.seeds) for curve in curves}
-    if len(kinds) < 2:
-        return None
-    each = "; ".join(
-        f"{curve.label}: {len(curve.rates)} rates, {len(curve.seeds)} seeds" for curve in curves
-    )
-    return f"the recipes were tried with different learning rates or seeds ({each}): their sensitivities are not comparable"
-
-
 def band(curve: Curve, i: int) -> tuple[float, float] | None:
     """Return the lowest and highest loss of the seeds at rate `i`; None if no run finished."""
     losses = [loss for loss in curve.losses[i] if loss is not None]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
+from efftrain_cli.compare.formats import format_estimate
+from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.ladder import Gain
-from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, unequal_grids
+from efftrain_cli.compare.sensitivity import Curve, band, edge_warning
 from efftrain_cli.foundation.console import Row, folded, human_count, table_lines
 from efftrain_cli.trials.costs import total_lines
 from efftrain_cli.trials.curves import optimum
@@ -54,11 +57,9 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
 
 
 def curve_warnings(curves: Sequence[Curve]) -> list[str]:
-    """Warn of best rates at an edge and of unequal grids."""
-    warnings = [warning for curve in curves if (warning := edge_warning(curve))]
-    if unequal := unequal_grids(curves):
-        warnings.append(unequal)
-    return [f"warning: {warning}" for warning in warnings]
+    """Warn of best rates at an edge."""
+    warnings = map(edge_warning, curves)
+    return [f"warning: {warning}" for warning in warnings if warning]
 
 
 def _cell(curve: Curve, rate: float) -> str:
@@ -92,7 +93,7 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
                     human_count(gain.budget),
                     f"{gain.loss:.4f}",
                     unit,
-                    _gain(gain),
+                    _gain(gain.estimate),
                     str(gain.estimate.n),
                 )
             )
@@ -105,15 +106,7 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
     ]
 
 
-def _gain(gain: Gain) -> str:
-    estimate = gain.estimate
-    why = estimate.why.text if estimate.why else ""
-    if gain.above and not gain.below:
-        return f"more than {gain.most:.2f}x in {gain.above} of {estimate.n} seeds: the baseline's ladder ends there"
-    if gain.below and not gain.above:
-        return f"less than {gain.least:.2f}x in {gain.below} of {estimate.n} seeds: the baseline's ladder begins there"
-    if gain.above:
-        return f"undecided: {why}"
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.mean:.2f}x ({why})"
-    return f"{estimate.mean:.2f}x [{estimate.low:.2f}, {estimate.high:.2f}]"
+def _gain(estimate: Estimate) -> str:
+    mean = None if math.isnan(estimate.mean) else estimate.mean
+    text = format_estimate(mean, estimate.low, estimate.high, ratio=True)
+    return f"{text} ({estimate.why.text})" if estimate.why else text

@@ -1,10 +1,10 @@
-"""Learning-rate sensitivity: Wortsman's mean excess, failed runs, edges, unequal grids."""
+"""Learning-rate sensitivity: Wortsman's mean excess, failed runs, edges."""
 
 from __future__ import annotations
 
 import pytest
 
-from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, sensitivity, unequal_grids
+from efftrain_cli.compare.sensitivity import Curve, band, edge_warning, sensitivity
 
 
 def curve(
@@ -53,9 +53,3 @@ def test_an_optimum_at_the_edge_is_said():
     assert "no learning rate at which every seed finished" in edge_warning(
         curve([[None], [None], [None]])
     )
-
-
-def test_curves_over_different_grids_do_not_compare():
-    same = curve([[3.4], [3.3], [3.2]])
-    assert unequal_grids([same, same]) is None
-    assert "are not comparable" in unequal_grids([same, curve([[3.4], [3.3]], (1e-3, 2e-3))])
