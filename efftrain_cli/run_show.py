@@ -81,7 +81,7 @@ def values_of_run(path: Path) -> dict[str, Any]:
         "steps": run.step,
         "tokens": run.tokens,
         "measures": {row["measure"]: row["mean"] for row in rows if row["mean"] is not None},
-        "seconds": run.all_seconds,
+        "seconds": run.spent,
         "zero_shot": [
             dict(zip(names, key, strict=True)) | {"metrics": metrics}
             for key, metrics in scores.items()
@@ -100,10 +100,10 @@ def _pairs(title: str, values: Mapping[str, Any]) -> Table:
 
 def _times(run: RunNumbers) -> dict[str, str]:
     """Return what the wall time of a run went into."""
-    parts = {"training": run.seconds}
-    for name, seconds in run.other_seconds.items():
-        parts[name.removesuffix("_seconds")] = seconds
+    parts = {name.removesuffix("_seconds"): seconds for name, seconds in run.spent.items()}
+    parts.pop("cpu", None)
+    wall = parts.pop("wall", 0.0)
     named = sum(parts.values())
-    wall = max(named, run.wall_seconds or 0.0)
+    wall = max(named, wall)
     parts |= {"other": wall - named, "wall": wall}
     return {name: format_number(seconds, axis="seconds") for name, seconds in parts.items()}

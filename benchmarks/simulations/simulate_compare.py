@@ -91,9 +91,7 @@ def run_of(
         "nonfinite_stops": 0,
         "rewinds": 0,
         "mfu": None,
-        "other_seconds": {},
-        "cpu_seconds": None,
-        "wall_seconds": None,
+        "spent": {},
         "series": {},
         "zero_shot": (),
     }

@@ -14,6 +14,13 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
 
 INCOMPARABLE = Why("not_judged", "not judged: these losses are not comparable")
+
+
+def not_judged(reason: str) -> Why | None:
+    """Return the reason as a `Why`; None if it is ""."""
+    return Why("not_judged", f"not judged: {reason}") if reason else None
+
+
 SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
 """How a label of each kind is announced, the gravest first."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")

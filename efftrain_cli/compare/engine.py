@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,15 +22,24 @@ from efftrain_cli.compare.calibrated import (
     describe_seconds,
     why_seconds_not_judged,
 )
-from efftrain_cli.compare.comparability import describe_differences, why_flops_not_judged
-from efftrain_cli.compare.failures import FEWEST_FINISHED, failed_seeds, shares_text, stuck_loss
-from efftrain_cli.compare.groups import Group
+from efftrain_cli.compare.comparability import (
+    describe_differences,
+    not_judged,
+    why_flops_not_judged,
+)
+from efftrain_cli.compare.failures import (
+    FEWEST_FINISHED,
+    Side,
+    failed_seeds,
+    shares_text,
+    stuck_loss,
+)
+from efftrain_cli.compare.groups import Group, finished_runs
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
 from efftrain_cli.compare.measures import (
     AXIS_WORDS,
     SAME_SCHEDULE,
     Question,
-    Value,
     budget_ratio,
     evaluated_every,
     is_same_budget,
@@ -39,7 +48,6 @@ from efftrain_cli.compare.measures import (
     numbers,
     other_budgets,
     other_shapes,
-    read_end,
     schedule_position,
 )
 from efftrain_cli.compare.planning import conditional_power, sd_interval
@@ -126,7 +134,8 @@ class Verdict:
     @property
     def min_detectable_range(self) -> tuple[float, float] | None:
         """Return the 95 % interval of `min_detectable_effect`, as so few seeds know the spread."""
-        size, df = self.min_detectable_effect, self.estimate.df
+        size = self.min_detectable_effect
+        df = self.estimate.df
         if size is None or df is None:
             return None
         low, high = sd_interval(1.0, df + 1)
@@ -167,9 +176,9 @@ def verdict(
     waiting = _why_pending(baseline, method)
     if waiting:
         return _unjudged(found, withheld or waiting, looks)
-    sides = [question.values(group) for group in (baseline, method)]
+    sides = [Side(group, question.values(group)) for group in (baseline, method)]
     counted = question.tested in ("rank", "failures")
-    if counted and not any(any(numbers(side.values())) for side in sides):
+    if counted and not any(any(numbers(side.values.values())) for side in sides):
         return replace(found, why=NOTHING)
     if question.tested == "difference" and question.point is None:
         found = replace(found, differed=describe_differences(baseline, method))
@@ -177,15 +186,19 @@ def verdict(
     why = withheld or unequal or _why_incomparable(question, baseline, method)
     if why and looks.registered:
         return _unjudged(found, why, looks)
-    found = _test(found, (baseline, method), sides, looks)
-    found = replace(found, note="; ".join(filter(None, (budgets, found.note))))
+    found = _test(found, sides, looks)
+    found = _noted(found, budgets, found.note)
     why = why or found.why
     if why:
         return _unjudged(found, why, looks)
     if question.axis == "seconds":
-        note = "; ".join(filter(None, (found.note, describe_seconds(baseline, method))))
-        found = replace(found, note=note)
+        found = _noted(found, found.note, describe_seconds(baseline, method))
     return found
+
+
+def _noted(found: Verdict, *notes: str) -> Verdict:
+    """Return the verdict with these notes, of which some may be empty."""
+    return replace(found, note="; ".join(filter(None, notes)))
 
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
@@ -272,8 +285,10 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
     Returns:
         None if no look is left, or the verdict is not by the paired t test.
     """
-    estimate, direction = each.estimate, each.question.direction
-    seeds, later = looks.plan[looks.taken - 1], looks.plan[looks.taken :]
+    estimate = each.estimate
+    direction = each.question.direction
+    seeds = looks.plan[looks.taken - 1]
+    later = looks.plan[looks.taken :]
     by_t = each.why is None and each.exact is None and estimate.paired
     if not later or not by_t or not estimate.sd:
         return None
@@ -313,7 +328,7 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
         reason = other_shapes(runs) or other_budgets(runs)
     if not reason and question.tested in ("difference", "match"):
         reason = _why_other_schedule(question, baseline, method)
-    return Why("not_judged", f"not judged: {reason}") if reason else None
+    return not_judged(reason)
 
 
 def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
@@ -331,8 +346,11 @@ def _check_budgets(
     """Return why final losses are not judged, and at which equal cost they are if that is not tokens."""
     if question.tested != "difference" or question.point is not None:
         return None, ""
-    tokens, cost = budget_ratio(baseline, method, "tokens"), question.equal
-    spent = "" if is_same_budget(tokens) else f"{tokens:.2f}x the tokens"
+    tokens = budget_ratio(baseline, method, "tokens")
+    spent = ""
+    if not is_same_budget(tokens):
+        spent = f"{tokens:.2f}x the tokens"
+    cost = question.equal
     if cost is None and looks.registered:
         # Registered before a study had to say what its arms have in common.
         return None, f"{method.label} spent {spent}" if spent else ""
@@ -340,7 +358,9 @@ def _check_budgets(
         cost = "tokens"
         if spent and is_same_budget(budget_ratio(baseline, method, "flops")):
             cost = "flops"
-    ratio, words = budget_ratio(baseline, method, cost), AXIS_WORDS[cost]
+
+    words = AXIS_WORDS[cost]
+    ratio = budget_ratio(baseline, method, cost)
     reason = _why_cost_not_judged(cost, baseline, method)
     if not reason and math.isnan(ratio):
         reason = f"the {words} of a run are unknown"
@@ -348,11 +368,9 @@ def _check_budgets(
         reason = f"{method.label} spent {ratio:.2f}x the {words} of {baseline.label}"
         if question.equal is None:
             reason += "; --equal flops or --equal seconds judges at another equal cost"
-    if reason:
-        return Why("not_judged", f"not judged: {reason}"), ""
-    if cost == "tokens" or not spent:
-        return None, ""
-    return None, f"at equal {words}, and {spent}"
+    if spent and cost != "tokens" and not reason:
+        return None, f"at equal {words}, and {spent}"
+    return not_judged(reason), ""
 
 
 def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | None:
@@ -362,9 +380,11 @@ def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | No
     """
     positions = []
     for run in runs:
-        axis, value = question.axis, question.point
+        axis = question.axis
+        value = question.point
         if value is None:
-            axis, value = "tokens", float(run.evaluated["tokens"][-1])
+            axis = "tokens"
+            value = float(run.evaluated[axis][-1])
         place = schedule_position(run, axis, value)
         if place is not None:
             positions.append(place)
@@ -372,19 +392,18 @@ def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | No
 
 
 def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:
-    """Return why the two are at different places of their learning rates' decay; "" where they are not."""
-    places = []
-    for group in (baseline, method):
-        ended = [
-            run for run in group.runs if run.status == "finished" and len(run.evaluated["step"])
-        ]
-        if not ended:
-            return ""
-        places.append((group, _mean_position(question, ended)))
-    unknown = [group.label for group, at in places if at is not None and math.isnan(at)]
+    """Return why the two are at different places of their learning rates' decay; "" if they are not."""
+    groups = (baseline, method)
+    ended = [finished_runs(group.runs) for group in groups]
+    if not all(ended):
+        return ""
+    a, b = (_mean_position(question, runs) for runs in ended)
+    unknown = []
+    for group, place in zip(groups, (a, b), strict=True):
+        if place is not None and math.isnan(place):
+            unknown.append(group.label)
     if unknown:
         return f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at the run's end"
-    (_, a), (_, b) = places
     if a is not None and b is not None:
         if abs(a - b) <= SAME_SCHEDULE:
             return ""
@@ -398,23 +417,22 @@ def _why_other_schedule(question: Question, baseline: Group, method: Group) -> s
 
 # --- the tests -------------------------------------------------------------------------------------------------------
 
-Sides = Sequence[Mapping[int, Value]]
-"""Values by seed of the baseline and of the method."""
+Sides = Sequence[Side]
+"""The baseline's and the method's."""
 
 
-def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -> Verdict:
+def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Pick the test: t of losses, exact where failures are counted, ranks where a run missed a cost's target."""
     question = found.question
     if question.tested == "failures":
-        failed = [{seed: bool(value) for seed, value in side.items()} for side in sides]
-        test = inference.failure_test(*failed)
-        return _unless_too_few(answer_by_count(found, test, looks), groups, looks)
+        failed = [{seed: bool(value) for seed, value in side.values.items()} for side in sides]
+        return _answer_by_failures(found, failed, sides, looks)
     if question.tested in ("difference", "match"):
-        return _judge_losses(found, groups, sides, looks)
+        return _judge_losses(found, sides, looks)
     ranks: list[list[tuple[float, bool]]] = []
-    for group, side in zip(groups, sides, strict=True):
+    for side in sides:
         ranks.append([])
-        for value, runs in zip(side.values(), group.by_seed.values(), strict=True):
+        for value, runs in zip(side.values.values(), side.group.by_seed.values(), strict=True):
             if all(run.failed for run in runs):
                 ranks[-1].append((math.inf, False))
             elif not isinstance(value, Why):
@@ -425,7 +443,7 @@ def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -
                 return _without_values(found, [value])
     (a, a_beyond), (b, b_beyond) = (tuple(zip(*side, strict=True)) for side in ranks)
     if question.tested != "rank" and math.inf not in (*a, *b) and not any((*a_beyond, *b_beyond)):
-        return _by_t(found, groups, sides, looks)
+        return _by_t(found, sides, looks)
     bounded = any(a_beyond) != any(b_beyond) and all(0 < value < math.inf for value in (*a, *b))
     if bounded and not looks.registered:
         mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
@@ -435,14 +453,13 @@ def _test(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -
         "diverged": (a.count(math.inf), b.count(math.inf)),
         "did not reach the target": (sum(a_beyond), sum(b_beyond)),
     }
-    note = [
-        f"{count[0]} of {len(a)} baseline runs and {count[1]} of this arm's {what}; "
-        for what, count in counts.items()
-        if sum(count)
-    ]
-    test = inference.rank_sum(a, b, a_beyond, b_beyond)
-    found = answer_by_count(found, test, looks, "".join(note))
-    return _unless_too_few(found, groups, looks)
+    notes = []
+    for what, (of_baseline, of_method) in counts.items():
+        if of_baseline or of_method:
+            text = f"{of_baseline} of {len(a)} baseline runs and {of_method} of this arm's {what}"
+            notes.append(text)
+    found = answer_by_count(found, inference.rank_sum(a, b, a_beyond, b_beyond), looks, *notes)
+    return _unless_too_few(found, sides, looks)
 
 
 def _without_values(found: Verdict, odd: Sequence[Why]) -> Verdict:
@@ -451,40 +468,46 @@ def _without_values(found: Verdict, odd: Sequence[Why]) -> Verdict:
     return replace(found, estimate=Estimate(math.nan, why=why), why=why)
 
 
-def _judge_losses(found: Verdict, groups: Sequence[Group], sides: Sides, looks: Looks) -> Verdict:
+def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Judge losses by the runs that finished and are not stuck; a side that fails more often is never claimed."""
-    question = found.question
-    level = stuck_loss(groups[0], question.stuck_at)
-    failed = [failed_seeds(group, level) for group in groups]
-    together = failed[0] | failed[1]
+    level = stuck_loss(sides[0].group, found.question.stuck_at)
+    sides = [replace(side, failed=failed_seeds(side.group, level)) for side in sides]
+    base, arm = sides
+    together = base.failed | arm.failed
     # Where every seed is shared, a pair counts as a whole or not at all.
-    paired = set(sides[0]) == set(sides[1])
-    kept = []
-    for side, lost in zip(sides, failed, strict=True):
-        out = together if paired else lost
-        kept.append({seed: value for seed, value in side.items() if seed not in out})
-    odd = [value for side in kept for value in side.values() if isinstance(value, Why)]
+    is_paired = base.values.keys() == arm.values.keys()
+    kept = [side.without(together if is_paired else side.failed) for side in sides]
+    odd = []
+    for side in kept:
+        odd += [value for value in side.values.values() if isinstance(value, Why)]
     if odd:
         return _without_values(found, odd)
     if not together:
-        return _by_t(found, groups, sides, looks)
-    shares = shares_text(groups, failed)
-    if min(map(len, kept)) < FEWEST_FINISHED:
-        flags = [
-            {seed: seed in lost for seed in side} for side, lost in zip(sides, failed, strict=True)
-        ]
-        test = inference.failure_test(*flags)
-        return _unless_too_few(answer_by_count(found, test, looks, f"{shares}; "), groups, looks)
-    found = _by_t(found, groups, sides, looks, [together] * 2 if paired else failed)
-    note = "; ".join(filter(None, (shares, "the losses are those of the other runs", found.note)))
-    return _unless_it_fails_more(replace(found, note=note), groups, failed, looks)
+        return _by_t(found, sides, looks)
+    shares = shares_text(sides)
+    if min(len(side.values) for side in kept) < FEWEST_FINISHED:
+        failed = [{seed: seed in side.failed for seed in side.values} for side in sides]
+        return _answer_by_failures(found, failed, sides, looks, shares)
+    found = _by_t(found, kept, looks)
+    found = _noted(found, shares, "the losses are those of the other runs", found.note)
+    return _unless_it_fails_more(found, sides, looks)
 
 
-def _unless_it_fails_more(
-    found: Verdict, groups: Sequence[Group], failed: Sequence[Collection[int]], looks: Looks
+def _answer_by_failures(
+    found: Verdict,
+    failed: Sequence[Mapping[int, bool]],
+    sides: Sides,
+    looks: Looks,
+    *notes: str,
 ) -> Verdict:
+    """Judge by how many runs of each side failed."""
+    found = answer_by_count(found, inference.failure_test(*failed), looks, *notes)
+    return _unless_too_few(found, sides, looks)
+
+
+def _unless_it_fails_more(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Take back a claim for the side that failed or got stuck more often."""
-    a, b = (len(lost) / len(group.seeds) for group, lost in zip(groups, failed, strict=True))
+    a, b = (len(side.failed) / len(side.group.seeds) for side in sides)
     against = {
         "better": b > a,
         "noninferior": b > a,
@@ -492,23 +515,24 @@ def _unless_it_fails_more(
         "equivalent": a != b,
         "undecided": False,
     }
-    equal_p = found.p_equivalent if a == b or found.p_equivalent is None else 1.0
-    found = replace(found, p_equivalent=equal_p, opposite=found.opposite and b >= a)
+    if a != b and found.p_equivalent is not None:
+        found = replace(found, p_equivalent=1.0)
+    found = replace(found, opposite=found.opposite and b >= a)
     if not against[found.outcome] or found.p is None or not looks.passed_by(found.p):
         return found
     losses = {"better": "lower", "worse": "higher"}.get(found.outcome, "close")
     often = "more" if b > a else "fewer"
-    text = f"{losses} loss, {often} failures; {found.note}"
-    return replace(found, outcome="undecided", p=1.0, note=text)
+    found = _noted(found, f"{losses} loss, {often} failures", found.note)
+    return replace(found, outcome="undecided", p=1.0)
 
 
-def _unless_too_few(found: Verdict, groups: Sequence[Group], looks: Looks) -> Verdict:
+def _unless_too_few(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Withhold a verdict that no result of so many runs could have given."""
     assert found.exact is not None
     smallest = found.exact.smallest_p
     if looks.registered:
         return found
-    if min(len(group.runs) for group in groups) == 1:
+    if min(len(side.group.runs) for side in sides) == 1:
         return replace(found, why=inference.ONE_SEED)
     if smallest < looks.alpha:
         return found
@@ -516,9 +540,10 @@ def _unless_too_few(found: Verdict, groups: Sequence[Group], looks: Looks) -> Ve
     return replace(found, why=Why("too_few", text))
 
 
-def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, note: str = "") -> Verdict:
+def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, *notes: str) -> Verdict:
     """Complete a verdict by an exact test, which can show a difference and no margin."""
-    question, planned = found.question, len(looks.plan)
+    question = found.question
+    planned = len(looks.plan)
     # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
     paid = replace(test, p=min(1.0, test.p * planned))
     smallest = test.smallest_p * planned
@@ -527,41 +552,27 @@ def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, note: str = "
         how = "a margin cannot be tested then"
     elif smallest > looks.alpha:
         how += f", whose smallest p with so many runs is {smallest:.2g}"
-    against = question.direction != "different" and test.wins < 0.5
-    return replace(
+    found = replace(
         found,
         exact=test,
         p=inference.claim_p(paid, question.direction, question.margin),
         p_equivalent=_equivalent_p(question, test),
         outcome=_outcome(question, test),
-        opposite=against,
-        note=f"{note}{how}",
+        opposite=question.direction != "different" and test.wins < 0.5,
     )
+    return _noted(found, *notes, how)
 
 
-def _by_t(
-    found: Verdict,
-    groups: Sequence[Group],
-    sides: Sequence[Mapping[int, Any]],
-    looks: Looks,
-    failed: Sequence[Collection[int]] = ((), ()),
-) -> Verdict:
-    """Judge by the t test that fits the seeds, at all looks so far, without the runs of `failed` seeds by side."""
+def _by_t(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
+    """Judge by the t test that fits the seeds, at all looks so far."""
     question = found.question
-    before, after = sides
-    if question.tested == "match":
-        before, after = (
-            {run.seed: read_end(run, question.axis) for run in group.runs if run.seed not in lost}
-            for group, lost in zip(groups, failed, strict=True)
-        )
-    estimates = []
+    groups = [side.group for side in sides]
     if question.axis == "seconds" and question.tested in ("match", "ratio"):
         found = replace(found, shared_sd=calibration_sd(*groups))
+    estimates = []
     for seeds, level in zip(looks.plan[: looks.taken], looks.levels, strict=False):
-        first = []
-        for group, side, lost in zip(groups, (before, after), failed, strict=True):
-            first.append({seed: side[seed] for seed in group.seeds[:seeds] if seed not in lost})
-        estimate = _estimate(question, first[0], first[1], level, groups)
+        before, after = (side.first(seeds) for side in sides)
+        estimate = _estimate(question, before, after, level, groups)
         if found.shared_sd:
             estimate = inference.widen(estimate, found.shared_sd, level)
         estimates.append(estimate)
@@ -570,16 +581,19 @@ def _by_t(
 
 def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> Verdict:
     """Complete a verdict by the estimates of the looks so far."""
-    question, plan, estimate = found.question, looks.plan, estimates[-1]
+    question = found.question
+    estimate = estimates[-1]
     if estimate.p is None:
         return replace(found, estimate=estimate, why=estimate.why)
     claims = [inference.claim_p(each, question.direction, question.margin) for each in estimates]
-    p = sequential_p(claims, plan, sides_of(question.direction))
-    outcome, note = _outcome(question, _clearest(estimates, plan)), ""
+    p = sequential_p(claims, looks.plan, sides_of(question.direction))
+    outcome = _outcome(question, _clearest(estimates, looks.plan))
+    note = ""
     turned = outcome != _outcome(question, estimate) or not _points_at(question, estimate)
     if turned and looks.passed_by(p):
         note = f"an earlier look said {outcome}, the last one points the other way"
-        outcome, p = "undecided", 1.0
+        outcome = "undecided"
+        p = 1.0
     return replace(
         found,
         estimate=estimate,
@@ -669,7 +683,8 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
 
 def _points_at(question: Question, estimate: Estimate) -> bool:
     """Return whether an estimate itself, without its interval, is where the direction's claim is true."""
-    gain, size = estimate.gain, _margin_size(question, estimate)
+    gain = estimate.gain
+    size = _margin_size(question, estimate)
     if question.direction == "better":
         return gain > 0
     if question.direction == "equivalent":
@@ -689,9 +704,10 @@ def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
         return False
     if each.exact is not None:
         return looks.passed_by(min(1.0, comparisons * len(looks.plan) * each.exact.p))
-    estimate, size = each.estimate, _margin_size(question, each.estimate)
-    half = inference.half_width(estimate, looks.level(looks.alpha / comparisons, 2))
-    low, high = estimate.gain - half, estimate.gain + half
+    size = _margin_size(question, each.estimate)
+    half = inference.half_width(each.estimate, looks.level(looks.alpha / comparisons, 2))
+    low = each.estimate.gain - half
+    high = each.estimate.gain + half
     if question.direction == "better":
         return high < 0
     if question.direction == "noninferior":

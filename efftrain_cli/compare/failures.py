@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from scipy import stats
 
@@ -13,6 +15,27 @@ from efftrain_cli.compare.measures import loss_at
 
 FEWEST_FINISHED = 3
 """Pairs, or runs of each arm, that finished and are not stuck, from which their losses are judged."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two recipes that a question is about."""
+
+    group: Group
+    values: Mapping[int, Any]
+    """Answers by seed, as `Question.values`."""
+    failed: frozenset[int] = frozenset()
+    """Seeds whose run failed or got stuck."""
+
+    def without(self, seeds: Collection[int]) -> Side:
+        """Return the side without the answers of these seeds."""
+        kept = {seed: value for seed, value in self.values.items() if seed not in seeds}
+        return replace(self, values=kept)
+
+    def first(self, seeds: int) -> dict[int, Any]:
+        """Return the answers of the first seeds of the group, of those that are left."""
+        looked_at = self.group.seeds[:seeds]
+        return {seed: self.values[seed] for seed in looked_at if seed in self.values}
 
 
 def stuck_loss(baseline: Group, share: float) -> float | None:
@@ -29,7 +52,7 @@ def stuck_loss(baseline: Group, share: float) -> float | None:
     return median(losses) if losses else None
 
 
-def failed_seeds(group: Group, level: float | None) -> set[int]:
+def failed_seeds(group: Group, level: float | None) -> frozenset[int]:
     """Return the seeds whose run diverged, or finished above `level`.
 
     A seed with runs at several learning rates never fails: a diverged rate counts with the loss before training.
@@ -40,16 +63,17 @@ def failed_seeds(group: Group, level: float | None) -> set[int]:
         stuck = level is not None and final is not None and final > level
         if len(runs) == 1 and (runs[0].failed or stuck):
             failed.add(seed)
-    return failed
+    return frozenset(failed)
 
 
-def shares_text(groups: Sequence[Group], failed: Sequence[Collection[int]]) -> str:
+def shares_text(sides: Sequence[Side]) -> str:
     """Return how many runs of each arm failed or got stuck, with exact intervals (Clopper and Pearson 1934)."""
     parts = []
-    for group, lost in zip(groups, failed, strict=True):
-        n = len(group.seeds)
-        interval = stats.binomtest(len(lost), n).proportion_ci(1 - ALPHA)
+    for side in sides:
+        failed = len(side.failed)
+        n = len(side.group.seeds)
+        interval = stats.binomtest(failed, n).proportion_ci(1 - ALPHA)
         low = 100 * interval.low
         high = 100 * interval.high
-        parts.append(f"{group.label} {len(lost)} of {n} ({low:.0f} to {high:.0f} %)")
+        parts.append(f"{side.group.label} {failed} of {n} ({low:.0f} to {high:.0f} %)")
     return f"failed or got stuck: {', '.join(parts)}"

@@ -177,7 +177,7 @@ def _group_values(comparison: Comparison, group: Group) -> dict[str, Any]:
             "status": run.status,
             "marks": [mark.text for mark in run.marks],
             "steps": run.step,
-            "seconds": run.all_seconds,
+            "seconds": run.spent,
         }
         runs.append(values)
     return {

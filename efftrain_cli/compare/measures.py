@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -49,8 +49,8 @@ class Question:
     title: str
     unit: str
     section: str
-    read: Callable[..., Value | None]
-    """The number of one seed, from its run or from all its runs over learning rates; None if it is missing."""
+    read: Callable[..., Any]
+    """The answer of one seed, from its run or from all its runs over learning rates; None if it is missing."""
     tested: str = ""
     """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method),
     "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "score" (of
@@ -90,16 +90,14 @@ class Question:
             return "cost", self.target
         return (place,)
 
-    def values(self, group: Group) -> dict[int, Value]:
-        """Return the numbers by seed."""
-        values: dict[int, Value] = {}
+    def values(self, group: Group) -> dict[int, Any]:
+        """Return the answers by seed: a number, an `Ended` of a cost to match, or the reason for none."""
+        values: dict[int, Any] = {}
         for seed, runs in group.by_seed.items():
             value = self.read(*runs)
             if value is None:
                 value = NOT_AVAILABLE
-            if not isinstance(value, Why):
-                value = float(value)
-            values[seed] = value
+            values[seed] = float(value) if isinstance(value, int) else value
         return values
 
 
@@ -218,7 +216,10 @@ class Ended:
     """Knots of the isotonic fit."""
 
 
-def read_end(run: RunNumbers, axis: str) -> Ended:
+def read_end(run: RunNumbers, axis: str) -> Ended | Why:
+    """Return the end of a finished run; the status of another."""
+    if run.final_loss is None:
+        return Why(run.status, run.status)
     x, loss = isotonic_fit(run.evaluated[axis], run.evaluated["val_loss"])
     return Ended(float(run.evaluated[axis][-1]), smooth_end(run, axis), x, loss)
 
@@ -476,11 +477,18 @@ def cost_question(axis: str, target: float | None) -> Question:
     """Ask for the cost to reach a loss: `target`, or without one, of each pair of runs, the worse run's final loss."""
     if target is None:
         title = f"{AXIS_WORDS[axis]} to match"
-        return Question(f"{axis}_to_match", title, "", _COST, final_loss, tested="match", axis=axis)
-    read = partial(cost_to_reach, axis=axis, target=target)
+        read = partial(read_end, axis=axis)
+        return Question(f"{axis}_to_match", title, "", _COST, read, tested="match", axis=axis)
     title = f"{AXIS_WORDS[axis]} to loss {target:g}"
     return Question(
-        f"{axis}_to_target", title, "", _COST, read, tested="ratio", axis=axis, target=target
+        f"{axis}_to_target",
+        title,
+        "",
+        _COST,
+        partial(cost_to_reach, axis=axis, target=target),
+        tested="ratio",
+        axis=axis,
+        target=target,
     )
 
 
@@ -559,7 +567,7 @@ _UPDATES = Question(
     "updates to match",
     "",
     _COST,
-    final_loss,
+    partial(read_end, axis="step"),
     tested="match",
     axis="step",
     near_copy=False,
@@ -630,7 +638,7 @@ _STEADY = (
         "processor time of training",
         "",
         _THROUGHPUT,
-        lambda run: run.cpu_seconds,
+        lambda run: run.spent.get("cpu_seconds"),
         axis="seconds",
     ),
 )

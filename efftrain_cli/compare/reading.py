@@ -92,12 +92,9 @@ class RunNumbers:
     nonfinite_stops: int
     rewinds: int
     mfu: float | None
-    other_seconds: dict[str, float]
-    """Seconds of evaluation, checkpoints and compilation, by column; without those that were not logged."""
-    cpu_seconds: float | None
-    """Processor seconds of training; None where not recorded."""
-    wall_seconds: float | None
-    """From the first to the last row, summed over segments: steps that a later segment replaced are not in it."""
+    spent: dict[str, float]
+    """Seconds by column, if logged: training, evaluation, checkpoints, compilation, the processor's, and by the wall
+    clock from the first to the last row, summed over segments without replaced steps."""
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
     peak_lr: float = 0.0
@@ -139,15 +136,6 @@ class RunNumbers:
         digits = checkpoint.removeprefix("step-")
         return int(digits) if digits.isdigit() else -1
 
-    @property
-    def all_seconds(self) -> dict[str, float | None]:
-        """Seconds by column: training, what else was logged, and the wall clock."""
-        return {
-            "train_seconds": self.seconds,
-            **self.other_seconds,
-            "wall_seconds": self.wall_seconds,
-        }
-
     def parts(self, family: str) -> dict[str, Series]:
         """Return the series of a family of columns by part of the model, such as "h.0"; empty if the run has none."""
         return {
@@ -183,13 +171,16 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     # No row holds the seconds of the save after the last step: a row counts what was saved before it.
     saves = [event for event in _events(run, "checkpoint") if event.get("step") == step]
     last_save = [0.0, *_numbers(saves, "seconds")][-1]
-    spent = {name: frame[name].sum() for name in _SECONDS if frame[name].notna().any()}
+    spent = {"train_seconds": seconds}
+    spent |= {name: frame[name].sum() for name in _SECONDS if frame[name].notna().any()}
     if "checkpoint_seconds" in spent:
         spent["checkpoint_seconds"] += last_save
-    timed = frame[["mfu", "seconds"]].dropna()
-    timed_seconds = timed.seconds.sum()
     # Each segment has its own clock, which starts at 0.
     clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
+    if len(clocks):
+        spent["wall_seconds"] = sum(clocks) + last_save
+    timed = frame[["mfu", "seconds"]].dropna()
+    timed_seconds = timed.seconds.sum()
 
     peak_lr = frame.lr.max() if frame.lr.notna().any() else 0.0
     at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
@@ -215,9 +206,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=len(_events(run, "rewind")),
         mfu=float((timed.mfu * timed.seconds).sum() / timed_seconds) if timed_seconds > 0 else None,
-        cpu_seconds=spent.pop("cpu_seconds", None),
-        other_seconds=spent,
-        wall_seconds=sum(clocks) + last_save if len(clocks) else None,
+        spent=spent,
         series=_series(rows.columns | {"tokens": frame.tokens.to_numpy()}),
         zero_shot=_zero_shot(path, frame) if zero_shot else (),
         step_counts=_step_counts(frame),

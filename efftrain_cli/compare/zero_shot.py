@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 
 from efftrain_cli.compare import inference
+from efftrain_cli.compare.comparability import not_judged
 from efftrain_cli.compare.formats import format_number
 from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.inference import Estimate
@@ -81,11 +82,10 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
     failed = sum(run.failed for run in missing)
     pending = sum(run.pending for run in missing)
     if failed:
-        return Why("not_judged", f"not judged: {_without_score(failed, 'failed')}")
+        return not_judged(_without_score(failed, "failed"))
     if pending:
         return Why("pending", f"pending: {_without_score(pending, 'unfinished')}")
-    reason = _other_tokens(sides)
-    return Why("not_judged", f"not judged: {reason}") if reason else None
+    return not_judged(_other_tokens(sides))
 
 
 def _without_score(runs: int, status: str) -> str:

@@ -496,10 +496,10 @@ def test_seconds_add_up(root):
         row | {"wall_seconds": (row["step"] - 40) * 0.06}
         for row in rows_of(100, 0, segment=1, first=41)
     ]
-    assert read_numbers(write_run(root, "resumed", 0, rows=rows)).wall_seconds == pytest.approx(
-        40 * 0.06 + 60 * 0.06
-    )
-    assert run.seconds == pytest.approx(5.0) and run.other_seconds["eval_seconds"] == pytest.approx(
+    assert read_numbers(write_run(root, "resumed", 0, rows=rows)).spent[
+        "wall_seconds"
+    ] == pytest.approx(40 * 0.06 + 60 * 0.06)
+    assert run.seconds == pytest.approx(5.0) and run.spent["eval_seconds"] == pytest.approx(
         11 * 0.25
     )
 
