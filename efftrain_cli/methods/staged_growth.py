@@ -33,7 +33,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -247,11 +246,6 @@ def _kinds(stages: Sequence[Stage]) -> set[OperatorKind]:
     return kinds
 
 
-def _logits_grow(model: Dimensions) -> bool:
-    """Return whether the logits grow with the width: without norms, or drawn by the width."""
-    return not model.norm_facts.vectors or model.init_facts.std is None
-
-
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StagedGrowth(Method):
     """Staged training: how a small model's whole training state is mapped to a larger model's."""
@@ -277,19 +271,21 @@ class StagedGrowth(Method):
             yield "stages", rule
         kinds = _kinds(recipe.stages)
         wider = sorted(kinds & {"pad", "width"})
-        if wider and _logits_grow(model):
+        # Without norms, or drawn by the width, the logits grow with it.
+        if wider and (not model.norm_facts.vectors or model.init_facts.std is None):
             key = f'norm = "{model.norm}"'
             if model.norm_facts.vectors:
                 key = f'init = "{model.init}"'
             rule = f"operator {wider[0]} does not keep the loss with model.{key}, whose logits grow with the width; grow in depth"
             yield "stages", rule
-        if "depth" in kinds and not model.norm_facts.vectors and self.depth == "identity":
+        inserts_identity = "depth" in kinds and self.depth == "identity"
+        if inserts_identity and not model.norm_facts.vectors:
             rule = 'must not be "identity" with model.norm = "none": inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
             yield "staged_growth.depth", rule
         if "pad" in kinds and model.norm_facts.is_centered:
             rule = 'operator pad needs model.norm = "rmsnorm": zeros beside the channels move a layer norm\'s mean; take width'
             yield "stages", rule
-        if "depth" in kinds and self.depth == "identity" and not model.mlp_facts.has_slope_at_zero:
+        if inserts_identity and not model.mlp_facts.has_slope_at_zero:
             rule = f'must not be "identity" with model.mlp = "{model.mlp}", whose new layers would never learn; take "zero_out_proj"'
             yield "staged_growth.depth", rule
         for index, stage in enumerate(recipe.stages):
@@ -346,21 +342,17 @@ def shapes_of_stages(target: S, stages: Sequence[Stage]) -> list[S]:
     return shapes
 
 
-SIZES = {
-    "n_layer": "n_layer",
-    "n_head": "n_head",
-    "n_embd": "n_embd",
-    "n_kv_head": "kv_heads",
-    "head_dim": "head_size",
-    "d_ff": "ff_size",
-    "norm_eps": "norm_eps",
-}
-"""Keys of [model] that stages change -> the attribute with the value, given or not."""
-
-
 def sizes_of(model: Dimensions) -> dict[str, float]:
-    """Return the sizes of a model that stages change, given or not, by their keys."""
-    return {key: attrgetter(attribute)(model) for key, attribute in SIZES.items()}
+    """Return the sizes of a model that stages change, given or not, by their keys in [model]."""
+    return {
+        "n_layer": model.n_layer,
+        "n_head": model.n_head,
+        "n_embd": model.n_embd,
+        "n_kv_head": model.kv_heads,
+        "head_dim": model.head_size,
+        "d_ff": model.ff_size,
+        "norm_eps": model.norm_eps,
+    }
 
 
 def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]:
