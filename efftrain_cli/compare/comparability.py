@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
 
 from efftrain_cli.compare.formats import format_value
-from efftrain_cli.compare.groups import Group, differing_keys, finished_runs
+from efftrain_cli.compare.groups import Group, differing_keys, finished_runs, runs_of
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
+from efftrain_cli.recipe.toml import flatten
 
 INCOMPARABLE = Why("not_judged", "not judged: these losses are not comparable")
 
@@ -23,6 +23,13 @@ def not_judged(reason: str) -> Why | None:
 
 SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
 """How a label of each kind is announced, the gravest first."""
+_REFUSED = {
+    "the validation text": "valid_hash",
+    "the tokenizer": "tokenizer_hash",
+    "the number of validation windows": "valid_windows",
+    "the length of a validation window": "seq_len",
+}
+"""What must be equal for losses to be comparable -> its key in the origin's data."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that a method has no business to change: where they differ, the difference may not be the method's."""
 
@@ -48,29 +55,27 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
     Raises:
         UsageError: validation sets or tokenizers differ, or cannot be shown to be equal, and `allow` is False.
     """
-    runs = [run for group in groups for run in group.runs]
+    runs = runs_of(groups)
     refusals = _refusals(runs)
     if refusals and not allow:
+        listed = "".join(f"  - {text}\n" for text in refusals)
         raise UsageError(
-            "these runs cannot be compared fairly:\n"
-            + "".join(f"  - {text}\n" for text in refusals)
-            + "Compare runs that were validated on the same text with the same tokenizer, or use --allow to see them "
+            f"these runs cannot be compared fairly:\n{listed}"
+            "Compare runs that were validated on the same text with the same tokenizer, or use --allow to see them "
             "side by side, labelled"
         )
-    marks = [
-        (mark.kind == "resumed", f"{run.name}: {mark.text}") for run in runs for mark in run.marks
-    ]
-    warnings = [
-        *_origin_warnings(runs),
-        *_recipe_warnings(groups),
-        *(text for resumed, text in marks if not resumed),
-    ]
-    notes = [
-        *(text for resumed, text in marks if resumed),
-        *_same_recipe_notes(groups),
-    ]
-    texts = {"allowed": refusals, "warning": warnings, "note": notes}
-    return [Why(severity, text) for severity, found in texts.items() for text in found]
+    warnings = _origin_warnings(runs) + _recipe_warnings(groups)
+    labels = [Why("allowed", text) for text in refusals]
+    labels += [Why("warning", text) for text in warnings]
+    for run in runs:
+        for mark in run.marks:
+            kind = "note" if mark.kind == "resumed" else "warning"
+            labels.append(Why(kind, f"{run.name}: {mark.text}"))
+    for first, second in combinations(groups, 2):
+        if not differing_keys([first.recipe, second.recipe]):
+            text = f"{first.label} and {second.label} are one recipe: none of its keys differs"
+            labels.append(Why("note", text))
+    return labels
 
 
 DIFFERS = 1.02
@@ -106,7 +111,8 @@ def describe_differences(baseline: Group, method: Group) -> str:
     if not parts:
         return ""
     *first, last = parts
-    return f"{method.label} {' and '.join(filter(None, (', '.join(first), last)))}"
+    listed = " and ".join(filter(None, (", ".join(first), last)))
+    return f"{method.label} {listed}"
 
 
 def _differ(a: float, b: float) -> bool:
@@ -140,48 +146,39 @@ def why_flops_not_judged(runs: Sequence[RunNumbers]) -> str:
 
 def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
-    for title, key in (
-        ("the validation text", "valid_hash"),
-        ("the tokenizer", "tokenizer_hash"),
-        ("the number of validation windows", "valid_windows"),
-        ("the length of a validation window", "seq_len"),
-    ):
-        values = _names_by_value(runs, [_data(run).get(key) for run in runs])
-        if "None" in values:
-            found.append(
-                f"{title} of {name_some(values['None'])} is unknown (origin.json does not say)"
-            )
-        elif len(values) > 1:
-            found.append(f"{title} differs: {_split(values)}")
-    seen: dict[bytes, RunNumbers] = {}
+    for title, key in _REFUSED.items():
+        names = _names_by_value(runs, f"data.{key}")
+        unknown = names.get("None")
+        if unknown:
+            found.append(f"{title} of {name_some(unknown)} is unknown (origin.json does not say)")
+        elif len(names) > 1:
+            found.append(f"{title} differs: {_split(names)}")
+    by_losses: dict[bytes, RunNumbers] = {}
     for run in runs:
-        rows = (
-            run.evaluated["val_loss"].tobytes() + run.series["loss"].values.tobytes()
-            if "loss" in run.series
-            else b""
-        )
-        first = seen.setdefault(rows, run)
-        if rows and first.seed != run.seed:
-            found.append(
+        if "loss" not in run.series:
+            continue
+        losses = run.evaluated["val_loss"].tobytes() + run.series["loss"].values.tobytes()
+        first = by_losses.setdefault(losses, run)
+        if first.seed != run.seed:
+            text = (
                 f"{first.name} and {run.name} are one run under two seeds: every loss is the same"
             )
+            found.append(text)
     return found
 
 
 def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
     # The standard library's source, the training text of some recipes, is that of the running Python.
-    for title, (key, usual) in (_CONDITIONS | {"Python version": ("python", None)}).items():
-        # Threads decide nothing where another device computes.
-        relevant = [
-            run for run in runs if key != "threads" or run.origin.get("device_kind") == "cpu"
-        ]
-        values = _names_by_value(relevant, [run.origin.get(key, usual) for run in relevant])
-        if len(values) > 1:
-            found.append(f"different {title}: {_split(values)}")
-    values = _names_by_value(runs, [_data(run).get("train_hash") for run in runs])
-    if len(values) > 1:
-        found.append(f"different training text: {_split(values)}")
+    texts = {"Python version": ("python", None), "training text": ("data.train_hash", None)}
+    for title, (key, usual) in (_CONDITIONS | texts).items():
+        relevant = list(runs)
+        if key == "threads":
+            # They decide nothing where another device computes.
+            relevant = [run for run in runs if run.origin.get("device_kind") == "cpu"]
+        names = _names_by_value(relevant, key, usual)
+        if len(names) > 1:
+            found.append(f"different {title}: {_split(names)}")
     return found
 
 
@@ -208,30 +205,13 @@ def _takes_moments(recipe: Mapping[str, object]) -> bool:
     return bool(weight) and recipe.get("standardization_loss.moments") != "token"
 
 
-def _same_recipe_notes(groups: Sequence[Group]) -> list[str]:
-    found = []
-    for first, second in combinations(groups, 2):
-        if not differing_keys([first.recipe, second.recipe]):
-            differ = first.devices != second.devices
-            twice = (
-                f"on {first.devices} and on {second.devices} devices"
-                if differ
-                else "under two names"
-            )
-            found.append(
-                f"{first.label} and {second.label} are one recipe {twice}: nothing in it differs"
-            )
-    return found
-
-
-def _data(run: RunNumbers) -> dict[str, Any]:
-    data = run.origin.get("data")
-    return data if isinstance(data, dict) else {}
-
-
-def _names_by_value(runs: Sequence[RunNumbers], values: Sequence[object]) -> dict[str, list[str]]:
+def _names_by_value(
+    runs: Sequence[RunNumbers], key: str, usual: object = None
+) -> dict[str, list[str]]:
+    """Return the names of runs by what their origins have under a dotted key."""
     names: dict[str, list[str]] = {}
-    for run, value in zip(runs, values, strict=True):
+    for run in runs:
+        value = flatten(run.origin).get(key, usual)
         names.setdefault(str(value), []).append(run.name)
     return names
 

@@ -115,13 +115,13 @@ def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
         return estimate
     center = estimate.center
     se = math.hypot(estimate.se, sd)
-    half = se * float(special.stdtrit(estimate.df, 1 - alpha / 2))
+    p = float(2 * special.stdtr(estimate.df, -abs(center) / se))
+    half = half_width(replace(estimate, se=se), alpha)
     low = center - half
     high = center + half
     if estimate.log:
         low = math.exp(low)
         high = math.exp(high)
-    p = float(2 * special.stdtr(estimate.df, -abs(center) / se))
     return replace(estimate, se=se, p=p, low=low, high=high)
 
 
@@ -161,19 +161,28 @@ def welch_t(
     n = min(len(a), len(b))
     if n == 1:
         return Estimate(mean, n=1, why=ONE_SEED)
-    va = a.var(ddof=1) / len(a)
-    vb = b.var(ddof=1) / len(b)
-    scale = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
-    if math.sqrt(va + vb) <= 1e-12 * scale:
-        return Estimate(mean, n=n, sd=0.0, why=NO_SPREAD)
-    df = (va + vb) ** 2 / (va**2 / (len(a) - 1) + vb**2 / (len(b) - 1))
+    na = len(a)
+    nb = len(b)
+    va = a.var(ddof=1) / na
+    vb = b.var(ddof=1) / nb
     variance = va + vb
+    scale = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
+    if math.sqrt(variance) <= 1e-12 * scale:
+        return Estimate(mean, n=n, sd=0.0, why=NO_SPREAD)
+    df = variance**2 / (va**2 / (na - 1) + vb**2 / (nb - 1))
     pairs, r = pairing
     if pairs:
-        variance -= 2 * r * math.sqrt(va * vb) * pairs / math.sqrt(len(a) * len(b))
-        df = (pairs - 1) + (df - pairs + 1) / (len(a) + len(b)) * (len(a) + len(b) - 2 * pairs)
-    sd = math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2)
-    return _by_t(mean, math.sqrt(variance), df=df, n=n, sd=sd, method=name, alpha=ALPHA)
+        variance -= 2 * r * math.sqrt(va * vb) * pairs / math.sqrt(na * nb)
+        df = (pairs - 1) + (df - pairs + 1) / (na + nb) * (na + nb - 2 * pairs)
+    return _by_t(
+        mean,
+        math.sqrt(variance),
+        df=df,
+        n=n,
+        sd=math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2),
+        method=name,
+        alpha=ALPHA,
+    )
 
 
 def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:

@@ -22,6 +22,7 @@ from efftrain_cli.compare.reading import AXES, RunNumbers
 from efftrain_cli.foundation.console import perplexity
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.schedules import has_end
+from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.stability import SLIGHT
 
 Value = float | Why
@@ -524,10 +525,7 @@ def _bits_per_byte(run: RunNumbers) -> Value | None:
 
 def valid_bytes_per_token(run: RunNumbers) -> float | None:
     """Return the mean bytes of a token of the validation text; None if unknown."""
-    data = run.origin.get("data")
-    if not isinstance(data, dict):
-        return None
-    return data.get("valid_bytes_per_token")
+    return flatten(run.origin).get("data.valid_bytes_per_token")
 
 
 def _best_loss(run: RunNumbers) -> float | None:

@@ -54,11 +54,10 @@ def plots_of(comparison: Comparison) -> list[Plot]:
 
 def terminal_plots(comparison: Comparison) -> list[Plot]:
     """Return validation loss against tokens, FLOPs and seconds, without the initial fall."""
-    late = all(len(run.evaluated["val_loss"]) > 6 for run in comparison.runs)
     plots = []
     for axis in AXES:
         if any(len(run.evaluated[axis]) > 1 for run in comparison.runs):
-            plots.append(loss_plot(comparison, axis, late))
+            plots.append(loss_plot(comparison, axis, late=True))
     return plots
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -169,19 +169,26 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     step, tokens, flops, seconds = (_last(frame[name]) for name in ("step", *AXES.values()))
 
     # No row holds the seconds of the save after the last step: a row counts what was saved before it.
-    saves = [event for event in _events(run, "checkpoint") if event.get("step") == step]
-    last_save = [0.0, *_numbers(saves, "seconds")][-1]
+    last_save = 0.0
+    for event in _events(run, "checkpoint"):
+        saved = event.get("seconds")
+        if event.get("step") == step and isinstance(saved, int | float):
+            last_save = float(saved)
     spent = {"train_seconds": seconds}
-    spent |= {name: frame[name].sum() for name in _SECONDS if frame[name].notna().any()}
+    for name in _SECONDS:
+        if frame[name].notna().any():
+            spent[name] = frame[name].sum()
     if "checkpoint_seconds" in spent:
         spent["checkpoint_seconds"] += last_save
     # Each segment has its own clock, which starts at 0.
     clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
     if len(clocks):
         spent["wall_seconds"] = sum(clocks) + last_save
-    timed = frame[["mfu", "seconds"]].dropna()
-    timed_seconds = timed.seconds.sum()
 
+    mfu = None
+    timed = frame[["mfu", "seconds"]].dropna()
+    if timed.seconds.sum() > 0:
+        mfu = float((timed.mfu * timed.seconds).sum() / timed.seconds.sum())
     peak_lr = frame.lr.max() if frame.lr.notna().any() else 0.0
     at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
     optimizer = OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")]
@@ -200,13 +207,13 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         flops=flops,
         flops_lack_optimizer=optimizer.counts_flops and bool(uncounted.any()),
         seconds=seconds,
+        spent=spent,
         peak_lr=float(peak_lr),
         warmup_tokens=float(at_peak.iloc[0]) if len(at_peak) else 0.0,
         stability=measure(rows.columns),
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=len(_events(run, "rewind")),
-        mfu=float((timed.mfu * timed.seconds).sum() / timed_seconds) if timed_seconds > 0 else None,
-        spent=spent,
+        mfu=mfu,
         series=_series(rows.columns | {"tokens": frame.tokens.to_numpy()}),
         zero_shot=_zero_shot(path, frame) if zero_shot else (),
         step_counts=_step_counts(frame),
@@ -218,11 +225,6 @@ _SECONDS = ("eval_seconds", "checkpoint_seconds", "compile_seconds", "cpu_second
 
 def _events(run: SmallFiles, *kinds: str) -> list[dict[str, Any]]:
     return [event for event in run.events if event.get("event") in kinds]
-
-
-def _numbers(events: Sequence[dict[str, Any]], key: str) -> list[float]:
-    values = [event.get(key) for event in events]
-    return [float(value) for value in values if isinstance(value, int | float)]
 
 
 def status_of(run: SmallFiles, rows: Metrics) -> str:
@@ -265,11 +267,9 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
     marks = []
     if status != "finished":
         end = _end(run) if status == "crashed" else ""
-        text = {
-            "running": "still running",
-            "stopped": "unfinished: stopped",
-            "crashed": f"unfinished: crashed{end and f' ({end})'}",
-        }.get(status, status)
+        text = f"{status} ({end})" if end else status
+        if status != "diverged":
+            text = f"unfinished: {text}"
         text += f" at step {step}"
         budget = run.recipe.get("train", {}).get("tokens")
         if budget:
@@ -277,11 +277,14 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
         marks.append(Why("unfinished", text))
 
     rewinds = len(_events(run, "rewind"))
-    if rewinds:
-        marks.append(Why("rewound", f"rewound {counted(rewinds, 'time')}"))
-    resumes = max(rows.segments - 1 - rewinds, len(_events(run, "resume")))
-    if resumes > 0:
-        marks.append(Why("resumed", f"resumed {counted(resumes, 'time')}"))
+    times = {
+        "rewound": rewinds,
+        "resumed": max(rows.segments - 1 - rewinds, len(_events(run, "resume"))),
+        "non-finite": 0 if status == "diverged" else rows.nonfinite_segments,
+    }
+    for what, count in times.items():
+        if count > 0:
+            marks.append(Why(what, f"{what} {counted(count, 'time')}"))
     starts = _events(run, "start", "resume")
     for key, text in _MOVED.items():
         # A run that was started by an older version says all but its devices in its origin alone.
@@ -297,11 +300,11 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
         marks.append(Why("changed", f"continued although what decides it had changed ({changes})"))
 
     steps = rows.columns["step"]
-    gap = int(steps[-1] - steps[0]) + 1 - len(steps) if len(steps) else 0
+    gap = 0
+    if len(steps):
+        gap = int(steps[-1] - steps[0]) + 1 - len(steps)
     if gap > 0:
         marks.append(Why("gap", f"{counted(gap, 'step')} missing in metrics.jsonl"))
-    if rows.nonfinite_segments and status != "diverged":
-        marks.append(Why("nonfinite", f"non-finite {counted(rows.nonfinite_segments, 'time')}"))
     if rows.corrupt:
         text = f"{counted(len(rows.corrupt), 'damaged line')} of metrics.jsonl left out"
         marks.append(Why("damaged", text))
@@ -350,7 +353,8 @@ def _step_counts(frame: pd.DataFrame) -> dict[str, np.ndarray]:
 
 def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:
     """Return the columns by site and by block that the rows of a recipe have."""
-    section, layers = recipe.get("standardization_loss"), recipe.get("model", {}).get("n_layer")
+    section = recipe.get("standardization_loss")
+    layers = recipe.get("model", {}).get("n_layer")
     if not isinstance(layers, int):
         return ()
     columns = []
@@ -370,7 +374,8 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
         if column is None or not column.title:
             continue
         finite = np.isfinite(columns[name])
-        tokens, values = np.nan_to_num(columns["tokens"][finite]), columns[name][finite]
+        tokens = np.nan_to_num(columns["tokens"][finite])
+        values = columns[name][finite]
         if len(values) > POINTS:
             edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
             if column.is_extreme:  # a spike of one step must stay visible
@@ -395,12 +400,15 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
                     items.setdefault((*key_of(row), name), {})[item] = float(score)
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
-    tokens = dict(zip(frame.step, frame.tokens, strict=True))
+
+    tokens = {}
+    for step, spent in zip(frame.step, frame.tokens, strict=True):
+        if math.isfinite(spent):
+            tokens[f"step-{int(step):08}"] = spent
     results = []
     for entry in read_results(path):
-        checkpoint, limit = str(entry.get("checkpoint", "")), entry["limit"]
-        digits = checkpoint.removeprefix("step-")
-        spent = tokens.get(int(digits), math.nan) if digits.isdigit() else math.nan
+        checkpoint = str(entry.get("checkpoint", ""))
+        limit = entry["limit"]
         task = (str(entry["task"]), str(entry["protocol"]), "" if limit is None else str(limit))
         for name, metric in entry.get("metrics", {}).items():
             if metric.get("value") is not None:
@@ -408,7 +416,7 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
                     key=(*task, name),
                     score=float(metric["value"]),
                     checkpoint=checkpoint,
-                    tokens=spent if math.isfinite(spent) else None,
+                    tokens=tokens.get(checkpoint),
                     items=items.get((*key_of(entry), name), {}),
                 )
                 results.append(result)

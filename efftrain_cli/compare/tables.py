@@ -92,14 +92,13 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
         if base["measure"] != PRIMARY:  # the opening says it
             for text in dict.fromkeys(chain.from_iterable(map(_notes_of, judged))):
                 notes.setdefault(text, []).append(title)
-        if not several:
-            rows.append((title, _short_cell(base), _short_cell(judged[0]), *_answer(judged[0])))
-            continue
-        if base["test"] != "match":
+        if several and base["test"] != "match":
             rows.append((title, "A", _short_cell(base), "", "", ""))
             title = ""
         for row in judged:
-            rows.append((title, row["letter"], _short_cell(row), *_answer(row)))
+            first = row["letter"] if several else _short_cell(base)
+            shown = (_difference(row), format_p(row["p_holm"]), row["short"])
+            rows.append((title, first, _short_cell(row), *shown))
             title = ""
 
     head: tuple[str, ...] = ("", "A", "B", "B against A [95 %]", "p", "verdict")
@@ -140,10 +139,6 @@ def _short_cell(row: Row) -> str:
     if len(row["values"]) == 1:
         return str(row["values"][0])
     return f"{len(numbers)} of {len(row['values'])} runs"
-
-
-def _answer(row: Row) -> tuple[str, str, str]:
-    return _difference(row), format_p(row["p_holm"]), row["short"]
 
 
 def _difference(row: Row) -> str:

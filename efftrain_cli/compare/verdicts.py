@@ -21,7 +21,7 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
         spent = comparison.verdict(cost, group.label)
         assert found is not None
         lines.append(sentence(found, arm, base))
-        if spent and "undecided" not in (found.outcome, spent.outcome):
+        if spent and spent.exact is None and "undecided" not in (found.outcome, spent.outcome):
             lines.append(sentence(spent, arm, base))
         if found.differed:
             lines.append(f"{found.differed}.")

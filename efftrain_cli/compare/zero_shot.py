@@ -20,6 +20,7 @@ from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import Question
 from efftrain_cli.compare.reading import RunNumbers, ZeroShot
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.why import Why
 
 SAME_TOKENS = 0.001
@@ -82,33 +83,32 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
     failed = sum(run.failed for run in missing)
     pending = sum(run.pending for run in missing)
     if failed:
-        return not_judged(_without_score(failed, "failed"))
+        return not_judged(f"{counted(failed, 'failed run')} without a score")
     if pending:
-        return Why("pending", f"pending: {_without_score(pending, 'unfinished')}")
+        text = f"pending: {counted(pending, 'unfinished run')} without a score"
+        return Why("pending", text)
     return not_judged(_other_tokens(sides))
-
-
-def _without_score(runs: int, status: str) -> str:
-    return f"{runs} {status} {'runs have' if runs > 1 else 'run has'} no score"
 
 
 def _other_tokens(sides: Sequence[Results]) -> str:
     """Return what keeps the checkpoints from being compared; "" if their tokens are equal."""
-    every = [result.tokens for result in chain.from_iterable(side.values() for side in sides)]
-    tokens = [each for each in every if each is not None]
-    if len(tokens) < len(every):
-        return "the tokens of a checkpoint are unknown"
-    if tokens and max(tokens) > (1 + SAME_TOKENS) * min(tokens):
-        least, most = (format_number(each(tokens), axis="tokens") for each in (min, max))
-        return f"checkpoints after different tokens ({least} to {most})"
-    return ""
+    tokens = []
+    for result in chain.from_iterable(side.values() for side in sides):
+        if result.tokens is None:
+            return "the tokens of a checkpoint are unknown"
+        tokens.append(result.tokens)
+    if not tokens or max(tokens) <= (1 + SAME_TOKENS) * min(tokens):
+        return ""
+    least = format_number(min(tokens), axis="tokens")
+    most = format_number(max(tokens), axis="tokens")
+    return f"checkpoints after different tokens ({least} to {most})"
 
 
 def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | None]:
     """Return the mean difference of two checkpoints' scores on the same items, and its p-value.
 
     The interval is over items: it says how sure the difference of these two checkpoints is, and nothing about other
-    seeds. Where items are right or wrong, p is McNemar's. (None, None) without one pair of checkpoints of one seed
+    seeds. If items are right or wrong, p is McNemar's. (None, None) without one pair of checkpoints of one seed
     whose items were kept.
     """
     before, after = sides
@@ -116,14 +116,12 @@ def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | No
         return None, None
     (first,) = before.values()
     (second,) = after.values()
-    shared = sorted(first.items.keys() & second.items.keys())
-    differences = [second.items[item] - first.items[item] for item in shared]
+    differences = []
+    for item in sorted(first.items.keys() & second.items.keys()):
+        differences.append(second.items[item] - first.items[item])
     if not differences:
         return None, None
     over = replace(inference.paired_t(differences), method="paired over items")
-    if over.why:
-        text = over.why.text.replace("one seed", "one item")
-        over = replace(over, why=Why(over.why.kind, text.replace("between seeds", "between items")))
     if set(differences) <= {-1.0, 0.0, 1.0}:
         return over, inference.mcnemar(differences.count(-1.0), differences.count(1.0))
     return over, over.p
