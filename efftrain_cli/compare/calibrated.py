@@ -70,7 +70,8 @@ def fits(calibration: Calibration, arms: Mapping[str, ArmTimes], run: RunNumbers
 def with_seconds(group: Group, arms: Mapping[str, ArmTimes]) -> Group:
     """Return a group whose runs' seconds are those of their recipes' timed steps, by digest."""
     assert group.timing is not None
-    runs, totals = [], []
+    runs = []
+    totals = []
     for run in group.runs:
         seconds, *by_block = cumulate_seconds(run, arms[digest_of_recipe(run.recipe)])
         runs.append(replace(run, evaluated=run.evaluated | {"seconds": seconds}))
@@ -160,7 +161,8 @@ def describe_seconds(baseline: Group, method: Group) -> str:
         return ""
     calibrated = budget_ratio(baseline, method, "seconds")
     error = 100 * math.expm1(calibration_sd(baseline, method))
+    clocks = clock_ratio(baseline, method)
     return (
         f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label} (standard deviation {error:.2g} %); by "
-        f"the runs' own clocks {clock_ratio(baseline, method):.3g}x"
+        f"the runs' own clocks {clocks:.3g}x"
     )

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from scipy import special
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.calibrated import (
@@ -52,7 +51,7 @@ from efftrain_cli.compare.measures import (
 )
 from efftrain_cli.compare.planning import conditional_power, sd_interval
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.compare.sequential import SHAPE, nominal_levels, sequential_p
+from efftrain_cli.compare.sequential import nominal_levels, sequential_p, weighted_deviate
 from efftrain_cli.compare.zero_shot import compare_items, find_results, why_no_score
 from efftrain_cli.foundation.why import Why
 
@@ -671,14 +670,15 @@ def _outcome(question: Question, test: Estimate | ExactTest) -> Outcome:
 
 def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
     """Return the look that decides `sequential_p`: the largest deviate, weighted as its boundary is."""
-
-    def weigh(look: tuple[int, Estimate]) -> float:
-        seeds, estimate = look
-        p = max(estimate.p or 0.0, 1e-300)
-        return float(-special.ndtri(p / 2)) * (seeds / plan[-1]) ** (0.5 - SHAPE)
-
-    looks = zip(plan, estimates, strict=False)
-    return max(((n, each) for n, each in looks if each.p is not None), key=weigh)[1]
+    clearest = estimates[-1]
+    largest = -math.inf
+    for n, each in zip(plan, estimates, strict=False):
+        if each.p is not None:
+            deviate = weighted_deviate(each.p, n, plan, 2)
+            if deviate > largest:
+                largest = deviate
+                clearest = each
+    return clearest
 
 
 def _points_at(question: Question, estimate: Estimate) -> bool:

@@ -46,11 +46,18 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
         )
     if looks == 1:
         return (seeds,)
-    return tuple(max(FIRST_LOOK + i, math.ceil((i + 1) * seeds / looks)) for i in range(looks))
+    plan = []
+    for i in range(looks):
+        even = math.ceil((i + 1) * seeds / looks)
+        plan.append(max(FIRST_LOOK + i, even))
+    return tuple(plan)
 
 
 def sequential_p(
-    p_values: Sequence[float], plan: Sequence[int], sides: int, shape: float = SHAPE
+    p_values: Sequence[float],
+    plan: Sequence[int],
+    sides: int,
+    shape: float = SHAPE,
 ) -> float:
     """Return the p-value of the looks so far together: small only if one of them passes its boundary.
 
@@ -67,19 +74,32 @@ def sequential_p(
         return 1.0
     if len(plan) == 1:
         return min(1.0, p_values[0])
-    # Below 1e-300 all are the same: far beyond every boundary.
-    deviates = (float(-special.ndtri(max(p, 1e-300) / sides)) for p in p_values)
-    passed = max(
-        deviate * _weight(n, plan, shape) for deviate, n in zip(deviates, plan, strict=False)
-    )
+    looks = zip(p_values, plan, strict=False)
+    passed = max(weighted_deviate(p, n, plan, sides, shape) for p, n in looks)
     null = _null_maxima(tuple(plan), sides, shape)
     exceeding = len(null) - int(np.searchsorted(null, passed, side="left"))
     # Two standard errors of the simulation are added, so that the level holds in spite of it.
     return min(1.0, (exceeding + 2 * math.sqrt(exceeding) + 2) / len(null))
 
 
+def weighted_deviate(
+    p: float,
+    n: int,
+    plan: Sequence[int],
+    sides: int,
+    shape: float = SHAPE,
+) -> float:
+    """Return a look's p-value as a normal deviate, weighted as its boundary is."""
+    # Below 1e-300 all are the same: far beyond every boundary.
+    deviate = float(-special.ndtri(max(p, 1e-300) / sides))
+    return deviate * _weight(n, plan, shape)
+
+
 def nominal_levels(
-    alpha: float, plan: Sequence[int], sides: int, shape: float = SHAPE
+    alpha: float,
+    plan: Sequence[int],
+    sides: int,
+    shape: float = SHAPE,
 ) -> tuple[float, ...]:
     """Return the level that each look's own t test must pass, so that all looks together err with `alpha`."""
     if len(plan) == 1:
@@ -88,7 +108,11 @@ def nominal_levels(
     # The largest count k with k + 2 sqrt(k) + 2 <= alpha len(null): the inverse of what `sequential_p` adds.
     count = math.floor((math.sqrt(max(0.0, alpha * len(null) - 1)) - 1) ** 2)
     boundary = float(null[len(null) - count - 1])
-    return tuple(sides * float(special.ndtr(-boundary / _weight(n, plan, shape))) for n in plan)
+    levels = []
+    for n in plan:
+        deviate = boundary / _weight(n, plan, shape)
+        levels.append(sides * float(special.ndtr(-deviate)))
+    return tuple(levels)
 
 
 def _weight(n: int, plan: Sequence[int], shape: float) -> float:
@@ -99,18 +123,21 @@ def _weight(n: int, plan: Sequence[int], shape: float) -> float:
 def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
     """Return, sorted, the largest weighted deviate over all looks of studies in which nothing differs."""
     random = np.random.default_rng(20260217)
-    chunks = (random.standard_normal((_CHUNK, plan[-1])) for _ in range(_DRAWS // _CHUNK))
-    return np.sort(np.concatenate([_maxima(chunk, plan, sides, shape) for chunk in chunks]))
+    maxima = []
+    for _ in range(_DRAWS // _CHUNK):
+        values = random.standard_normal((_CHUNK, plan[-1]))
+        maxima.append(_maxima(values, plan, sides, shape))
+    return np.sort(np.concatenate(maxima))
 
 
 def _maxima(values: np.ndarray, plan: Sequence[int], sides: int, shape: float) -> np.ndarray:
     best = np.full(len(values), -np.inf)
     for n in plan:
         t = t_statistic(values, n)
-        tail = special.stdtr(n - 1, -np.abs(t) if sides == 2 else -t)
-        best = np.maximum(
-            best, -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16)) * _weight(n, plan, shape)
-        )
+        lead = np.abs(t) if sides == 2 else t
+        tail = special.stdtr(n - 1, -lead)
+        deviates = -special.ndtri(np.clip(tail, 1e-300, 1 - 1e-16))
+        best = np.maximum(best, deviates * _weight(n, plan, shape))
     return best
 
 

@@ -110,9 +110,10 @@ def test_report_is_one_small_file_without_network(two):
     assert Path("again.html").read_text() == page
     for word in (
         "&lt;script&gt;",
-        "small-slw-seed2",
-        "seq_len_warmup.start = 8",
-        "torch: 2.13.0+cpu",
+        "small-slw-seed2: finished",
+        "\nseq_len_warmup.start = 8\nseq_len_warmup.steps = 10\n",
+        "\ntorch: 2.13.0+cpu\n",
+        "\nsteps: 100\ntrain seconds: 5.000\n",
         "nats/token",
         "validation loss",
     ):

@@ -10,7 +10,7 @@ from efftrain_cli.compare.tables import key_table
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import select_runs
-from tests.compare.known_runs import PLD, SLW, of, pair
+from tests.compare.known_runs import PLD, SLW, of, write_pair
 from tests.fake_runs import rows_of, write_run
 
 
@@ -122,7 +122,7 @@ def test_flops_without_muons_iterations_are_not_judged(root, counted):
 
 
 def test_names_globs_recipes_and_paths(root):
-    pair(root)
+    write_pair(root)
     write_run(root, "other", 0, name="small-slw", more=SLW, lr=2e-3)
     names = lambda *given: [path.name for path in select_runs(given)]  # noqa: E731
     assert names("small") == ["small-seed0", "small-seed1", "small-seed2"]
@@ -161,7 +161,7 @@ def test_copies_of_a_run_are_refused(root):
 
 
 def test_unknown_baseline_is_refused(root):
-    pair(root, 1)
+    write_pair(root, 1)
     with pytest.raises(UsageError, match="'small', 'small-slw'"):
         of("small", "small-slw", baseline="tiny")
     for name in ("small-slw-seed0", "*-slw-*"):
@@ -280,7 +280,7 @@ def test_a_longer_run_is_no_better_setting(root):
 
 
 def test_one_run_under_two_seeds_is_refused(root):
-    pair(root)
+    write_pair(root)
     copy = (root / "small-seed0" / "metrics.jsonl").read_bytes()
     (root / "small-seed1" / "metrics.jsonl").write_bytes(copy)
     with pytest.raises(UsageError, match="small-seed0 and small-seed1 are one run under two seeds"):

@@ -35,7 +35,7 @@ from efftrain_cli.compare.planning import seeds_needed
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
-from tests.compare.known_runs import PLD, SLW, curve, mean, of, pair, values
+from tests.compare.known_runs import PLD, SLW, curve, mean, of, values, write_pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
@@ -225,7 +225,7 @@ def test_jumps_are_those_of_the_validation_loss(root):
 
 def test_one_seed_makes_no_claim(root):
     """F49."""
-    pair(root, seeds=1)
+    write_pair(root, seeds=1)
     comparison = of("small", "small-slw")
     judged = {d.text for d in comparison.verdicts if d.question.axis != "seconds"} - {"none"}
     assert judged == {"one seed: no claim"}
@@ -237,7 +237,7 @@ def test_one_seed_makes_no_claim(root):
 
 
 def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root):
-    pair(root)
+    write_pair(root)
     verdicts = {d.question.key: d.text for d in of("small", "small-slw").verdicts}
     assert (
         verdicts["final_loss"]
@@ -296,7 +296,7 @@ def test_partly_shared_seeds_use_every_run(root):
 
 
 def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss(root):
-    pair(root)
+    write_pair(root)
     for seed in range(3):
         write_run(root, "small-pld", seed, speed=1.01, more=PLD)
     comparison = of("small", "small-slw", "small-pld")
@@ -319,7 +319,7 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
 
 
 def test_20_seeds_are_judged_by_t_as_3_are(root):
-    pair(root, seeds=20)
+    write_pair(root, seeds=20)
     found = of("small", "small-slw").verdict("tokens_to_match", "small-slw")
     assert found.estimate.method == "paired t on log ratios" and found.estimate.n == 20
 
@@ -438,7 +438,7 @@ def test_groups_know_the_number_of_devices(root):
 
 def test_duplicate_rows_and_torn_lines_change_nothing(root):
     """F30."""
-    pair(root)
+    write_pair(root)
     before = as_json(of("small", "small-slw"))
     path = root / "small-seed1"
     whole = rows_of(100, 1)
@@ -521,7 +521,7 @@ def test_what_is_not_judged_today_is_planned(root):
 
 
 def test_plan_gives_seeds_for_wanted_differences(root):
-    pair(root)
+    write_pair(root)
     table = plan_table(of("small", "small-slw"), [0.001, 0.1])
     final = next(row for row in table.rows if row[0] == "final loss")
     assert int(final[3]) > int(final[4]) >= 2

@@ -18,7 +18,7 @@ from efftrain_cli.compare.measures import AXES, Costs, measures
 from efftrain_cli.compare.verdicts import short_verdict
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import MEASURES, Primary
-from tests.compare.known_runs import PLD, SLW, of, pair
+from tests.compare.known_runs import PLD, SLW, of, write_pair
 from tests.compare.test_zero_shot import zero_shot
 from tests.fake_runs import write_run
 from tests.study.test_judge import BASE, cost_study, curves, judge, runs, shifted, study
@@ -27,7 +27,7 @@ DEAD = [{"event": "start"}, {"event": "diverged", "step": 30}]
 
 
 def plain(root: Path) -> Comparison:
-    pair(root)
+    write_pair(root)
     return of("small", "small-slw")
 
 
@@ -38,20 +38,20 @@ def one_seed_with_scores(root: Path) -> Comparison:
 
 
 def failed(root: Path) -> Comparison:
-    pair(root, 5)
+    write_pair(root, 5)
     for seed in range(5):
         write_run(root, "pld", seed, steps=30, budget=102400, more=PLD, events=DEAD)
     return of("small", "small-slw", "pld", target_loss=3.2)
 
 
 def pending(root: Path) -> Comparison:
-    pair(root)
+    write_pair(root)
     write_run(root, "small-slw", 3, steps=50, budget=102400, more=SLW)
     return of("small", "small-slw")
 
 
 def few(root: Path) -> Comparison:
-    pair(root)
+    write_pair(root)
     write_run(root, "small", 3, steps=30, budget=102400, events=DEAD)
     return of("small", "small-slw")
 

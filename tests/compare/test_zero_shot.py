@@ -13,7 +13,7 @@ from efftrain_cli.compare import inference
 from efftrain_cli.compare.measures import NOT_AVAILABLE
 from efftrain_cli.compare.tables import tables_of
 from efftrain_cli.zeroshot.results import save_result
-from tests.compare.known_runs import SLW, of, pair, scores, values
+from tests.compare.known_runs import SLW, of, scores, values, write_pair
 from tests.fake_runs import write_run
 
 
@@ -73,7 +73,7 @@ def test_the_score_is_that_of_the_latest_checkpoint(root):
 
 
 def test_zero_shot_over_seeds_uses_the_seeds(root):
-    pair(root)
+    write_pair(root)
     for seed in range(3):
         zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
         zero_shot(
@@ -91,7 +91,7 @@ def test_zero_shot_over_seeds_uses_the_seeds(root):
 
 
 def test_zero_shot_is_corrected_over_tasks_and_refused_at_different_tokens(root):
-    pair(root)
+    write_pair(root)
     for seed in range(3):
         for task, more in (("a", 2), ("b", 0)):
             zero_shot(
@@ -134,7 +134,7 @@ def test_zero_shot_items_are_corrected_over_tasks(root):
 
 
 def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(root):
-    pair(root)
+    write_pair(root)
     for seed in range(3):
         zero_shot(root / f"small-seed{seed}", [True] * (10 + seed) + [False] * (20 - seed))
         zero_shot(
