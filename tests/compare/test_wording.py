@@ -11,74 +11,14 @@ from typing import get_args, get_type_hints
 import pytest
 
 import efftrain_cli
-from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.compare.frames import frame_of
 from efftrain_cli.compare.measures import AXES, Costs, measures
 from efftrain_cli.compare.verdicts import short_verdict
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.study.file import MEASURES, Primary
-from tests.compare.known_runs import PLD, SLW, of, write_pair
-from tests.compare.test_zero_shot import zero_shot
-from tests.fake_runs import write_run
+from tests.compare import made
 from tests.study.test_judge import BASE, cost_study, curves, judge, runs, shifted, study
-
-DEAD = [{"event": "start"}, {"event": "diverged", "step": 30}]
-
-
-def plain(root: Path) -> Comparison:
-    write_pair(root)
-    return of("small", "small-slw")
-
-
-def one_seed_with_scores(root: Path) -> Comparison:
-    for name, more in (("small", ""), ("small-slw", SLW)):
-        zero_shot(write_run(root, name, 0, more=more), [True] * (10 + len(more)) + [False] * 90)
-    return of("small", "small-slw")
-
-
-def failed(root: Path) -> Comparison:
-    write_pair(root, 5)
-    for seed in range(5):
-        write_run(root, "pld", seed, steps=30, budget=102400, more=PLD, events=DEAD)
-    return of("small", "small-slw", "pld", target_loss=3.2)
-
-
-def pending(root: Path) -> Comparison:
-    write_pair(root)
-    write_run(root, "small-slw", 3, steps=50, budget=102400, more=SLW)
-    return of("small", "small-slw")
-
-
-def few(root: Path) -> Comparison:
-    write_pair(root)
-    write_run(root, "small", 3, steps=30, budget=102400, events=DEAD)
-    return of("small", "small-slw")
-
-
-def settings(root: Path) -> Comparison:
-    for seed in range(3):
-        write_run(root, "small", seed)
-        write_run(root, "small", seed, name=f"fast-{seed}", lr=2e-3)
-    return of("small")
-
-
-def moved(root: Path) -> Comparison:
-    """Seconds are withheld for the marks alone: device and threads are equal in the origins."""
-    for name, threads in (("small", 2), ("small-slw", 4)):
-        for seed in range(3):
-            events = [
-                {"event": "start", "threads": 2},
-                {"event": "resume", "threads": threads},
-            ]
-            write_run(root, name, seed, more=SLW if threads == 4 else "", events=events)
-    return of("small", "small-slw")
-
-
-def allowed(root: Path) -> Comparison:
-    write_run(root, "small", 0)
-    write_run(root, "small-slw", 0, more=SLW, data={"valid_hash": "d" * 64})
-    return of("small", "small-slw", allow=True)
 
 
 def answer(found: Verdict) -> tuple[object, ...]:
@@ -122,7 +62,17 @@ def reword(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize(
-    "make", [plain, one_seed_with_scores, failed, pending, few, settings, moved, allowed]
+    "make",
+    [
+        made.plain,
+        made.one_seed_with_scores,
+        made.failed,
+        made.pending,
+        made.few,
+        made.settings,
+        made.moved,
+        made.allowed,
+    ],
 )
 def test_a_comparison_does_not_depend_on_words(root, make, reword):
     before = make(root)
@@ -172,7 +122,7 @@ def test_every_measure_of_a_study_is_a_question():
 
 def test_nothing_asks_for_a_question_by_the_spelling_of_its_key(root):
     """In `compare` and `study` no `==`, `in`, startswith or endswith has a question's key beside it."""
-    groups = plain(root).groups
+    groups = made.plain(root).groups
     asked = [*measures(groups), *measures(groups, 3.0, Costs(1.0, 1.0))]
     keys = {*MEASURES, "updates_to_match"} | {question.key for question in asked}
     root = Path(efftrain_cli.__file__).parent
