@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from efftrain_cli.compare.calibrated import calibration_sd, cumulate_seconds, with_seconds
+from efftrain_cli.compare.calibrated import (
+    calibration_sd,
+    cumulate_seconds,
+    describe_seconds,
+    with_seconds,
+)
 from efftrain_cli.compare.groups import Group, Timing
 from efftrain_cli.compare.measures import is_same_budget
 from efftrain_cli.compare.reading import read_numbers
@@ -18,14 +23,14 @@ from efftrain_cli.compare.tables import answers
 from efftrain_cli.run.calibrations import digest_of_recipe, read_calibrations
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
 from tests.compare.calibrations import STEP, arm, calibrated
-from tests.compare.known_runs import SLW, of, values
+from tests.compare.known_runs import SLW, of, values, verdict_of
 from tests.fake_runs import rows_of, write_run
 from tests.study.test_judge import judge
 
 PAIR = ("small", "small-slw")
 
 
-def pair(root: Path, clock: float = 1.0, **more: Any) -> None:
+def write_timed(root: Path, clock: float = 1.0, **more: Any) -> None:
     """Two recipes of three seeds; the second learns 1.3 times as fast, and its clock runs `clock` times as long."""
     for seed in range(3):
         write_run(root, "small", seed)
@@ -34,10 +39,8 @@ def pair(root: Path, clock: float = 1.0, **more: Any) -> None:
         write_run(root, "small-slw", seed, rows=rows, more=SLW, **more)
 
 
-def seconds_text(root: Path, key: str = "seconds_to_match") -> str:
-    found = of(*PAIR, calibrations=read_calibrations()).verdict(key, "small-slw")
-    assert found is not None
-    return found.text
+def seconds_text(key: str = "seconds_to_match") -> str:
+    return verdict_of(key, calibrations=read_calibrations()).text
 
 
 def run_of(root: Path, flops: Sequence[float], spent: Sequence[float] = ()) -> Any:
@@ -90,6 +93,10 @@ def test_the_error_of_few_blocks_is_that_of_student_s_t():
     assert sd == pytest.approx(math.log(2) / math.sqrt(3) * 4.30265 / 1.95996, rel=1e-4)
     assert calibration_sd(timed(1, 1, 1), timed(2, 2, 2)) == 0
     assert calibration_sd(timed(), timed(1, 2, 4)) == 0
+    # That is 0.8785, and e^0.8785 = 2.407. Groups without runs spent the same.
+    assert describe_seconds(timed(1, 1, 1), timed(1, 2, 4)) == (
+        "calibrated, g takes 1x the seconds of g (standard deviation 1.4e+02 %); by the runs' own clocks 1x"
+    )
 
 
 def test_every_run_of_a_group_has_calibrated_seconds(root):
@@ -105,15 +112,14 @@ def test_every_run_of_a_group_has_calibrated_seconds(root):
 
 def test_calibrated_seconds_are_judged(root):
     """By the clocks both steps take 0.05 s; by the calibration 0.05 and 0.0505: seconds to match are tokens' / 1.01."""
-    pair(root)
+    write_timed(root)
     calibrated(root, {"small": [0.05, 0.05, 0.0501], "small-slw": [0.0505, 0.0506, 0.0505]})
     comparison = of(*PAIR, calibrations=read_calibrations())
     found = comparison.verdict("seconds_to_match", "small-slw")
     tokens = comparison.verdict("tokens_to_match", "small-slw")
-    assert found is not None and tokens is not None and found.text == "better"
+    assert found.text == "better"
     ratio = (0.0505**2 * 0.0506) ** (1 / 3) / (0.05**2 * 0.0501) ** (1 / 3)
     assert found.estimate.mean == pytest.approx(tokens.estimate.mean / ratio)
-    assert found.estimate.se is not None and tokens.estimate.se is not None
     # Log ratios 0.00995, 0.01193 and 0.00795: their sd is 0.00199.
     assert found.shared_sd == pytest.approx(0.00199 / math.sqrt(3) * 2.1953, rel=0.01)
     assert found.estimate.se == pytest.approx(math.hypot(tokens.estimate.se, found.shared_sd))
@@ -127,11 +133,11 @@ def test_calibrated_seconds_are_judged(root):
 
 
 def test_without_a_calibration_the_reason_names_the_command(root):
-    pair(root)
+    write_timed(root)
     command = "efftrain calibrate small-seed0 small-seed1 small-seed2 small-slw-seed0"
-    assert command in seconds_text(root)
-    assert seconds_text(root).startswith("not judged: no calibration")
-    assert seconds_text(root, "tokens_to_match") == "better"
+    assert command in seconds_text()
+    assert seconds_text().startswith("not judged: no calibration")
+    assert seconds_text("tokens_to_match") == "better"
 
 
 @pytest.mark.parametrize(
@@ -147,33 +153,32 @@ def test_without_a_calibration_the_reason_names_the_command(root):
     ],
 )
 def test_a_calibration_is_of_the_runs_own_machine(root, change, origin, judged):
-    pair(root, origin=origin)
+    write_timed(root, origin=origin)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]}, **change)
-    text = seconds_text(root)
+    text = seconds_text()
     assert text == "better" if judged else text.startswith("not judged: no calibration")
 
 
 def test_a_calibration_of_other_settings_does_not_hold(root):
-    pair(root)
+    write_timed(root)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
-    toml = root / "small-slw-seed0" / "recipe.toml"
     for seed in range(3):
         toml = root / f"small-slw-seed{seed}" / "recipe.toml"
         toml.write_text(toml.read_text().replace("steps = 10", "steps = 11"))
-    assert seconds_text(root).startswith("not judged: no calibration")
+    assert seconds_text().startswith("not judged: no calibration")
     for seed in range(3):
         toml = root / f"small-slw-seed{seed}" / "recipe.toml"
         toml.write_text(
             toml.read_text().replace("steps = 11", "steps = 10") + "[checkpoint]\nkeep = 9\n"
         )
-    assert seconds_text(root) == "better"
+    assert seconds_text() == "better"
 
 
 def test_clocks_that_disagree_are_shown_with_both_ratios(root):
     """Its machine was 1.05 times slower while it trained."""
-    pair(root, clock=1.05)
+    write_timed(root, clock=1.05)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
-    assert seconds_text(root) == (
+    assert seconds_text() == (
         "not judged: small-slw took 1.05x the seconds of small by the runs' own clocks and 1x by calibrated steps, more than "
         "2 % apart"
     )
@@ -189,9 +194,9 @@ def test_budgets_are_the_same_within_2_percent_either_way(ratio, same):
 
 
 def test_clocks_that_stood_still_are_not_judged(root):
-    pair(root, clock=0.0)
+    write_timed(root, clock=0.0)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
-    assert seconds_text(root) == "not judged: the training seconds of a run are unknown"
+    assert seconds_text() == "not judged: the training seconds of a run are unknown"
 
 
 @pytest.mark.parametrize(
@@ -211,37 +216,37 @@ def test_clocks_that_stood_still_are_not_judged(root):
     ],
 )
 def test_one_calibration_cannot_hold_for_other_conditions(root, more, word):
-    pair(root, **more)
+    write_timed(root, **more)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
-    assert seconds_text(root).startswith("not judged: ") and word in seconds_text(root)
+    assert seconds_text().startswith("not judged: ") and word in seconds_text()
 
 
 def test_runs_on_several_devices_are_not_judged(root):
     for seed in range(3):
         for name, more in zip(PAIR, ("", SLW), strict=True):
             write_run(root, name, seed, more=more, origin={"world_size": 2})
-    assert "steps are timed on one device" in seconds_text(root)
+    assert "steps are timed on one device" in seconds_text()
 
 
 def test_the_newest_calibration_of_all_recipes_counts(root):
-    pair(root)
+    write_timed(root)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.06] * 3})
-    assert "1.2x by calibrated steps" in seconds_text(root)
+    assert "1.2x by calibrated steps" in seconds_text()
     newer = {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]}
     calibrated(root, newer, time="2026-11-23T09:00:00+00:00")
     # One recipe alone holds for no pair.
     calibrated(root, {"small": [9.0] * 3}, time="2026-11-23T10:00:00+00:00")
-    assert seconds_text(root) == "better"
+    assert seconds_text() == "better"
 
 
 def test_a_damaged_calibration_is_left_out_with_a_warning(root):
-    pair(root)
+    write_timed(root)
     path = calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
     path.write_text(path.read_text().replace("0.0501", "0.0701"))
     comparison = of(*PAIR, calibrations=read_calibrations())
     warning = next(label.text for label in comparison.labels if "calibration" in label.text)
     assert warning.startswith(f"a calibration is left out: {path} is damaged")
-    assert seconds_text(root).startswith("not judged: no calibration")
+    assert seconds_text().startswith("not judged: no calibration")
     values = json.loads(path.read_text())
     del values["sha256"]
     path.write_text(json.dumps(values | {"threads": "two"}))
@@ -254,17 +259,15 @@ def test_equal_seconds_are_calibrated(root):
         write_run(root, "small", seed, steps=50)
         rows = [row | {"train_seconds": row["step"] * 0.025} for row in rows_of(100, seed, 2.0)]
         write_run(root, "long", seed, rows=rows, steps=100, more=SLW)
-    before = of("small", "long", baseline="small", equal="seconds").verdict("final_loss", "long")
-    assert before is not None and before.text.startswith("not judged: no calibration")
+    before = verdict_of("final_loss", "long", equal="seconds")
+    assert before.text.startswith("not judged: no calibration")
     calibrated(root, {"small": [0.05] * 3, "long": [0.025] * 3})
-    after = of(
-        "small", "long", baseline="small", equal="seconds", calibrations=read_calibrations()
-    ).verdict("final_loss", "long")
-    assert after is not None and after.text == "better"
+    after = verdict_of("final_loss", "long", equal="seconds", calibrations=read_calibrations())
+    assert after.text == "better"
 
 
 def test_a_study_judges_calibrated_seconds(root):
-    pair(root)
+    write_timed(root)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
     arms = (Arm(name="small", recipe="small"), Arm(name="small-slw", recipe="small-slw"))
     primary = Primary(measure="seconds_to_target", direction="better", target=3.5)

@@ -8,22 +8,28 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
 from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
 from efftrain_cli.compare.plots import plots_of
+from efftrain_cli.compare.show import print_tables
+from efftrain_cli.compare.tables import Table, answers, tables_of
 from efftrain_cli.foundation.errors import DiskError, UsageError
+from efftrain_cli.run.names import select_runs
+from tests.compare.known_runs import DEAD, SLW, write_pair
 from tests.conftest import invoke, python
 from tests.fake_runs import rows_of, write_run
-
-SLW = "\n[seq_len_warmup]\nstart = 8\nsteps = 10\n"
 
 
 @pytest.fixture
@@ -32,9 +38,7 @@ def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     root = tmp_path / "runs"
     monkeypatch.setenv("EFFTRAIN_RUNS", str(root))
     monkeypatch.chdir(tmp_path)
-    for seed in range(3):
-        write_run(root, "small", seed)
-        write_run(root, "small-slw", seed, speed=1.3, more=SLW)
+    write_pair(root)
     return root
 
 
@@ -151,19 +155,26 @@ def test_a_flat_curve_is_drawn_in_the_terminal(two):
     assert run("flat", "--plot").stdout.count("validation loss (nats/token)") == 3
 
 
-def test_the_figure_of_differences_shows_its_largest_value(two):
-    """The first losses differ by 5 nats, the last by nothing: both are inside the frame."""
-    for seed in range(2):
+def test_the_figure_of_differences_is_a_mean_with_its_t_interval(two):
+    """Seeds 0.1 and 0.3 apart: 0.2 and t(1) = 12.706 times 0.1414 / sqrt 2 on either side; and 5 nats at the start."""
+    for seed, gap in enumerate((0.1, 0.3)):
         rows = rows_of(100, seed)
-        late = [row | {"val_loss": None if row["val_loss"] is None else 4.0} for row in rows]
-        first = next(i for i, row in enumerate(late) if row["val_loss"] is not None)
-        write_run(two, "flat", seed, rows=late)
-        late[first] = late[first] | {"val_loss": 9.0}
-        write_run(two, "fall", seed, rows=late, more=SLW)
-    runs, _ = read_valid_runs([*two.glob("flat-*"), *two.glob("fall-*")])
-    comparison = compare(runs)
+        write_run(two, "flat", seed, rows=[at(row, 4.0) for row in rows])
+        higher = [at(row, 4.0 + gap) for row in rows]
+        higher[0] = at(rows[0], 9.0)
+        write_run(two, "fall", seed, rows=higher, more=SLW)
+    comparison = compare(read_valid_runs([*two.glob("flat-*"), *two.glob("fall-*")])[0])
     plot = next(plot for plot in plots_of(comparison) if plot.name == "difference")
-    assert plot.low_high == (0.0, 5.0)
+    start, *_, last = plot.curves.itertuples()
+    assert (start.y, start.low, start.high) == (5.0, 5.0, 5.0)
+    half = 12.706 * 0.1414 / 2**0.5
+    assert (last.y, last.low, last.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half), abs=1e-3)
+    assert plot.low_high == pytest.approx((0.2 - half, 5.0), abs=1e-3)
+
+
+def at(row: dict[str, Any], loss: float) -> dict[str, Any]:
+    """A row whose validation loss, if it has one, is `loss`."""
+    return row | {"val_loss": None if row["val_loss"] is None else loss}
 
 
 def test_the_names_of_a_terminal_plot_break_between_words():
@@ -281,78 +292,42 @@ def test_registering_the_command_imports_nothing_heavy():
     python(script)
 
 
-def test_a_title_is_text_and_no_markup():
-    from io import StringIO
-
-    from rich.console import Console
-
-    from efftrain_cli.compare.show import print_tables
-    from efftrain_cli.compare.tables import Table
-
+def drawn(tables: Sequence[Table], width: int) -> list[str]:
+    """The lines of tables in a terminal of so many columns."""
     out = StringIO()
-    print_tables(Console(file=out, width=60), [Table("a [b] c", ("", "x"), (("y", "1"),))])
-    assert out.getvalue().startswith("a [b] c\n")
+    console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
+    print_tables(console, tables)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    return [line.rstrip() for line in text.splitlines()]
+
+
+def test_a_title_is_text_and_no_markup():
+    assert drawn([Table("a [b] c", ("", "x"), (("y", "1"),))], 60)[0] == "a [b] c"
 
 
 @pytest.mark.parametrize("width", [40, 60])
 def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two, width):
-    from io import StringIO
-
-    from rich.console import Console
-
-    from efftrain_cli.compare.comparison import compare, read_valid_runs
-    from efftrain_cli.compare.show import print_tables
-    from efftrain_cli.compare.tables import tables_of
-    from efftrain_cli.run.names import select_runs
-
-    out = StringIO()
-    console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
-    print_tables(
-        console,
-        tables_of(compare(read_valid_runs(select_runs(["small", "small-slw"]))[0]), details=False),
-    )
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in out.getvalue().splitlines()]
+    runs, _ = read_valid_runs(select_runs(["small", "small-slw"]))
+    lines = drawn(tables_of(compare(runs), details=False), width)
     assert max(map(len, lines)) <= width
-    at = lines.index("final loss")
-    assert lines[at + 1].startswith("  A 3.2") and lines[at + 2].startswith("  B 3.1")
-    assert "B against A [95 %] -0.1" in " ".join(
-        lines[at + 3 : at + 5]
-    ) and "verdict better" in " ".join(lines)
+    i = lines.index("final loss")
+    assert lines[i + 1].startswith("  A 3.2") and lines[i + 2].startswith("  B 3.1")
+    assert "B against A [95 %] -0.1" in " ".join(lines[i + 3 : i + 5])
+    assert "verdict better" in " ".join(lines)
 
 
 def test_three_recipes_fit_80_columns_with_a_failure_among_them(two):
-    from io import StringIO
-
-    from rich.console import Console
-
-    from efftrain_cli.compare.comparison import compare, read_valid_runs
-    from efftrain_cli.compare.show import print_tables
-    from efftrain_cli.compare.tables import answers
-    from efftrain_cli.run.names import select_runs
-
+    """As a table at 80 columns, one line per recipe and question; stacked at 60, with no line of nothing."""
     for seed in range(3):
-        write_run(
-            two, "bad", seed, steps=40, budget=102400, events=[{"event": "diverged", "step": 40}]
-        )
+        write_run(two, "bad", seed, **DEAD)
     table = answers(compare(read_valid_runs(select_runs(["small", "small-slw", "bad"]))[0]))
     for width in (80, 60):
-        out = StringIO()
-        print_tables(
-            Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False),
-            [table],
-        )
-        lines = [
-            re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in out.getvalue().splitlines()
-        ]
+        lines = drawn([table], width)
         assert max(map(len, lines)) <= width
-        # As a table at 80 columns, one line per recipe and question; stacked at 60, with no line of nothing.
-        assert any(
-            re.match(r" +C 0 of 3 runs +ahead in 0 % of pairs ", line) for line in lines
-        ) == (width == 80)
-        assert (
-            ""
-            not in lines[: lines.index(next(line for line in lines if line.startswith("Losses")))]
-        )
+        row = re.compile(" +C 0 of 3 runs +ahead in 0 % of pairs ")
+        assert any(map(row.match, lines)) == (width == 80)
+        notes = next(i for i, line in enumerate(lines) if line.startswith("Losses"))
+        assert "" not in lines[:notes]
 
 
 @pytest.mark.parametrize("as_paths", [False, True])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from efftrain_cli.compare.comparability import describe_differences
 from efftrain_cli.compare.tables import key_table
 from efftrain_cli.compare.verdicts import verdict_sentences
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.names import select_runs
-from tests.compare.known_runs import PLD, SLW, of, write_pair
+from tests.compare.known_runs import PLD, SLW, of, verdict_of, write_pair
 from tests.fake_runs import rows_of, write_run
 
 
@@ -109,9 +112,8 @@ def test_flops_without_muons_iterations_are_not_judged(root, counted):
         recipe = (path / "recipe.toml").read_text()
         muon = '[optim]\nname = "muon"\nmuon_lr = 0.02'
         (path / "recipe.toml").write_text(recipe.replace("[optim]", muon))
-    comparison = of("small", "small-muon")
-    flops = comparison.verdict("flops_to_match", "small-muon")
-    tokens = comparison.verdict("tokens_to_match", "small-muon")
+    flops = verdict_of("flops_to_match", "small-muon")
+    tokens = verdict_of("tokens_to_match", "small-muon")
     assert tokens.why is None and tokens.p_holm is not None
     why = (
         "not judged: small-muon-seed0, small-muon-seed1, small-muon-seed2: begun before the FLOPs of Muon's "
@@ -256,7 +258,7 @@ def budgets(root: Path, flops: float = 1.0) -> None:
 )
 def test_final_losses_are_judged_at_equal_budgets(root, flops, equal, text):
     budgets(root, flops)
-    found = of("small", "long", baseline="small", equal=equal).verdict("final_loss", "long")
+    found = verdict_of("final_loss", "long", equal=equal)
     assert found.text.startswith(text)
     assert found.note == ("at equal FLOPs, and 2.00x the tokens" if text == "better" else "")
 
@@ -303,3 +305,30 @@ def test_what_else_a_method_changed_stands_below_the_verdict(root):
         "0.002 instead of 0.001."
     )
     assert len(verdict_sentences(of("small"))) == 0
+
+
+def changed(step: float, tokens: float, warmup: float = 100.0, rate: float = 1e-3) -> Any:
+    run = SimpleNamespace(status="finished", step=step, tokens=tokens)
+    run.warmup_tokens = warmup
+    run.peak_lr = rate
+    return SimpleNamespace(label="B", runs=[run])
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        # 2 % more are not named.
+        (changed(102, 102_000, 102.0, 1.02e-3), ""),
+        (changed(103, 103_000), "B made 103 instead of 100 updates"),
+        (changed(200, 100_000), "B made 200 instead of 100 updates"),
+        (
+            changed(200, 400_000),
+            "B made 200 instead of 100 updates and took 2,000 instead of 1,000 tokens per update",
+        ),
+        (changed(100, 100_000, 50.0), "B warmed up over 50 instead of 100 tokens"),
+        (changed(100, 100_000, rate=2e-3), "B peaked at a rate of 0.002 instead of 0.001"),
+    ],
+)
+def test_what_else_a_method_changed_by_hand(method, text):
+    """The baseline made 100 updates of 1,000 tokens."""
+    assert describe_differences(changed(100, 100_000), method) == text

@@ -16,8 +16,9 @@ from scipy import stats
 
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.comparison import Comparison
-from efftrain_cli.compare.engine import count_members
+from efftrain_cli.compare.engine import _unless_too_sparse, count_members
 from efftrain_cli.compare.frames import as_json
+from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.measures import (
     NOT_REACHED,
     Costs,
@@ -35,7 +36,7 @@ from efftrain_cli.compare.planning import seeds_needed
 from efftrain_cli.compare.reading import read_numbers
 from efftrain_cli.compare.tables import answers, plan_table
 from efftrain_cli.compare.verdicts import verdict_sentences
-from tests.compare.known_runs import PLD, SLW, curve, mean, of, values, write_pair
+from tests.compare.known_runs import PLD, SLW, curve, mean, of, values, verdict_of, write_pair
 from tests.fake_runs import rows_of, write_rows, write_run
 
 
@@ -69,10 +70,21 @@ def test_sparse_evaluations_never_end_a_comparison(root, case):
         else:
             curve(root, sides[0], "small", seed)
         curve(root, sides[1], "small-slw", seed, more=SLW)
-    found = of("small", "small-slw").verdict("tokens_to_match", "small-slw")
-    assert found.text == (
+    assert verdict_of("tokens_to_match").text == (
         "not judged: evaluations every 10 steps leave it open altogether; eval.every = 1 would do"
     )
+
+
+def test_the_interval_of_evaluations_that_would_do_by_hand():
+    """Open by e^0.4, a crossing is off by four times a quarter of the interval; half the steps leave a fourth of it."""
+    run = SimpleNamespace(evaluated={"step": np.array([0, 50, 100])})
+    groups = [SimpleNamespace(runs=[run])] * 2
+    wide = Estimate(1.2, low=1.0, high=math.exp(0.4), log=True)
+    assert _unless_too_sparse(wide, 0.4, groups).why.text == (
+        "not judged: evaluations every 50 steps leave it open by 1.49x, more than a quarter of its interval; "
+        "eval.every = 25 would do"
+    )
+    assert _unless_too_sparse(wide, 0.1, groups) is wide
 
 
 def test_interpolation_by_hand(root):
@@ -111,22 +123,17 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root):
     costs = values(comparison, "tokens_to_target", "base")
     assert [costs[seed] for seed in range(3)] == [NOT_REACHED] * 3
     tokens = comparison.verdict("tokens_to_target", "method")
-    assert (
-        tokens.exact.p == pytest.approx(2 / 252)
-        and tokens.exact.wins == 1.0
-        and tokens.text == "better"
+    assert (tokens.exact.wins, tokens.text, tokens.estimate.bound) == (1.0, "better", 1)
+    assert tokens.exact.p == pytest.approx(2 / 252)
+    assert tokens.estimate.mean == pytest.approx(2.12, abs=0.01)
+    assert tokens.note == (
+        "3 of 5 baseline runs and 0 of this arm's did not reach the target; exact rank-sum test"
     )
-    assert tokens.estimate.bound == 1 and tokens.estimate.mean == pytest.approx(2.12, abs=0.01)
     row = next(row for row in answers(comparison).rows if row[0] == "tokens to loss 2.5")
-    assert (
-        row[1] == "2 of 5 runs"
-        and row[3].startswith("more than 2.12x")
-        and row[3].endswith("ahead in 100 % of pairs")
-    )
+    assert row[1] == "2 of 5 runs"
+    assert row[3] == "more than 2.12x, ahead in 100 % of pairs"
     # Seen from the other side the method is worse: a fixed target has two sides.
-    other = of("base", "method", target_loss=2.5, baseline="method").verdict(
-        "tokens_to_target", "base"
-    )
+    other = verdict_of("tokens_to_target", "base", "method", target_loss=2.5)
     assert other.text == "worse" and other.estimate.bound == -1
 
 
@@ -135,20 +142,14 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root):
     for seed in range(3):
         curve(root, [6.0, 5.0, 4.0, 3.0], "base", seed)
         curve(root, [6.0, 5.0, 3.5, 2.5], "method", seed, more=SLW)
-    runs = {run.name: run for run in of("base", "method").runs}
-    a, b = runs["base-seed0"], runs["method-seed0"]
-    assert match(read_end(a, "tokens"), read_end(b, "tokens")) == pytest.approx(
-        math.log(30720 / 25600)
-    )
-    assert match(read_end(b, "tokens"), read_end(a, "tokens")) == pytest.approx(
-        -math.log(30720 / 25600)
-    )
-    assert match(read_end(a, "tokens"), read_end(a, "tokens")) == 0
-    forward = of("base", "method").verdict("tokens_to_match", "method")
-    back = of("base", "method", baseline="method").verdict("tokens_to_match", "base")
-    assert forward.estimate.mean == pytest.approx(1.2) and back.estimate.mean == pytest.approx(
-        1 / 1.2
-    )
+    a, b = (read_end(read_numbers(root / f"{name}-seed0"), "tokens") for name in ("base", "method"))
+    assert match(a, b) == pytest.approx(math.log(30720 / 25600))
+    assert match(b, a) == pytest.approx(-math.log(30720 / 25600))
+    assert match(a, a) == 0
+    forward = verdict_of("tokens_to_match", "method", "base")
+    back = verdict_of("tokens_to_match", "base", "method")
+    assert forward.estimate.mean == pytest.approx(1.2)
+    assert back.estimate.mean == pytest.approx(1 / 1.2)
 
 
 def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root):
@@ -238,18 +239,11 @@ def test_one_seed_makes_no_claim(root):
 
 def test_clear_difference_over_three_seeds_is_claimed_from_either_side(root):
     write_pair(root)
-    verdicts = {d.question.key: d.text for d in of("small", "small-slw").verdicts}
-    assert (
-        verdicts["final_loss"]
-        == verdicts["tokens_to_match"]
-        == verdicts["flops_to_match"]
-        == "better"
-    )
-    verdicts = {
-        d.question.key: d.text for d in of("small", "small-slw", baseline="small-slw").verdicts
-    }
-    assert verdicts["final_loss"] == verdicts["tokens_to_match"] == "worse"
-    assert "best_loss" not in verdicts  # shown, never tested
+    for key in ("final_loss", "tokens_to_match", "flops_to_match"):
+        assert verdict_of(key).text == "better"
+        assert verdict_of(key, "small", "small-slw").text == "worse"
+    # Shown, never tested.
+    assert of("small", "small-slw").verdict("best_loss", "small-slw") is None
 
 
 def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seeds(root):
@@ -259,16 +253,15 @@ def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seed
     comparison = of("base", "method")
     final = comparison.verdict("final_loss", "method")
     sd = np.std([0.1, -0.2, -0.05], ddof=1)
-    assert final.text == "undecided" and final.min_detectable_effect == pytest.approx(
-        3.26 * sd, rel=0.01
-    )
+    assert final.text == "undecided"
+    assert final.min_detectable_effect == pytest.approx(3.26 * sd, rel=0.01)
     (sentence,) = verdict_sentences(comparison)
     assert sentence == (
         "B method against A base is undecided in final loss: -0.0500 [-0.4226, +0.3226] nats/token, p = 0.62, 3 pairs; "
         # The spread of three differences is known within sqrt(2 / 7.378) and sqrt(2 / 0.0506).
         "such a study shows a difference of 0.49 nats/token in 80 % of cases (0.25 to 3.1 by the spread's own interval)."
     )
-    assert of("base", "method", margin=0.7).verdict("final_loss", "method").text == "equivalent"
+    assert verdict_of("final_loss", "method", "base", margin=0.7).text == "equivalent"
 
 
 def test_partly_shared_seeds_use_every_run(root):
@@ -284,10 +277,8 @@ def test_partly_shared_seeds_use_every_run(root):
         label: mean(comparison, "final_loss", label)
         for label in ("small", "small-slw", "small-pld")
     }
-    assert (
-        final["small-slw"].seeds == (1, 2)
-        and "too few to pair" in final["small-slw"].estimate.method
-    )
+    assert final["small-slw"].seeds == (1, 2)
+    assert "too few to pair" in final["small-slw"].estimate.method
     assert final["small-pld"].seeds == () and "not paired" in final["small-pld"].estimate.method
     for label, difference in final.items():  # the interval is about the means that are shown
         assert difference.estimate.mean == pytest.approx(means[label] - means["small"])
@@ -320,8 +311,8 @@ def test_holm_is_applied_over_the_recipes_and_over_what_is_beside_the_final_loss
 
 def test_20_seeds_are_judged_by_t_as_3_are(root):
     write_pair(root, seeds=20)
-    found = of("small", "small-slw").verdict("tokens_to_match", "small-slw")
-    assert found.estimate.method == "paired t on log ratios" and found.estimate.n == 20
+    found = verdict_of("tokens_to_match").estimate
+    assert (found.method, found.n) == ("paired t on log ratios", 20)
 
 
 START = {"event": "start"}

@@ -13,7 +13,7 @@ from efftrain_cli.compare import inference
 from efftrain_cli.compare.measures import NOT_AVAILABLE
 from efftrain_cli.compare.tables import tables_of
 from efftrain_cli.zeroshot.results import save_result
-from tests.compare.known_runs import SLW, of, scores, values, write_pair
+from tests.compare.known_runs import DEAD, SLW, of, scores, values, write_pair
 from tests.fake_runs import write_run
 
 
@@ -150,8 +150,7 @@ def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(r
     )
     named = of(*settings, baseline="small optim.lr=0.001")
     assert scores(named)[0].text == "better"
-    dead = [{"event": "start"}, {"event": "diverged", "step": 30}]
-    write_run(root, "small-slw", 3, steps=30, budget=102400, more=SLW, events=dead)
+    write_run(root, "small-slw", 3, more=SLW, **DEAD)
     difference = scores(of("small-seed*", "small-slw"))[0]
     assert difference.text == "not judged: 1 failed run without a score"
     assert difference.p_holm is None
