@@ -33,7 +33,7 @@ from efftrain_cli.compare.failures import (
     shares_text,
     stuck_loss,
 )
-from efftrain_cli.compare.groups import Group, finished_runs
+from efftrain_cli.compare.groups import Group, finished_runs, runs_of
 from efftrain_cli.compare.inference import ALPHA, POWER, Direction, Estimate, ExactTest
 from efftrain_cli.compare.measures import (
     AXIS_WORDS,
@@ -299,7 +299,7 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
         more=[look - seeds for look in later],
         levels=nominal_levels(looks.alpha / comparisons, looks.plan, sides)[looks.taken :],
         direction=direction,
-        margin=_margin_size(each.question, estimate),
+        margin=estimate.scaled(each.question.margin or 0.0),
         shared=each.shared_sd,
     )
 
@@ -645,7 +645,7 @@ def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]
     error = math.inf if math.isnan(error) else abs(error)
     if error <= most:
         return estimate
-    every = evaluated_every([run for group in groups for run in group.runs])
+    every = evaluated_every(runs_of(groups))
     # The error grows with the square of the distance.
     enough = max(1, math.floor(every * math.sqrt(most / error)))
     size = f"by {math.exp(error):.2f}x, more than a quarter of its interval"
@@ -684,17 +684,12 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
 def _points_at(question: Question, estimate: Estimate) -> bool:
     """Return whether an estimate itself, without its interval, is where the direction's claim is true."""
     gain = estimate.gain
-    size = _margin_size(question, estimate)
+    size = estimate.scaled(question.margin or 0.0)
     if question.direction == "better":
         return gain > 0
     if question.direction == "equivalent":
         return abs(gain) < size
     return question.direction == "different" or gain > -size
-
-
-def _margin_size(question: Question, estimate: Estimate) -> float:
-    margin = question.margin or 0.0
-    return math.log1p(margin) if estimate.log else margin
 
 
 def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
@@ -704,7 +699,7 @@ def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
         return False
     if each.exact is not None:
         return looks.passed_by(min(1.0, comparisons * len(looks.plan) * each.exact.p))
-    size = _margin_size(question, each.estimate)
+    size = each.estimate.scaled(question.margin or 0.0)
     half = inference.half_width(each.estimate, looks.level(looks.alpha / comparisons, 2))
     low = each.estimate.gain - half
     high = each.estimate.gain + half

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -77,8 +78,8 @@ def format_estimate(
     ratio: bool = False,
     decimals: int = 2,
 ) -> str:
-    """Write a difference or a ratio with its interval: -0.1305 [-0.1320, -0.1291], 1.30x [1.29, 1.30]."""
-    if mean is None:
+    """Write a difference or a ratio with its interval: -0.1305 [-0.1320, -0.1291], 1.30x [1.29, 1.30]; "-" for NaN."""
+    if mean is None or math.isnan(mean):
         return "-"
     form, times = (f".{decimals}f", "x") if ratio else ("+.4f", "")
     text = f"{mean:{form}}{times}"

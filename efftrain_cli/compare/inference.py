@@ -81,6 +81,12 @@ class Estimate:
             return self.center
         return -self.center
 
+    def scaled(self, size: float) -> float:
+        """Return a difference on the scale of the test: nats, or the logarithm of a ratio less 1."""
+        if self.log:
+            return math.log1p(size)
+        return size
+
 
 def _by_t(
     mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float
@@ -301,7 +307,7 @@ def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | 
         return _one_sided_p(result, result.gain)
     if margin is None or not (math.isfinite(margin) and margin > 0):
         raise ValueError(f"a margin is a positive number, not {margin}")
-    size = math.log1p(margin) if result.log else margin
+    size = result.scaled(margin)
     not_worse = _one_sided_p(result, result.gain + size)
     if direction == "noninferior":
         return not_worse

@@ -107,10 +107,8 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
     """Draw plots below each other over one x axis, or with `across` beside each other over one y axis."""
     from matplotlib.figure import Figure
 
-    rows = len(plots)
-    columns = 1
-    if across:
-        rows, columns = columns, rows
+    rows = 1 if across else len(plots)
+    columns = len(plots) if across else 1
     figure = Figure(figsize=(5.4 * columns, 0.6 + 3.1 * rows), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=not across, sharey=across, squeeze=False)
     for axes, plot in zip(panels.flat, plots, strict=True):

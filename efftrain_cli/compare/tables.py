@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -270,7 +269,7 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         alpha = _strictest_level(comparison, question.is_primary)
         needed = []
         for size in differences:
-            effect = math.log1p(size) if estimate.log else size
+            effect = estimate.scaled(size)
             n = seeds_needed(effect, sd, estimate.paired, alpha, verdict.shared_sd)
             needed.append(str(n or f">{MOST_SEEDS}"))
         spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"

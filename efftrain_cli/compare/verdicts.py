@@ -72,8 +72,7 @@ def short_verdict(found: Verdict) -> str:
 
 def interval_text(estimate: Estimate) -> str:
     """Write the estimate with its interval, a ratio with three decimals."""
-    mean = None if math.isnan(estimate.mean) else estimate.mean
-    return format_estimate(mean, estimate.low, estimate.high, estimate.log, decimals=3)
+    return format_estimate(estimate.mean, estimate.low, estimate.high, estimate.log, decimals=3)
 
 
 def margin_text(question: Question) -> str:
@@ -84,7 +83,8 @@ def margin_text(question: Question) -> str:
 
 def _detectable(found: Verdict) -> str:
     """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if unknown or endless."""
-    size, limits = found.min_detectable_effect, found.min_detectable_range
+    size = found.min_detectable_effect
+    limits = found.min_detectable_range
     if size is None or limits is None or math.isinf(size):
         return ""
     question = found.question

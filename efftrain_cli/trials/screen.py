@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -107,6 +106,5 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
 
 
 def _gain(estimate: Estimate) -> str:
-    mean = None if math.isnan(estimate.mean) else estimate.mean
-    text = format_estimate(mean, estimate.low, estimate.high, ratio=True)
+    text = format_estimate(estimate.mean, estimate.low, estimate.high, ratio=True)
     return f"{text} ({estimate.why.text})" if estimate.why else text
