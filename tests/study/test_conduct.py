@@ -260,6 +260,25 @@ def test_a_foreign_looks_csv_does_not_stop_a_registration(folder, file, looks, v
     assert "asked the same of the same arms: " in reason and reason.endswith(verdicts)
 
 
+def test_a_finished_study_writes_its_last_look_again(conducted):
+    """As a damaged looks.csv advises: delete it, and give the command again."""
+    path = study_folder("study") / "looks.csv"
+    before = path.read_text()
+    path.unlink()
+    conduct_stubs(conducted.file)
+    assert path.read_text() == before
+
+
+def test_a_tuning_run_with_another_recipe_is_refused(file):
+    conduct_stubs(file)
+    recipe = run_path("study-plain-lr0.002-tune-seed0") / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("n_embd = 32", "n_embd = 64"))
+    with pytest.raises(
+        UsageError, match=r"lr0\.002-tune-seed0' exists with another recipe \(model\.n_embd differ"
+    ):
+        read_study(file.path)
+
+
 def test_a_study_with_a_foreign_looks_csv_says_how_to_mend_it(file):
     register(file, allow=False)
     (study_folder("study") / "looks.csv").write_text("look,seeds\none,3\n")
@@ -305,6 +324,25 @@ def test_runs_that_the_registration_did_not_start_are_labelled(file):
     # The stubs write origins without it.
     (label,) = [label for label in judgement.labels if "registration" in label.text]
     assert label.text.startswith("6 runs without its registration, such as study-")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "simulated", "errors"),
+    [(3, 3, "6 to 13 %"), (4, 3, "6 to 13 %"), (5, 5, "6 to 9 %")],
+)
+def test_the_error_that_tuning_adds_is_said(folder, seeds, simulated, errors):
+    """As the nearest simulation of as many seeds or fewer found."""
+    file = write_study(folder, ('seeds = "0..1"', f'seeds = "0..{seeds - 1}"'))
+    (label,) = judge_runs(file, allow=False).labels
+    assert label.text == (
+        f"each arm was tuned on {seeds} seeds: identical methods, each tuned on {simulated}, differ in {errors} of studies "
+        "of 3 to 10 seeds"
+    )
+
+
+def test_more_tuning_seeds_than_were_simulated_are_not_warned_of(folder):
+    file = write_study(folder, ('seeds = "0..1"', 'seeds = "0..5"'))
+    assert judge_runs(file, allow=False).labels == ()
 
 
 def test_an_edited_plan_is_found(file):
@@ -360,6 +398,16 @@ def test_the_plan_counts_what_is_left(file):
     assert total["seconds_left"] == pytest.approx(4 * (5 + 5))
 
 
+def test_runs_whose_names_hash_what_tuning_chose_are_counted(folder):
+    """34 letters, "-plain-lr0.0012345678901234-seed10" and a hash in place of what is beyond 64 characters."""
+    measure = '"lr_sensitivity"\nrates = [1.2345678901234e-3, 2.2345678901234e-3]'
+    changes = [('"final_loss"', measure), ("looks = 2", "looks = 1")]
+    file = conduct_stubs(write_study(folder, *changes, name="s" * 34)).file
+    costs = read_costs(read_study(file.path))
+    assert "0012" not in costs[-1]["name"] and len(costs[-1]["name"]) <= 64
+    assert total_of(costs)["done"] == len(costs) == 12 + 5 * 2 * 2
+
+
 @pytest.mark.parametrize("name", recipe_names())
 def test_every_shipped_recipe_can_be_made_a_toy(name, tmp_path):
     recipe = load_recipe(name)
@@ -410,6 +458,21 @@ def test_a_rehearsal_goes_through_all_phases_and_leaves_the_study_alone(folder, 
     assert found.look and launch.calls[0] == "study-plain-lr0.001-tune-seed0"
     assert [path.name for path in (folder / "runs").iterdir()] == ["study-study"]
     assert register(file, allow=False).exploratory == []
+
+
+def test_a_rehearsal_prints_no_verdict(file, monkeypatch, capsys):
+    monkeypatch.setattr(main, "conduct", lambda small, runner: conduct_stubs(small))
+    main.run_rehearsal(file, 1, "cpu", as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["rehearsal"] is True and "verdicts" not in printed
+    # Two rates on one tuning seed, four seeds for two looks.
+    runs = {(each["phase"], each["arm"]): each["runs"] for each in printed["phases"]}
+    assert runs == {
+        ("tuning", "plain"): 2,
+        ("tuning", "warm"): 2,
+        ("confirmation", "plain"): 4,
+        ("confirmation", "warm"): 4,
+    }
 
 
 def test_a_run_beyond_its_budget_is_done_to_100_percent(file, monkeypatch):

@@ -30,6 +30,7 @@ from efftrain_cli.trials import runner
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, grid
 from tests.conftest import REPOSITORY
+from tests.fake_runs import val_loss
 from tests.launch import wait_until
 from tests.trials.stubs import Pretrain, Stub, both, plain, quiet, write_trial
 
@@ -100,6 +101,19 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     third = Pretrain(trials)
     make_runner(folder, third).train(trials)
     assert third.calls == []
+
+
+def test_a_run_that_ended_is_counted_among_all(folder):
+    """Two of three are left; the stubs take no time."""
+    trials = [*both(0), *plain(1)]
+    write_trial(trials[0])
+    lines: list[str] = []
+    trainer = TrialRunner(folder / "state", say=lines.append, launch=Pretrain(trials))
+    trainer.train(trials, "look 1")
+    begun, second, third = lines
+    assert begun == "look 1, 1 of 3 trained already"
+    assert second.startswith(f"[2/3] warm-seed0: val loss {val_loss(100, 0, 1.3):.4f}, ")
+    assert third.startswith(f"[3/3] plain-seed1: val loss {val_loss(100, 1, 1.0):.4f}, ")
 
 
 def test_as_many_runs_at_once_as_jobs_and_no_more(folder, monkeypatch):

@@ -9,10 +9,12 @@ import re
 import pytest
 from scipy import stats
 
+from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.seq_len_warmup import SeqLenWarmup
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import load_recipe
+from efftrain_cli.tune_warmup.printing import show_plan
 from efftrain_cli.tune_warmup.probe import Probe, Receipt
 from efftrain_cli.tune_warmup.search import Finder, Search
 from tests.tune_warmup.answers import (
@@ -225,6 +227,22 @@ def test_a_tenth_of_a_run_verifies_the_recipe_s_own_setting(name):
     horizon = 3 * search.recipe.optim.warmup_steps
     after = next(after for plan, after in plan_run(search.recipe) if plan.step == horizon)
     assert smallest == after.tokens
+
+
+def test_a_plan_counts_starts_durations_and_their_costs(capsys):
+    """In 60 steps from 8 tokens, 0.7 more a step, down to multiples of 8: 11 steps of 8 tokens, 11 of 16, 12 of 24, 11
+    of 32, 12 of 40 and 3 of 48 are 1,528, in a batch of 10. The dearest climb of 20 steps and the dearest probe of 60 are
+    those of full length, 12,800 and 38,400 tokens. Of five starts every second one, the last and one step back; of nine
+    durations at most four after the first, and no warmup."""
+    show_plan(make_console(), SLW)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "seq_len_warmup.start from 8 to 48 tokens, then" in shown
+    assert "from 20 to 320 steps" in shown and "first start 8, 80 steps" in shown
+    assert "cost 15.3K tokens (7.6% of a full run) to verify start 8, 80 steps" in shown
+    assert (
+        "at most 10 probes, 282K tokens (140.8% of a full run): 4 for the start and 6 for" in shown
+    )
+    assert "the smallest sensible one is --budget 7.7%" in shown
 
 
 DISCRETE = "seq_len_warmup={pacing = 'discrete', lengths = "
