@@ -316,9 +316,9 @@ def show_judged(
     judgement = judge_runs(file, allow)
     verdicts = verdict_text(judgement, registration)
     arms = {}
-    for phase, arm, trial, *_ in all_trials(file):
-        if phase != "tuning" and (run_path(trial.name) / "metrics.jsonl").is_file():
-            arms[trial.name] = arm
+    for each in judged_trials(file, file.seeds):
+        if (run_path(each.trial.name) / "metrics.jsonl").is_file():
+            arms[each.trial.name] = each.arm
     of_baseline = [name for name, arm in arms.items() if arm == file.study.baseline]
     if not of_baseline:
         raise UsageError(

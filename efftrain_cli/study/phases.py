@@ -22,6 +22,7 @@ from efftrain_cli.trials.costs import needs_of
 from efftrain_cli.trials.trial import (
     ENDED,
     Trial,
+    points_of,
     read_trial,
     recipe_of,
     run_name,
@@ -33,14 +34,19 @@ from efftrain_cli.trials.trial import (
 class StudyTrial(NamedTuple):
     """One run of a study."""
 
-    phase: str
-    """"tuning", "confirmation" or "learning rates"."""
     arm: str
     trial: Trial
     rate: float | None = None
     """Learning rate of a run that a primary over learning rates is judged by; None of others."""
     tried: tuple[str, ...] = ()
     """`key=value` of a point of the arm's grid; empty after tuning."""
+
+    @property
+    def phase(self) -> str:
+        """ "tuning", "confirmation" or "learning rates"."""
+        if self.tried:
+            return "tuning"
+        return "confirmation" if self.rate is None else "learning rates"
 
 
 def all_trials(file: StudyFile) -> list[StudyTrial]:
@@ -55,13 +61,13 @@ def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
         for seed, arm in itertools.product(block.tuning, file.study.arms):
             grid = []
             for key, values in file.grid_of(arm, block.grown).items():
-                grid.append([(key, toml_value(value)) for value in values])
+                grid.append((key, map(toml_value, values)))
             # An arm without a grid has no point; the product of no grids would be one.
-            for point in itertools.product(*grid) if grid else ():
+            for point in points_of(grid) if grid else ():
                 tried = tuple(f"{key}={value}" for key, value in point)
-                words = [setting_word(key, value) for key, value in point]
+                words = itertools.starmap(setting_word, point)
                 trial = _trial(file, arm, seed, tried, *words, "tune")
-                trials.append(StudyTrial("tuning", arm.name, trial, None, tried))
+                trials.append(StudyTrial(arm.name, trial, tried=tried))
     return trials
 
 
@@ -74,20 +80,15 @@ def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
     chosen: dict[tuple[str, int], tuple[str, ...]] = {}
     for each in file.tuned:
         chosen |= {(each.arm, seed): each.settings for seed in each.seeds}
-    phases: list[tuple[str, tuple[float | None, ...]]] = [("learning rates", file.rates)]
-    if None in file.judged_rates:
-        phases.insert(0, ("confirmation", (None,)))
     trials = []
-    for phase, rates in phases:
-        for seed, arm, rate in itertools.product(seeds, file.study.arms, rates):
-            settings, words = [*chosen.get((arm.name, seed), ())], []
-            if rate is not None:
-                value = toml_value(rate)
-                settings.append(f"optim.lr={value}")
-                words.append(setting_word("optim.lr", value))
-            trial = _trial(file, arm, seed, settings, *words)
-            trials.append(StudyTrial(phase, arm.name, trial, rate))
-    return trials
+    for seed, arm, rate in itertools.product(seeds, file.study.arms, file.judged_rates):
+        settings, words = [*chosen.get((arm.name, seed), ())], []
+        if rate is not None:
+            value = toml_value(rate)
+            settings.append(f"optim.lr={value}")
+            words.append(setting_word("optim.lr", value))
+        trials.append(StudyTrial(arm.name, _trial(file, arm, seed, settings, *words), rate))
+    return sorted(trials, key=lambda each: each.rate is not None)
 
 
 def _trial(
@@ -100,12 +101,7 @@ def _trial(
     """Return the run of an arm with settings besides its own; `words` tell its name from others."""
     name = run_name([f"{file.name}-{arm.name}", *words, f"seed{seed}"], settings)
     every = (*file.settings_of(arm), *settings)
-    return Trial(
-        file.recipe_path(arm),
-        every,
-        seed,
-        name,
-    )
+    return Trial(file.recipe_path(arm), every, seed, name)
 
 
 # --- what tuning chose -------------------------------------------------------------------------

@@ -118,15 +118,16 @@ def write_receipts(file: StudyFile) -> None:
     """Write receipts.csv: one row per run that has begun, whatever came of it."""
     rows = []
     trials = [*tuning_trials(file, file.blocks), *judged_trials(file, file.chosen_seeds)]
-    for phase, arm, trial, *_ in trials:
+    for each in trials:
+        trial = each.trial
         run = read_trial(trial)
         if run is None:
             continue
         rows.append(
             (
-                phase,
+                each.phase,
                 file.block_of[trial.seed],
-                arm,
+                each.arm,
                 " ".join(trial.settings),
                 trial.seed,
                 trial.name,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from efftrain_cli.foundation.console import human_seconds, say, silent
+from efftrain_cli.foundation.console import counted, human_seconds, say, silent
 from efftrain_cli.foundation.environment import usable_cores
 from efftrain_cli.foundation.errors import (
     DivergedError,
@@ -159,11 +159,8 @@ class TrialRunner:
             for place, changes in environments(self.jobs, self.device)
         ]
         self._changes: dict[str, tuple[int, float]] = {}  # run -> (mtime, our clock then)
-        self._waiting: list[Trial] = []
         self._active: dict[int, _Slot] = {}
         self._elsewhere: dict[str, Trial] = {}  # another process trains them
-        self._ends: dict[str, str] = {}  # run -> one of ENDED
-        self._tokens: dict[str, int] = {}  # run -> its budget
         self._stopping: str | None = None
         self._last_ctrl_c = -SECOND_CTRL_C - 1
         self._last_status = time.monotonic()
@@ -185,8 +182,8 @@ class TrialRunner:
         """
         # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
         recipes = [recipe_of(trial) for trial in trials]
-        self._ends = {}
-        self._tokens = {}
+        self._ends: dict[str, str] = {}  # run -> one of ENDED
+        self._tokens: dict[str, int] = {}  # run -> its budget
         for trial, recipe in zip(trials, recipes, strict=True):
             state = state_of(trial)
             if state in ENDED:
@@ -202,7 +199,7 @@ class TrialRunner:
             already = f"{len(self._ends)} of {len(trials)} trained already"
             self._progress(f"{title or 'sweep'}, {already}")
         elif self._waiting and title:
-            self._progress(f"{title}, {len(trials)} runs")
+            self._progress(f"{title}, {counted(len(trials), 'run')}")
         with self._signals():
             try:
                 self._work()
@@ -211,7 +208,6 @@ class TrialRunner:
         return [self._ends[trial.name] for trial in trials]
 
     def _work(self) -> None:
-        looked = time.monotonic()
         while self._waiting or self._active or self._elsewhere:
             self._fill()
             self._show_status()
@@ -222,17 +218,11 @@ class TrialRunner:
                     del self._active[place]
                     self._ended(slot, code)
             if self._stopping is not None:
-                self._end_all()
                 raise StoppedError(
                     f"stopped by {self._stopping}; every run is saved: give the same command again to continue"
                 )
-            if (
-                self._elsewhere
-                and not self._waiting
-                and not self._active
-                and time.monotonic() - looked >= 10 * TICK
-            ):
-                looked = time.monotonic()
+            if self._elsewhere and not self._waiting and not self._active:
+                time.sleep(9 * TICK)
                 self._look_elsewhere()
 
     def _fill(self) -> None:

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -152,22 +152,27 @@ def grid(
     check_number_of_runs(
         len(recipes) * len(seeds) * math.prod(len(values) for _, values in settings)
     )
-    keys = [key for key, _ in settings]
-    points = list(itertools.product(*(values for _, values in settings)))
     trials = []
-    for seed in seeds:
-        for recipe, name in zip(recipes, names, strict=True):
-            for values in points:
-                words = [prefix, name]
-                overrides = []
-                for key, value in zip(keys, values, strict=True):
-                    overrides.append(f"{key}={value}")
-                    # What changes nothing of the result is not part of the name either.
-                    if not key.startswith(NOT_COMPUTED):
-                        words.append(setting_word(key, value))
-                run = run_name([*filter(None, words), f"seed{seed}"], overrides)
-                trials.append(Trial(recipe, tuple(overrides), seed, run))
+    points = points_of(settings)
+    named = zip(recipes, names, strict=True)
+    for seed, (recipe, name), point in itertools.product(seeds, named, points):
+        words = [prefix, name]
+        for key, value in point:
+            # What changes nothing of the result is not part of the name either.
+            if not key.startswith(NOT_COMPUTED):
+                words.append(setting_word(key, value))
+        overrides = tuple(f"{key}={value}" for key, value in point)
+        run = run_name([*filter(None, words), f"seed{seed}"], overrides)
+        trials.append(Trial(recipe, overrides, seed, run))
     return trials
+
+
+def points_of(grid: Iterable[tuple[str, Iterable[str]]]) -> list[tuple[tuple[str, str], ...]]:
+    """Return every combination of the values of a grid, as pairs of key and value."""
+    pairs = []
+    for key, values in grid:
+        pairs.append([(key, value) for value in values])
+    return list(itertools.product(*pairs))
 
 
 def setting_word(key: str, value: str) -> str:

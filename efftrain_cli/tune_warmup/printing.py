@@ -12,7 +12,6 @@ from efftrain_cli.tune_warmup.probe import Probe, Receipt
 from efftrain_cli.tune_warmup.search import Search
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
     from efftrain_cli.compare.picture import Plot
@@ -145,11 +144,14 @@ SHOWN = "steps,seed,stopped_at_step,horizon,tokens,share_of_budget,seconds,max_f
 """Columns of the receipts that the terminal has."""
 
 
-def show_table(console: Console, search: Search, frame: pd.DataFrame) -> None:
+def show_table(console: Console, search: Search, rows: Sequence[Mapping[str, object]]) -> None:
     """Print the receipts as a table."""
-    shown = frame[[*(["start"] * bool(search.start_name)), *SHOWN.split(",")]].astype(str)
+    columns = [*(["start"] * bool(search.start_name)), *SHOWN.split(",")]
+    cells = []
+    for row in rows:
+        cells.append(tuple(str(row[column]) for column in columns))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    for line in table_lines(tuple(shown.columns), list(shown.itertuples(index=False, name=None))):
+    for line in table_lines(tuple(columns), cells):
         console.print(line, markup=False)
 
 

@@ -48,7 +48,6 @@ from efftrain_cli.tune_warmup.probe import Probe, Receipt, SearchFile
 from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
 
@@ -189,43 +188,34 @@ def read_receipts(folder: Path) -> list[Receipt]:
     return [read_record(path, Receipt) for path in paths]
 
 
-def receipts_frame(search: Search, receipts: Sequence[Receipt]) -> pd.DataFrame:
-    """Return a row per probe, written as receipts.csv has it: `sequences` is the ramp's length if the batch size is
-    warmed up, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
-    import pandas as pd
+def receipt_row(search: Search, receipt: Receipt) -> dict[str, object]:
+    """Return a probe as receipts.csv has it: `sequences` is the ramp's length if the batch size is warmed up, and
+    `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    probe = receipt.probe
+    curve = (f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)
+    return {
+        "probe": probe.name,
+        "start": probe.start,
+        "steps": probe.steps,
+        "sequences": search.ramp(probe.start, probe.steps) or "",
+        "seed": probe.seed,
+        "horizon": probe.horizon,
+        "verdict": receipt.verdict,
+        "stopped_at_step": receipt.stopped_at_step,
+        "tokens": receipt.tokens,
+        "share_of_budget": f"{receipt.tokens / search.recipe.train.tokens:.6f}",
+        "seconds": f"{receipt.seconds:.3f}",
+        "max_fluctuation": f"{receipt.max_fluctuation:.4f}",
+        "fluctuation_step": receipt.fluctuation_step,
+        "max_grad_norm": _six_digits(receipt.max_grad_norm),
+        "max_adam_sqrt_v": _six_digits(receipt.max_adam_sqrt_v),
+        "max_loss_ratio": _six_digits(receipt.max_loss_ratio),
+        "perplexity_by_step": " ".join(curve),
+    }
 
-    rows = []
-    for receipt in receipts:
-        probe = receipt.probe
-        measures = {
-            "max_grad_norm": receipt.max_grad_norm,
-            "max_adam_sqrt_v": receipt.max_adam_sqrt_v,
-            "max_loss_ratio": receipt.max_loss_ratio,
-        }
-        curve = (f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)
-        rows.append(
-            {
-                "probe": probe.name,
-                "start": probe.start,
-                "steps": probe.steps,
-                "sequences": search.ramp(probe.start, probe.steps) or "",
-                "seed": probe.seed,
-                "horizon": probe.horizon,
-                "verdict": receipt.verdict,
-                "stopped_at_step": receipt.stopped_at_step,
-                "tokens": receipt.tokens,
-                "share_of_budget": f"{receipt.tokens / search.recipe.train.tokens:.6f}",
-                "seconds": f"{receipt.seconds:.3f}",
-                "max_fluctuation": f"{receipt.max_fluctuation:.4f}",
-                "fluctuation_step": receipt.fluctuation_step,
-                **{
-                    name: "" if value is None else f"{value:.6g}"
-                    for name, value in measures.items()
-                },
-                "perplexity_by_step": " ".join(curve),
-            }
-        )
-    return pd.DataFrame(rows, dtype=object)
+
+def _six_digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
 
 
 # --- the end of a search --------------------------------------------------------------------------------------------
@@ -246,11 +236,12 @@ def _finish(
     """
     budget = search.recipe.train.tokens
     if receipts:
-        frame = receipts_frame(search, receipts)
-        write_whole(folder / "receipts.csv", csv_text(list(frame), frame.itertuples(index=False)))
+        rows = [receipt_row(search, receipt) for receipt in receipts]
+        table = csv_text(list(rows[0]), [list(row.values()) for row in rows])
+        write_whole(folder / "receipts.csv", table)
         printing.plot(folder / "probes.png", search, receipts)
         printing.plot_in_terminal(console, search, receipts)
-        printing.show_table(console, search, frame)
+        printing.show_table(console, search, rows)
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})

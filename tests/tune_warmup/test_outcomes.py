@@ -230,10 +230,10 @@ def test_a_tenth_of_a_run_verifies_the_recipe_s_own_setting(name):
 
 
 def test_a_plan_counts_starts_durations_and_their_costs(capsys):
-    """In 60 steps from 8 tokens, 0.7 more a step, down to multiples of 8: 11 steps of 8 tokens, 11 of 16, 12 of 24, 11
-    of 32, 12 of 40 and 3 of 48 are 1,528, in a batch of 10. The dearest climb of 20 steps and the dearest probe of 60 are
-    those of full length, 12,800 and 38,400 tokens. Of five starts every second one, the last and one step back; of nine
-    durations at most four after the first, and no warmup."""
+    """In 60 steps from 8 tokens, 0.7 more a step, down to multiples of 8: 11 steps of 8 tokens, 11 of 16, 12 of 24,
+    11 of 32, 12 of 40 and 3 of 48 are 1,528, in a batch of 10. The dearest climb of 20 steps and the dearest probe of
+    60 are those of full length, 12,800 and 38,400 tokens. Of five starts every second one, the last and one step back;
+    of nine durations at most four after the first, and no warmup."""
     show_plan(make_console(), SLW)
     shown = " ".join(capsys.readouterr().out.split())
     assert "seq_len_warmup.start from 8 to 48 tokens, then" in shown
