@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.plan.plan import micro_batch_multiple, shorten_schedules
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe
-from efftrain_cli.recipe.sections import Checkpoint, Data, Eval
+from efftrain_cli.recipe.sections import Data
 from efftrain_cli.run.directory import runs_in
 from efftrain_cli.study.file import Arm, StudyFile, Tuning
 from efftrain_cli.study.phases import LEARNING_RATES
@@ -27,7 +26,6 @@ STEPS = 12
 SEQ_LEN = 32
 SHORTEST = 8
 """Sequences that are longer become no shorter than this."""
-BATCH_SIZE = 4
 HEAD_DIM = 16
 
 
@@ -57,27 +55,23 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
         for key, values in file.grid_of(arm).items():
             if key in LEARNING_RATES:
                 grid[key] = tuple(dict.fromkeys((values[0], values[-1])))
-        arms.append(
-            Arm(name=arm.name, recipe=str(path.absolute()), grid=grid if study.tuning else None)
-        )
+        arms.append(Arm(name=arm.name, recipe=str(path.absolute()), grid=grid))
     looks, seeds = (1, 2) if study.looks == 1 else (2, 4)
     blocks = file.blocks[:seeds]
     tuned = ",".join(str(block.tuning[0]) for block in blocks if block.tuning)
-    tuning = None
-    if study.tuning:
-        tuning = Tuning(seeds=tuned, grid={})
+    primaries = []
+    for primary in study.primary:
+        ends = primary.rates and (primary.rates[0], primary.rates[-1])
+        primaries.append(replace(primary, rates=ends))
     small = replace(
         study,
         seeds=",".join(map(str, file.seeds[:seeds])),
         looks=looks,
         n_seeds=None,
         blocks=study.blocks and seeds,
-        tuning=tuning,
+        tuning=study.tuning and Tuning(seeds=tuned, grid={}),
         arms=tuple(arms),
-        primary=tuple(
-            replace(each, rates=each.rates and (each.rates[0], each.rates[-1]))
-            for each in study.primary
-        ),
+        primary=tuple(primaries),
         set=(),
     )
     path = folder / f"{file.name}.toml"
@@ -91,8 +85,10 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     Raises:
         UsageError: it cannot be made so small.
     """
+    # PyTorch's import takes seconds, and a plan needs none of this.
+    from efftrain_cli.verify_resume import cut_recipe
+
     seq_len = min(recipe.model.seq_len, SEQ_LEN)
-    batch_size = max(BATCH_SIZE, 2 * micro_batch_multiple(recipe, devices))
 
     def narrow(model: Any) -> Any:
         """Return [model], or a stage's changes of it, with the same depth and heads."""
@@ -102,52 +98,41 @@ def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
     def shorten(length: int) -> int:
         return max(min(length, SHORTEST), length * seq_len // recipe.model.seq_len)
 
-    moved = shorten_schedules(recipe, STEPS // 2, batch_size)
     stages = []
-    for stage in moved.get("stages", ()):
+    for stage in recipe.stages:
         warmup = min(stage.rewarmup_steps, 2)
         stages.append(replace(stage, model=narrow(stage.model), rewarmup_steps=warmup))
-    if stages:
-        moved["stages"] = tuple(stages)
-    slw = moved.get("seq_len_warmup")
+    slw = recipe.seq_len_warmup
     if slw is not None:
-        moved["seq_len_warmup"] = replace(
+        slw = replace(
             slw,
             start=shorten(slw.start),
             multiple=shorten(slw.multiple),
             lengths=tuple(map(shorten, slw.lengths)),
         )
-    optim = replace(
-        recipe.optim,
-        warmup_steps=min(recipe.optim.warmup_steps, 3),
-        decay_tokens=None,
-        decay_steps=None,
-    )
     try:
-        return replace(
+        small = replace(
             recipe,
             model=replace(narrow(recipe.model), seq_len=seq_len),
+            stages=tuple(stages),
+            seq_len_warmup=slw,
             data=Data(
                 train=str((folder / "text.txt").absolute()),
                 valid=str((folder / "valid.txt").absolute()),
                 tokenizer="bpe:300",
-                repeat=True,
                 allow_overlap=True,
             ),
-            optim=optim,
-            train=replace(
-                recipe.train,
-                tokens=STEPS * batch_size * seq_len,
-                batch_size=batch_size,
-                micro_batch_tokens=batch_size * seq_len,
-                dtype="fp32",
-                compile="off",
+            optim=replace(
+                recipe.optim,
+                warmup_steps=min(recipe.optim.warmup_steps, 3),
+                decay_tokens=None,
+                decay_steps=None,
             ),
-            eval=Eval(every=4, windows=2),
-            checkpoint=Checkpoint(every=1000, keep=1),
-            wandb=replace(recipe.wandb, mode="off"),
-            **moved,
         )
+        cut = cut_recipe(small, STEPS // 2, devices)
+        tokens = STEPS * cut.train.batch_size * seq_len
+        train = replace(cut.train, tokens=tokens, dtype="fp32", compile="off")
+        return replace(cut, train=train)
     except ValueError as error:
         raise UsageError(
             f"a recipe of this study cannot be rehearsed at toy size: {error}"

@@ -206,29 +206,29 @@ def recipe_of(trial: Trial) -> Recipe:
     return load_recipe(trial.recipe, [*trial.settings, f"seed={trial.seed}"])
 
 
+VALIDATED_ON = ("model.seq_len", "eval.windows", "data.tokenizer", "data.text_field")
+"""Recipe keys that decide, beside the text, what a recipe is validated on."""
+
+
 def check_comparable(trials: Sequence[Trial]) -> None:
     """Check that the runs of a sweep can be compared, before any is trained.
 
     Raises:
         UsageError: the recipes would be validated on different text, windows or tokens.
     """
+    from efftrain_cli.recipe.recipe import flat_values
+
     firsts = {trial.arm: trial for trial in reversed(trials)}
     decided: dict[str, dict[str, list[str]]] = {}
     for trial in reversed(firsts.values()):
-        recipe = recipe_of(trial)
-        data = recipe.data
+        values = flat_values(recipe_of(trial))
+        deciding = {key: values.get(key) for key in VALIDATED_ON}
         # Without a validation text of its own, validation is cut from the training text.
-        source = data.valid if data.valid is not None else (data.train, data.valid_fraction)
-        for key, value in (
-            ("model.seq_len", recipe.model.seq_len),
-            ("eval.windows", recipe.eval.windows),
-            ("data.tokenizer", data.tokenizer),
-            ("data.text_field", data.text_field),
-            ("the validation text", source),
-        ):
-            decided.setdefault(key, {}).setdefault(str(value), []).append(
-                " ".join((trial.recipe, *trial.settings))
-            )
+        cut = (values.get("data.train"), values.get("data.valid_fraction"))
+        deciding["the validation text"] = values.get("data.valid") or cut
+        for key, value in deciding.items():
+            arms = decided.setdefault(key, {}).setdefault(str(value), [])
+            arms.append(" ".join((trial.recipe, *trial.settings)))
     problems = []
     for key, values in decided.items():
         if len(values) > 1:
