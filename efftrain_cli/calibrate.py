@@ -42,7 +42,9 @@ SHARE = 0.02
 """Most of the runs' training seconds that a calibration takes, unless FEWEST_BLOCKS of two steps a kind need more."""
 MOST_STEPS = 16
 """Steps timed in a block, unless two of each kind are more."""
-FEWEST_BLOCKS, ENOUGH_BLOCKS, MOST_BLOCKS = 3, 12, 50
+FEWEST_BLOCKS = 3
+ENOUGH_BLOCKS = 12
+MOST_BLOCKS = 50
 """If there would be fewer than ENOUGH_BLOCKS, fewer steps are timed."""
 
 
@@ -301,7 +303,8 @@ def measure(arms: Sequence[Arm], plan: Design, device: torch.device) -> Calibrat
         steps = []
         for each in timed:
             if each.lane.arm is arm:
-                kind, flops = each.step.kind, each.step.flops
+                kind = each.step.kind
+                flops = each.step.flops
                 steps.append(StepTimes(kind=kind, flops=flops, seconds=each.seconds))
         dtype = compute_dtype(arm.recipe, device)
         times.append(

@@ -225,7 +225,8 @@ class StudyFile:
     @property
     def seeds_to_draw(self) -> dict[str, int]:
         """Key -> how many seeds are drawn for it; empty if the file gives all seeds."""
-        numbers, study = {}, self.study
+        numbers = {}
+        study = self.study
         if study.seeds is None:
             numbers["seeds"] = study.blocks or study.n_seeds or DRAWN
         if study.tuning and study.tuning.seeds is None:

@@ -232,7 +232,8 @@ def _judge_look(
     calibrations: Sequence[Calibration],
 ) -> list[Verdict]:
     """Judge every primary of every arm, and correct them as one family."""
-    base, verdicts = file.study.baseline, []
+    base = file.study.baseline
+    verdicts = []
     seeds = file.seeds[: looks.plan[looks.taken - 1]]
     runs = [each for each in runs if each.run.seed in seeds]
     own = [each for each in runs if each.rate is None]
@@ -242,7 +243,9 @@ def _judge_look(
         if file.study.stuck_at is not None:
             question = replace(question, stuck_at=file.study.stuck_at)
         for arm in file.study.arms:
-            names, why, note = (base, arm.name), None, ""
+            names = (base, arm.name)
+            why = None
+            note = ""
             if arm.name == base:
                 continue
             if question.over_rates:
@@ -305,7 +308,8 @@ def _beside_sensitivity(base: Curve, arm: Curve) -> str:
     places = []
     for curve in (base, arm):
         assert curve.best is not None
-        loss, rate = curve.means[curve.best], curve.rates[curve.best]
+        loss = curve.means[curve.best]
+        rate = curve.rates[curve.best]
         places.append(f"{curve.label} {loss:.3f} at {rate:g}")
     window = windows((base, arm))[1]
     beside = (window.stop - window.start) // 2

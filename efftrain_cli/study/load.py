@@ -69,11 +69,13 @@ EXCLUSIVE = (
 
 
 def _check_seeds(check: Check) -> None:
-    valid, given = check.valid, flatten(check.draft.values)
+    valid = check.valid
+    given = flatten(check.draft.values)
     for key, other in EXCLUSIVE:
         if key in given and other in given:
             check.add(key, f"has no meaning beside {other}: give one of them", given[key])
-    blocks, tuning = valid.get("blocks"), valid.get("tuning")
+    blocks = valid.get("blocks")
+    tuning = valid.get("tuning")
     if blocks and "tuning" not in check.draft.values:
         check.add("blocks", "needs a [tuning] section: each is tuned by itself", blocks)
     if blocks and blocks < BLOCKS:
@@ -106,13 +108,15 @@ def _check_looks(check: Check, number: int) -> None:
 def _check_primaries(check: Check) -> None:
     primaries = check.valid.get("primary", ())
     for i, primary in enumerate(primaries):
-        place, direction = f"primary.{i}", primary.direction
+        place = f"primary.{i}"
+        direction = primary.direction
         if direction in MARGINS and primary.margin is None:
             rule = f"is required for {direction}: how large a difference still does not matter?"
             check.add(f"{place}.margin", rule)
         if direction not in MARGINS and primary.margin is not None:
             check.add(f"{place}.margin", f"has no meaning for {direction}", primary.margin)
-        question, rates = MEASURES[primary.measure], [*(primary.rates or ())]
+        question = MEASURES[primary.measure]
+        rates = [*(primary.rates or ())]
         if primary.target is not None and not question.axis:
             rule = "is for a cost, such as tokens_to_target"
             check.add(f"{place}.target", rule, primary.target)

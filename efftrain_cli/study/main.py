@@ -186,7 +186,8 @@ def run_study(
         verdicts = []
         for verdict in judgement.verdicts:
             verdicts.append(f"{verdict.arm} {verdict.outcome} in {verdict.question.title}")
-        look, looks = judgement.look, file.looks
+        look = judgement.look
+        looks = file.looks
         if not silent():
             say(f"look {look} of {len(looks)} ({looks[look - 1]} seeds): {', '.join(verdicts)}")
 

@@ -82,7 +82,8 @@ def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
         chosen |= {(each.arm, seed): each.settings for seed in each.seeds}
     trials = []
     for seed, arm, rate in itertools.product(seeds, file.study.arms, file.judged_rates):
-        settings, words = [*chosen.get((arm.name, seed), ())], []
+        settings = [*chosen.get((arm.name, seed), ())]
+        words = []
         if rate is not None:
             value = toml_value(rate)
             settings.append(f"optim.lr={value}")

@@ -109,7 +109,8 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Plan
         raise UsageError(
             f"study {file.name!r} has no run yet\n  train it first: efftrain study {file.path}"
         )
-    values, known = file.values(), plan.latest.values
+    values = file.values()
+    known = plan.latest.values
     if digest_of(values) == digest_of(known):
         return plan
     keys = dict.fromkeys((*known, *values))
@@ -192,7 +193,8 @@ def draw_seeds(file: StudyFile) -> StudyFile:
     plan = read_plan(file.name)
     registered = plan.latest.drawn if plan else {}
     given = (*file.seeds, *file.tuning_seeds)
-    fresh, drawn = _fresh_seeds(file), {}
+    fresh = _fresh_seeds(file)
+    drawn = {}
     for key, number in file.seeds_to_draw.items():
         before = parse_seeds(registered[key]) if key in registered else ()
         kept = [seed for seed in before if seed not in given][:number]
@@ -222,7 +224,8 @@ def _seen_seeds() -> set[int]:
 def _seen_by_studies(file: StudyFile) -> list[str]:
     """Say which registrations saw seeds of this study's arms, or asked what it asks, and what they showed."""
     values = file.values()
-    recipes, primaries = _arms_in(values), _primaries_in(values)
+    recipes = _arms_in(values)
+    primaries = _primaries_in(values)
     plans, reasons = _read_plans()
     for path, plan in plans.items():
         if plan.study == file.name:
@@ -278,7 +281,8 @@ def removed_since(file: StudyFile, plan: Plan) -> list[str]:
 
 def _read_plans() -> tuple[dict[Path, Plan], list[str]]:
     """Return the registrations here by their files, and what is unknown because one cannot be read."""
-    plans, unknown = {}, []
+    plans = {}
+    unknown = []
     for path in sorted(runs_root().glob("*-study/plan.json")):
         try:
             plans[path] = read_record(path, Plan)
@@ -307,7 +311,8 @@ def is_alike(first: Mapping[str, Any], second: Mapping[str, Any], but: Sequence[
         is_longer = key == "train.tokens" and not has_end(first.get("optim.schedule"))
         if key.startswith(UNSEEN) or is_longer:
             continue
-        a, b = first.get(key), second.get(key)
+        a = first.get(key)
+        b = second.get(key)
         if isinstance(a, str) and isinstance(b, str) and key in PATHS:
             alike = os.path.abspath(a) == os.path.abspath(b)
         elif isinstance(a, int | float) and isinstance(b, int | float):

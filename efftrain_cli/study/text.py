@@ -108,7 +108,8 @@ def _seeds_text(file: StudyFile, key: str, given: str | None) -> str:
 def primary_text(primary: Primary, baseline: str) -> str:
     """Return what must be shown."""
     question = primary.question
-    words, margin = question.title, margin_text(question)
+    words = question.title
+    margin = margin_text(question)
     return {
         "better": f"{words} better than {baseline}'s (one-sided)",
         "different": f"{words} different from {baseline}'s (two-sided)",
@@ -121,7 +122,8 @@ def looks_line(file: StudyFile) -> str:
     """Return the rule of the looks."""
     from efftrain_cli.compare.sequential import nominal_levels
 
-    looks, alpha = file.looks, file.study.alpha
+    looks = file.looks
+    alpha = file.study.alpha
     rest = _shown_effect(file)
     if file.comparisons > 1:
         rest = f"; Holm over {file.comparisons} comparisons{rest}"
@@ -204,7 +206,8 @@ def tuning_lines(tuned: Sequence[Tuned]) -> list[str]:
 
 def verdict_lines(state: StudyState, registration: Plan) -> list[str]:
     """Return the answer, then how it was reached."""
-    file, lines = state.file, []
+    file = state.file
+    lines = []
     reasons = why_exploratory(state, registration)
     if reasons:
         lines = ["EXPLORATORY: no verdict below is a confirmation, because"]
@@ -241,7 +244,8 @@ def verdict_lines(state: StudyState, registration: Plan) -> list[str]:
 
 def _chances(state: StudyState) -> list[str]:
     """Return how likely a later look shows what is undecided; empty if nothing can be said."""
-    file, chances = state.file, []
+    file = state.file
+    chances = []
     for verdict in state.verdicts:
         chance = chance_of_claim(verdict, file.looks_taken(state.look), file.comparisons)
         if chance is not None and verdict.outcome == "undecided":
@@ -337,7 +341,9 @@ def verdicts_json(state: StudyState) -> list[dict[str, Any]]:
 
 def verdict_json(file: StudyFile, verdict: Verdict) -> dict[str, Any]:
     """Return one verdict as plain values; None where there is no number."""
-    question, estimate, size = verdict.question, verdict.estimate, verdict.min_detectable_effect
+    question = verdict.question
+    estimate = verdict.estimate
+    size = verdict.min_detectable_effect
     return {
         "measure": question.key,
         "direction": question.direction,

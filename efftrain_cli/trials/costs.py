@@ -57,7 +57,8 @@ def total_lines(rows: Sequence[Row], jobs: int) -> list[str]:
         line += "by the nearest measurements here"
     if jobs > 1:
         line += f"; --jobs {jobs} divides the processor among as many runs"
-    needed, free = total["disk_bytes"], free_bytes(runs_root())
+    needed = total["disk_bytes"]
+    free = free_bytes(runs_root())
     lines = [line, f"disk: {human_bytes(needed)} needed at most, {human_bytes(free)} free"]
     if needed > free:
         fix = "lower checkpoint.keep, or set EFFTRAIN_RUNS to another disk"

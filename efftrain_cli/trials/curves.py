@@ -45,7 +45,8 @@ def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]
     """
     seeds = sorted(set[int]().union(*by_rate.values()))
     rates = sorted(rate for rate, of_rate in by_rate.items() if len(of_rate) == len(seeds))
-    runs, losses = [], []
+    runs = []
+    losses = []
     pending = 0
     for rate in rates:
         row = [by_rate[rate][seed] for seed in seeds]
@@ -73,7 +74,8 @@ def optimum(curve: Curve) -> float | None:
 
     None if the best rate is at the edge of the grid, a neighbour lacks a seed's loss, or the losses are equal.
     """
-    best, means = curve.best, curve.means
+    best = curve.best
+    means = curve.means
     if best is None or not 0 < best < len(means) - 1:
         return None
     below, lowest, above = means[best - 1 : best + 2]

@@ -14,7 +14,8 @@ from efftrain_cli.foundation.console import counted
 
 def rates_plot(curves: Sequence[Curve]) -> Plot:
     """Return mean loss against learning rate, with the range of the seeds."""
-    points, failed = [], []
+    points = []
+    failed = []
     for i, found in enumerate(curves):
         means = np.array(found.means, float)
         # No band where a seed has no loss: it would look narrow exactly where seeds differ most.
@@ -25,7 +26,8 @@ def rates_plot(curves: Sequence[Curve]) -> Plot:
         failed += [(i, rate) for rate in np.array(found.rates)[np.isnan(means)].tolist()]
     every = pd.concat(points, ignore_index=True)
     # At the upper edge, one above the other: a loss that is not there has no height.
-    top, height = every.high.max(), np.ptp(every.y.dropna()) if every.y.notna().any() else 0.0
+    top = every.high.max()
+    height = np.ptp(every.y.dropna()) if every.y.notna().any() else 0.0
     top = 0.0 if np.isnan(top) else top
     return Plot(
         "learning-rate",

@@ -66,7 +66,8 @@ def _cell(curve: Curve, rate: float) -> str:
         return "-"
     i = curve.rates.index(rate)
     failed = f"{sum(loss is None for loss in curve.losses[i])} of {len(curve.seeds)} without a loss"
-    ends, mean = band(curve, i), curve.means[i]
+    ends = band(curve, i)
+    mean = curve.means[i]
     if ends is None:
         return failed
     spread = f"[{ends[0]:.4f}, {ends[1]:.4f}]"

@@ -449,6 +449,7 @@ def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
     working = make_runner(folder, Pretrain([trial]))
     working._tokens = {trial.name: 2560}
     slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
+    working._waiting = []
     working._active = {0: slot}
     monkeypatch.setattr(runner, "tokens_so_far", lambda name: 256)
     for elapsed, told in ((10.0, ""), (100.0, "; about 15 min 00 s left")):
