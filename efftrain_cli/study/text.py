@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from efftrain_cli.compare import sensitivity
@@ -28,21 +28,24 @@ from efftrain_cli.study.judge import StudyState
 from efftrain_cli.study.phases import best_of_k, expected_best, tuning_trials, widest
 from efftrain_cli.study.records import Plan, read_plan
 from efftrain_cli.study.registration import why_not_registered
-from efftrain_cli.trials.costs import total_lines, total_of
+from efftrain_cli.trials.costs import Costs, total_lines, total_of
 from efftrain_cli.trials.curves import optimum
 
 # --- the plan ---------------------------------------------------------------------------------
 
 
-def sum_phases(costs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def sum_phases(costs: Costs) -> list[dict[str, Any]]:
     """Sum the costs of runs, as `read_costs` gives them, by phase and arm."""
-    phases: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    parts: dict[tuple[str, str], list[Any]] = {}
     for row in costs:
-        phases.setdefault((row["phase"], row["arm"]), []).append(row)
-    return [{"phase": phase, "arm": arm, **total_of(rows)} for (phase, arm), rows in phases.items()]
+        parts.setdefault((row["phase"], row["arm"]), []).append(row)
+    phases = []
+    for (phase, arm), rows in parts.items():
+        phases.append({"phase": phase, "arm": arm, **total_of(rows)})
+    return phases
 
 
-def plan_lines(file: StudyFile, costs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
+def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
     """Return what the study is going to spend, before anything is; `costs` as `read_costs` gives them."""
     study = file.study
     question = f": {printable(study.question)}" if study.question else ""

@@ -13,8 +13,8 @@ from efftrain_cli.run.rates import seconds_left
 from efftrain_cli.trials.runner import tokens_so_far
 from efftrain_cli.trials.trial import ENDED, Trial, recipe_of
 
-Row = Mapping[str, Any]
-"""A run with its `state` and `needs_of`."""
+Costs = Sequence[Mapping[str, Any]]
+"""Runs with their `state` and `needs_of`."""
 
 
 def needs_of(trial: Trial, state: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def needs_of(trial: Trial, state: str) -> dict[str, Any]:
     }
 
 
-def total_of(rows: Sequence[Row]) -> dict[str, Any]:
+def total_of(rows: Costs) -> dict[str, Any]:
     """Return what runs need together; unknown seconds of one make the sum unknown."""
     totals: dict[str, Any] = {
         "runs": len(rows),
@@ -43,7 +43,7 @@ def total_of(rows: Sequence[Row]) -> dict[str, Any]:
     return totals
 
 
-def total_lines(rows: Sequence[Row], jobs: int) -> list[str]:
+def total_lines(rows: Costs, jobs: int) -> list[str]:
     """Say what runs need together, one run after the other, and whether their disk has room."""
     total = total_of(rows)
     left = total["runs"] - total["done"]

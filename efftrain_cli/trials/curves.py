@@ -44,26 +44,25 @@ def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]
     A rate that lacks a seed is left out: a block of a study may have a grid of its own.
     """
     seeds = sorted(set[int]().union(*by_rate.values()))
-    rates = sorted(rate for rate, of_rate in by_rate.items() if len(of_rate) == len(seeds))
-    runs = []
+    rates = []
     losses = []
+    initial = dict.fromkeys(seeds, math.inf)
     pending = 0
-    for rate in rates:
-        row = [by_rate[rate][seed] for seed in seeds]
-        runs.append(row)
-        losses.append(tuple(map(_final_loss, row)))
-        pending += sum(run is None or run.status not in ENDED for run in row)
-
-    initial = []
-    for of_seed in zip(*runs, strict=True):
-        seen = [run.evaluated["val_loss"] for run in of_seed if run is not None]
-        first = [float(values[0]) for values in seen if len(values)]
-        initial.append(first[0] if first else float("inf"))
+    for rate, runs in sorted(by_rate.items()):
+        if len(runs) < len(seeds):
+            continue
+        rates.append(rate)
+        losses.append(tuple(_final_loss(runs[seed]) for seed in seeds))
+        for seed, run in runs.items():
+            pending += run is None or run.status not in ENDED
+            if run is not None and math.isinf(initial[seed]):
+                first = run.evaluated["val_loss"][:1].tolist()
+                initial[seed] = next(iter(first), math.inf)
     return Curve(
         label,
         tuple(rates),
         losses=tuple(losses),
-        initial=tuple(initial),
+        initial=tuple(initial.values()),
         seeds=tuple(seeds),
         pending=pending,
     )
@@ -108,34 +107,41 @@ def ladders(trials: Sequence[Named]) -> list[LadderOf]:
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)
-        by_rate = by_label.setdefault(label, {}).setdefault(recipe.train.tokens, {})
+        by_budget = by_label.setdefault(label, {})
+        by_rate = by_budget.setdefault(recipe.train.tokens, {})
         by_rate.setdefault(recipe.optim.lr, []).append(trial)
-    collected = []
-    for label, by_budget in by_label.items():
-        if len(by_budget) < 2:
+    several = {label: budgets for label, budgets in by_label.items() if len(budgets) > 1}
+    return [_ladder_of(label, by_budget) for label, by_budget in several.items()]
+
+
+def _ladder_of(label: str, by_budget: Mapping[int, Mapping[float, Sequence[Trial]]]) -> LadderOf:
+    """Collect one recipe's ladder from its runs by budget and learning rate."""
+    flops: dict[int, dict[int, Rung]] = {}
+    tokens: dict[int, dict[int, Rung]] = {}
+    problem = None
+    for budget, by_rate in sorted(by_budget.items()):
+        first, *_ = by_rate.values()
+        optim = recipe_of(first[0]).optim
+        problem = problem or not_decayed(
+            optim.schedule, optim.decay_tokens, optim.decay_steps, budget
+        )
+        settings = [list(map(read_trial, members)) for members in by_rate.values()]
+        best = min(settings, key=lambda runs: rank(list(map(_final_loss, runs))))
+        if None in map(_final_loss, best):
             continue
-        flops: dict[int, dict[int, Rung]] = {}
-        tokens: dict[int, dict[int, Rung]] = {}
-        problem = None
-        for budget, by_rate in sorted(by_budget.items()):
-            first, *_ = by_rate.values()
-            optim = recipe_of(first[0]).optim
-            problem = problem or not_decayed(
-                optim.schedule, optim.decay_tokens, optim.decay_steps, budget
-            )
-            settings = [list(map(read_trial, members)) for members in by_rate.values()]
-            best = min(settings, key=lambda runs: rank(list(map(_final_loss, runs))))
-            if None in map(_final_loss, best):
-                continue
-            for run in best:
-                assert run is not None and run.final_loss is not None
-                if not run.flops_lack_optimizer:
-                    flops.setdefault(run.seed, {})[budget] = Rung(run.flops, run.final_loss)
-                tokens.setdefault(run.seed, {})[budget] = Rung(run.tokens, run.final_loss)
-        collected.append(LadderOf(label, {"FLOPs": flops, "tokens": tokens}, problem))
-    return collected
+        for run in best:
+            assert run is not None and run.final_loss is not None
+            rungs = tokens.setdefault(run.seed, {})
+            rungs[budget] = Rung(run.tokens, run.final_loss)
+            if not run.flops_lack_optimizer:
+                rungs = flops.setdefault(run.seed, {})
+                rungs[budget] = Rung(run.flops, run.final_loss)
+    return LadderOf(label, {"FLOPs": flops, "tokens": tokens}, problem)
 
 
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
     """Return "FLOPs" and "tokens" -> the gain at every rung."""
-    return {unit: gains(baseline.by_cost[unit], ladder) for unit, ladder in method.by_cost.items()}
+    found = {}
+    for unit, ladder in method.by_cost.items():
+        found[unit] = gains(baseline.by_cost[unit], ladder)
+    return found

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from efftrain_cli.compare.picture import Plot, curve, letter
-from efftrain_cli.compare.sensitivity import Curve, band
+from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.foundation.console import counted
 
 
@@ -17,18 +17,24 @@ def rates_plot(curves: Sequence[Curve]) -> Plot:
     points = []
     failed = []
     for i, found in enumerate(curves):
-        means = np.array(found.means, float)
-        # No band where a seed has no loss: it would look narrow exactly where seeds differ most.
-        ends = [band(found, j) or (np.nan, np.nan) for j in range(len(means))]
-        low, high = np.where(np.isnan(means), np.nan, np.array(ends, float).T)
+        values = []
+        for rate, mean, losses in zip(found.rates, found.means, found.losses, strict=True):
+            ends = [loss for loss in losses if loss is not None]
+            # No band where a seed has no loss: it would look narrow exactly where seeds differ most.
+            if mean is None:
+                failed.append((i, rate))
+                values.append((np.nan, np.nan, np.nan))
+            else:
+                values.append((mean, min(ends), max(ends)))
         label = f"{letter(i)} {found.label} ({counted(len(found.seeds), 'seed')})"
-        points.append(curve(i, label, found.rates, means, low, high))
-        failed += [(i, rate) for rate in np.array(found.rates)[np.isnan(means)].tolist()]
+        points.append(curve(i, label, found.rates, *np.array(values).T))
     every = pd.concat(points, ignore_index=True)
     # At the upper edge, one above the other: a loss that is not there has no height.
-    top = every.high.max()
-    height = np.ptp(every.y.dropna()) if every.y.notna().any() else 0.0
-    top = 0.0 if np.isnan(top) else top
+    top = np.nan_to_num(every.high.max())
+    height = np.nan_to_num(every.y.max() - every.y.min())
+    crosses = []
+    for i, rate in failed:
+        crosses.append((i, rate, top + 0.04 * height * (1 + i)))
     return Plot(
         "learning-rate",
         "Loss against learning rate, mean and range of seeds"
@@ -37,7 +43,7 @@ def rates_plot(curves: Sequence[Curve]) -> Plot:
         "learning rate",
         "mean final validation loss (nats/token)",
         log="x",
-        crosses=tuple((i, rate, top + 0.04 * height * (1 + i)) for i, rate in failed),
+        crosses=tuple(crosses),
         ticks={rate: f"{rate:g}" for rate in sorted(set(every.x))},
     )
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning
 from efftrain_cli.foundation.console import Row, folded, human_count, table_lines
-from efftrain_cli.trials.costs import total_lines
+from efftrain_cli.trials.costs import Costs, total_lines
 from efftrain_cli.trials.curves import optimum
 
 
-def plan_lines(runs: Sequence[Mapping[str, Any]], jobs: int) -> list[str]:
+def plan_lines(runs: Costs, jobs: int) -> list[str]:
     """List the runs of a sweep with what is left of each, as `--plan --format json` has them."""
     rows = [
         (
