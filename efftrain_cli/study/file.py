@@ -6,7 +6,6 @@ its first run starts; comments and the order of keys are free to change, everyth
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -200,8 +199,9 @@ class StudyFile:
         """Its blocks; the whole study as one if it has none."""
         if not self.blocks:
             for i in range(number):
-                block = Block(_cut(self.tuning_seeds, i, number), _cut(self.seeds, i, number))
-                self.blocks.append(block)
+                tuning = _cut(self.tuning_seeds, i, number)
+                judged = _cut(self.seeds, i, number)
+                self.blocks.append(Block(tuning, judged))
         self.block_of: dict[int, int] = {}
         """Seed -> number of its block, from 1."""
         for i, block in enumerate(self.blocks, 1):
@@ -214,13 +214,19 @@ class StudyFile:
     @property
     def tuned(self) -> list[Tuned]:
         """What each arm is trained with, block after block."""
-        return list(itertools.chain.from_iterable(block.tuned for block in self.blocks))
+        tuned: list[Tuned] = []
+        for block in self.blocks:
+            tuned += block.tuned
+        return tuned
 
     @property
     def chosen_seeds(self) -> list[int]:
         """The study's seeds whose settings are chosen."""
-        chosen = (block.seeds for block in self.blocks if block.tuned)
-        return list(itertools.chain.from_iterable(chosen))
+        chosen: list[int] = []
+        for block in self.blocks:
+            if block.tuned:
+                chosen += block.seeds
+        return chosen
 
     @property
     def seeds_to_draw(self) -> dict[str, int]:
@@ -230,8 +236,9 @@ class StudyFile:
         if study.seeds is None:
             numbers["seeds"] = study.blocks or study.n_seeds or DRAWN
         if study.tuning and study.tuning.seeds is None:
+            blocks = study.blocks or 1
             each = 1 if study.blocks else DRAWN
-            numbers["tuning.seeds"] = (study.blocks or 1) * (study.tuning.n_seeds or each)
+            numbers["tuning.seeds"] = blocks * (study.tuning.n_seeds or each)
         return numbers
 
     @property
@@ -281,7 +288,9 @@ class StudyFile:
         is not tuned."""
         if self.study.tuning is None:
             return {}
-        grid = dict(self.study.tuning.grid if arm.grid is None else arm.grid)
+        grid = dict(self.study.tuning.grid)
+        if arm.grid is not None:
+            grid = dict(arm.grid)
         for key, side in grown:
             values = grid.get(key, ())
             # What is no learning rate is refused as one, at its own place of the grid.
@@ -339,7 +348,9 @@ def parse_given(seeds: str | None) -> tuple[int, ...]:
 
 def _cut(seeds: tuple[int, ...], i: int, number: int) -> tuple[int, ...]:
     """Return the i-th, from 0, of so many equal parts of seeds."""
-    return seeds[i * len(seeds) // number : (i + 1) * len(seeds) // number]
+    start = i * len(seeds) // number
+    end = (i + 1) * len(seeds) // number
+    return seeds[start:end]
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -117,7 +117,8 @@ def judge_runs(file: StudyFile, allow: bool) -> StudyState:
         seeds = file.seeds[: file.looks[state.look - 1]]
         judged = [each for each in runs if each.run.seed in seeds]
         of_judged = check(ended_groups(file, judged), allow=True)
-        labels = [*allowed, *(label for label in of_judged if label.kind != "allowed")]
+        labels = [label for label in of_judged if label.kind != "allowed"]
+        labels = [*allowed, *labels]
     caveats = [*_registration_caveats(file, groups), *_tuning_caveat(file)]
     if file.study.is_about_seconds:
         for fault in calibrations.faults:
@@ -207,7 +208,9 @@ def _evaluated_alike(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], tuple[
     rated = [each for each in runs if each.rate is not None]
     own = [each for each in runs if each.rate is None]
     reduced, notes = at_common_evaluations([each.run for each in own])
-    alike = [each._replace(run=run) for each, run in zip(own, reduced, strict=True)]
+    alike = []
+    for each, run in zip(own, reduced, strict=True):
+        alike.append(each._replace(run=run))
     return [*alike, *rated], tuple(notes)
 
 
@@ -219,7 +222,8 @@ def _name_pending(file: StudyFile, runs: Sequence[JudgedRun], seeds: Sequence[in
             ended.add((each.arm, each.run.seed, each.rate))
     pending = []
     for seed, arm in itertools.product(seeds, file.study.arms):
-        if any((arm.name, seed, rate) not in ended for rate in file.judged_rates):
+        needed = {(arm.name, seed, rate) for rate in file.judged_rates}
+        if not needed <= ended:
             pending.append(f"{arm.name} seed {seed}")
     return pending
 
@@ -286,7 +290,8 @@ def _around_best(
     groups = []
     for curve, window in zip(curves, windows(curves), strict=True):
         around = curve.rates[window]
-        groups.append(_group(curve.label, [each for each in rated if each.rate in around]))
+        runs = [each for each in rated if each.rate in around]
+        groups.append(_group(curve.label, runs))
     return groups, None, _beside_sensitivity(curves[0], curves[1])
 
 

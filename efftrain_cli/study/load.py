@@ -190,10 +190,10 @@ def _check_runs(check: Check, file: StudyFile) -> None:
     are validated on the same text."""
     runs = all_trials(widest(file))
     for i, arm in enumerate(file.study.arms):
-        settings = {each.trial.settings: each.trial for each in runs if each.arm == arm.name}
-        for trial in settings.values():
+        settings = {each.trial.settings: each for each in runs if each.arm == arm.name}
+        for each in settings.values():
             try:
-                recipe_of(trial)
+                recipe_of(each.trial)
             except RecipeError as error:
                 _add_problem(check, f"arms.{i}.recipe", str(error), toml_value(arm.recipe))
     if not check.problems:

@@ -68,10 +68,8 @@ def print_plan(file: StudyFile, jobs: int, as_json: bool) -> None:
         "sha256": file.sha256,
         "looks": list(file.looks),
         "phases": text.sum_phases(costs),
+        **total,
         "runs_left": total["runs"] - total["done"],
-        "tokens_left": total["tokens_left"],
-        "seconds_left": total["seconds_left"],
-        "disk_bytes": total["disk_bytes"],
         "runs": costs,
     }
     print_json(values)
@@ -88,8 +86,17 @@ def print_status(file: StudyFile, jobs: int, as_json: bool) -> None:
         # The last step may take a run beyond its budget.
         share = min(1.0, tokens_so_far(run["name"]) / recipe_of(each.trial).train.tokens)
         loss = last_loss(run["name"])
-        done = (f"{100 * share:.0f} %", "-" if loss is None else f"{loss:.4f}")
-        rows.append((phase, each.arm, str(run["seed"]), run["name"], run["state"], *done))
+        rows.append(
+            (
+                phase,
+                each.arm,
+                str(run["seed"]),
+                run["name"],
+                run["state"],
+                f"{100 * share:.0f} %",
+                "-" if loss is None else f"{loss:.4f}",
+            )
+        )
     registration = None
     if read_plan(file.name) is not None:
         registration = check_registered(file, allow=True)
@@ -180,7 +187,9 @@ def run_study(
     if take_over is not None:
         names = free_runs([each.trial for each in all_trials(file)], take_over)
         line = f"{counted(len(names), 'run')} of {take_over} taken over"
-        say(": ".join(filter(None, (line, ", ".join(names)))))
+        if names:
+            line += f": {', '.join(names)}"
+        say(line)
 
     def tell(judgement: StudyState) -> None:
         verdicts = []
@@ -249,7 +258,9 @@ def run_rehearsal(
         values = {"schema_version": 1, "study": file.name, "rehearsal": True, "phases": phases}
         print_json(values)
     else:
-        rows = [(each["phase"], each["arm"], str(each["runs"])) for each in phases]
+        rows = []
+        for each in phases:
+            rows.append((each["phase"], each["arm"], str(each["runs"])))
         print("\n".join(table_lines(("phase", "arm", "runs"), rows)))
     say(
         f"rehearsal: every phase of {file.name} works, at toy size on made text, in "

@@ -81,14 +81,16 @@ def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
     for each in file.tuned:
         chosen |= {(each.arm, seed): each.settings for seed in each.seeds}
     trials = []
-    for seed, arm, rate in itertools.product(seeds, file.study.arms, file.judged_rates):
+    kinds = itertools.product(seeds, file.study.arms, file.judged_rates)
+    for seed, arm, rate in kinds:
         settings = [*chosen.get((arm.name, seed), ())]
         words = []
         if rate is not None:
             value = toml_value(rate)
             settings.append(f"optim.lr={value}")
             words.append(setting_word("optim.lr", value))
-        trials.append(StudyTrial(arm.name, _trial(file, arm, seed, settings, *words), rate))
+        trial = _trial(file, arm, seed, settings, *words)
+        trials.append(StudyTrial(arm.name, trial, rate))
     return sorted(trials, key=lambda each: each.rate is not None)
 
 
@@ -125,7 +127,8 @@ def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
         run = read_trial(each.trial)
         if run is None or run.status not in ENDED:
             return ()
-        points.setdefault(each.arm, {}).setdefault(each.tried, []).append(run)
+        of_arm = points.setdefault(each.arm, {})
+        of_arm.setdefault(each.tried, []).append(run)
 
     tuned = []
     for arm in file.study.arms:
@@ -137,7 +140,9 @@ def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
                 ]
             tuned.append(Tuned(arm.name, block.seeds, warnings=tuple(warnings)))
             continue
-        tried = [Tried(settings, tuple(runs)) for settings, runs in points[arm.name].items()]
+        tried = []
+        for settings, runs in points[arm.name].items():
+            tried.append(Tried(settings, tuple(runs)))
         best = min(tried, key=lambda point: rank(point.losses))
         edges = _edges(file.grid_of(arm, block.grown), best.settings)
         for (key, _), warning in edges.items():
@@ -260,7 +265,10 @@ def expected_lowest(values: Sequence[float]) -> list[float]:
     n = len(values)
     # Of one draw, that it is at least the i-th lowest, i from 0.
     chances = np.arange(n, -1, -1) / n
-    return [float(np.sort(values) @ -np.diff(chances**k)) for k in range(1, n + 1)]
+    lowest = []
+    for k in range(1, n + 1):
+        lowest.append(float(np.sort(values) @ -np.diff(chances**k)))
+    return lowest
 
 
 # --- what they cost ---------------------------------------------------------------------------

@@ -138,7 +138,8 @@ def write_receipts(file: StudyFile) -> None:
                 "; ".join(mark.text for mark in run.marks),
             )
         )
-    write_whole(study_folder(file.name) / "receipts.csv", csv_text(RECEIPTS.split(), rows))
+    table = csv_text(RECEIPTS.split(), rows)
+    write_whole(study_folder(file.name) / "receipts.csv", table)
 
 
 def write_looks(folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]]) -> None:
@@ -147,7 +148,10 @@ def write_looks(folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]]) 
     Args:
         verdicts: those of this look, as JSON has them.
     """
-    rows: list[Mapping[str, Any]] = [row for row in read_looks(folder) if int(row["look"]) < look]
+    rows: list[Mapping[str, Any]] = []
+    for earlier in read_looks(folder):
+        if int(earlier["look"]) < look:
+            rows.append(earlier)
     for verdict in verdicts:
         rows.append({**verdict, "look": look, "seeds": len(verdict["seeds"])})
     columns = LOOKS.split()

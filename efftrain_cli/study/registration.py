@@ -50,9 +50,11 @@ def register(file: StudyFile, allow: bool) -> Plan:
     fault = why_not_registered(file)
     if fault:
         raise UsageError(fault)
-    early = sorted(
-        each.trial.name for each in all_trials(file) if run_path(each.trial.name).exists()
-    )
+    early = []
+    for each in all_trials(file):
+        if run_path(each.trial.name).exists():
+            early.append(each.trial.name)
+    early.sort()
     if early and not allow:
         raise UsageError(
             f"{counted(len(early), 'run')} of study {file.name!r} exist already, {early[0]} for one, but it was never registered: "
@@ -86,7 +88,8 @@ def why_not_registered(file: StudyFile) -> str:
     """Return why a new study cannot be registered: its arms differ in tokens, and it does not state what they have in
     common; "" if it can."""
     tokens = {arm.name: file.recipe_of(arm).train.tokens for arm in file.study.arms}
-    if file.study.equal is not None or is_same_budget(max(tokens.values()) / min(tokens.values())):
+    ratio = max(tokens.values()) / min(tokens.values())
+    if file.study.equal is not None or is_same_budget(ratio):
         return ""
     each = ", ".join(f"{name} {human_count(count)}" for name, count in tokens.items())
     return (
@@ -114,9 +117,12 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Plan
     if digest_of(values) == digest_of(known):
         return plan
     keys = dict.fromkeys((*known, *values))
-    differing = [
-        [key, known.get(key), values.get(key)] for key in keys if known.get(key) != values.get(key)
-    ]
+    differing = []
+    for key in keys:
+        before = known.get(key)
+        after = values.get(key)
+        if before != after:
+            differing.append([key, before, after])
     since = f"its registration on {plan.registered}"
     if plan.changes:
         since = f"--allow accepted a change on {plan.changes[-1].time}"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from efftrain_cli.compare.reading import RunNumbers
     from efftrain_cli.recipe.recipe import Recipe
 
-Arm = tuple[str, tuple[str, ...]]
-"""A recipe and its settings besides the seed."""
 ENDED = ("finished", "diverged")
 """States of a run that is not trained any more: a run that diverges is a result."""
 
@@ -45,11 +43,6 @@ class Trial:
     """Step that a probe is trained to; None: to the end of the budget."""
     threshold: float | None = None
     """Fluctuation of the validation perplexity above which a probe ends as diverged."""
-
-    @property
-    def arm(self) -> Arm:
-        """Recipe and settings, which all seeds of an arm share."""
-        return self.recipe, self.settings
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -218,7 +211,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
     """
     from efftrain_cli.recipe.recipe import flat_values
 
-    firsts = {trial.arm: trial for trial in reversed(trials)}
+    firsts = {(trial.recipe, trial.settings): trial for trial in reversed(trials)}
     decided: dict[str, dict[str, list[str]]] = {}
     for trial in reversed(firsts.values()):
         values = flat_values(recipe_of(trial))
