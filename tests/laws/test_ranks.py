@@ -42,11 +42,11 @@ def test_losses_and_gradients_are_those_of_one_process(found, case):
                 pytest.skip("gates are drawn per micro-batch, and here the cut differs")
             assert a["flops"] == b["flops"]
             # Muon orthogonalizes in bf16, which makes more of a last bit.
-            loose = 10 if case == "muon" else 1
-            assert a["loss"] == pytest.approx(b["loss"], rel=1e-5 * loose)
-            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=1e-4 * loose)
+            of_loss, of_norm = (1e-4, 2e-3) if case == "muon" else (1e-5, 1e-4)
+            assert a["loss"] == pytest.approx(b["loss"], rel=of_loss)
+            assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=of_norm)
             if b["val_loss"] is not None:
-                assert a["val_loss"] == pytest.approx(b["val_loss"], rel=1e-5 * loose)
+                assert a["val_loss"] == pytest.approx(b["val_loss"], rel=of_loss)
 
 
 def test_the_first_evaluation_has_the_bits_of_one_process(found):
