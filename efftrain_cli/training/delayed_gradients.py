@@ -463,7 +463,8 @@ class DelayedGradients(Devices):
         """
         step = passes.plan.step
         for part in passes.micro_batches:
-            after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens
+            # A copy: the tokens may be in flight as the first module's input too, and no file holds a tensor twice.
+            after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens.clone()
             after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
 
         cosines = {}

@@ -106,6 +106,8 @@ VARIANTS = {
     "lion, ouroboros": ["optim.name=lion", *METHODS["ouroboros"]],
     "std, affine": ["standardization_loss={weight = 0.3, affine = true}"],
     "std, token": [
+        "model.norm=none",
+        "model.init=unit",
         "standardization_loss={weight = 0.3, moments = 'token', sites = 'ln_input'}",
         "standardization_loss={affine = true, skip_first_position = true}",
     ],
@@ -117,7 +119,7 @@ VARIANTS = {
     "growth, reset": [*GROWING, "staged_growth.moments=reset"],
     "growth, slope": [
         *GROWING,
-        "stages=[{model = {n_layer = 2}, switch = {rule = 'slope', value = -1e-9, window = 3, times = 2, latest = 384}}, "
+        "stages=[{model = {n_layer = 2}, switch = {rule = 'slope', value = -1e-9, window = 5, times = 2, latest = 448}}, "
         "{operators = ['depth']}]",
         "eval.every=1",
     ],
