@@ -47,16 +47,22 @@ SHAPES = {
     "relu2": dataclasses.replace(LLAMA, mlp="relu2"),
     "relu2 untied": dataclasses.replace(LLAMA, mlp="relu2", tied=False),
     "qk norm": dataclasses.replace(LLAMA, qk_norm=True, tied=False, head_dim=8),
+    "no norms": dataclasses.replace(CONFIG, norm="none", init="unit"),
     "biases, learned": dataclasses.replace(LLAMA, bias=True, positions="learned", mlp="gelu"),
 }
 OPERATORS = ("width", "width:3", "pad:22", "pad:64", "d_ff:72", "n_kv_head:5", "depth:3")
 
 
 def by_shape_and(*operators: str) -> pytest.MarkDecorator:
-    """Parametrize a test by shape and operator, without pad where a layer norm's mean would move."""
+    """Parametrize a test by shape and operator, without those that a recipe refuses for the shape."""
     pairs = []
     for (name, config), operator in itertools.product(SHAPES.items(), operators):
-        if not (operator.startswith("pad") and config.norm_facts.is_centered):
+        refused: tuple[str, ...] = ()
+        if config.norm == "layernorm":
+            refused = ("pad",)
+        elif config.norm == "none":
+            refused = ("pad", "width")
+        if not operator.startswith(refused):
             pairs.append(pytest.param(config, operator, id=f"{name}-{operator}"))
     return pytest.mark.parametrize("config, operator", pairs)
 
@@ -409,6 +415,10 @@ SIZES = ("n_layer", "n_head", "n_embd", "n_kv_head", "head_dim", "d_ff", "norm_e
         (
             ["staged_growth.depth=identity", *staged("depth", "n_layer = 2")],
             'must not be "identity" with model.mlp = "swiglu"',
+        ),
+        (
+            ["model.norm=none", "staged_growth.depth=identity", *staged("depth", "n_layer = 2")],
+            'must not be "identity" with model.norm = "none"',
         ),
         (staged("width", "n_embd = 64", "n_head = 2"), "the operators end at d_ff = 384"),
         (

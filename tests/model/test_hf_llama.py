@@ -59,7 +59,11 @@ def test_logits_are_transformers_own(config):
     assert (found - expected).abs().max() <= 1e-5
 
 
-@by_shape
+PLAIN = config_of(n_layer=1, n_embd=8, seq_len=6, vocab_size=11)
+GPT2 = {"gpt2": PLAIN, "gpt2 sizes": replace(PLAIN, norm_eps=1e-6, d_ff=20)}
+
+
+@pytest.mark.parametrize("config", [*SHAPES.values(), *GPT2.values()], ids=[*SHAPES, *GPT2])
 def test_weights_and_shape_survive_both_ways(config):
     ours = random_model(config)
     assert from_hf_config(to_hf_config(config, eot_id=100)) == config
@@ -112,12 +116,9 @@ def test_what_transformers_cannot_say_is_refused_by_name(changes, words):
     assert all(word in str(error.value) for word in words)
 
 
-def test_a_gpt2_of_other_sizes_is_said():
-    plain = config_of(n_layer=1, n_embd=8, seq_len=6, vocab_size=11)
-    config = replace(plain, norm_eps=1e-6, d_ff=20)
-    assert from_hf_config(to_hf_config(config, eot_id=1)) == config
+def test_a_gpt2_with_shared_keys_is_refused():
     with pytest.raises(UsageError, match=r"model\.n_kv_head = 1"):
-        to_hf(GPT(replace(plain, n_kv_head=1)))
+        to_hf(GPT(replace(PLAIN, n_kv_head=1)))
 
 
 @pytest.mark.parametrize(

@@ -9,18 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from efftrain_cli.foundation.errors import RecipeError, UsageError
-from efftrain_cli.methods.growth_operators import grow_depth
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
 from efftrain_cli.model.flops import block_parameters, flops_per_token, parameter_count
 from efftrain_cli.model.generate import GREEDY, generate
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.hf import to_hf, write_hf
 from efftrain_cli.plan.plan import model_config
-from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
 from efftrain_cli.training.build import build_model
-from efftrain_cli.training.stages import growth_state, load_grown, set_stage
-from tests.tiny import changed, config_of, drawn, fresh, tiny_recipe
+from tests.tiny import config_of, drawn, tiny_recipe
 
 GPT2 = config_of(n_layer=3)
 BARE = replace(GPT2, norm="none", init="unit")
@@ -123,18 +120,6 @@ def test_it_generates():
         ].tolist()
 
 
-def test_a_recipe_of_it_is_written_and_read_back():
-    recipe = load_recipe("small-no-norm")
-    assert (recipe.model.norm, recipe.model.init) == ("none", "unit")
-    assert 'norm = "none"' in dump_recipe(recipe)
-    assert replace(recipe.model, norm="layernorm", init="gpt2") == load_recipe("small").model
-    with pytest.raises(
-        RecipeError,
-        match=r"(?s)model.norm = \"batchnorm\".*must be one of 'layernorm', 'rmsnorm' or 'none'",
-    ):
-        load_recipe("small", ["model.norm=batchnorm"])
-
-
 def test_export_refuses_what_transformers_cannot_compute_and_folds_what_it_can(tmp_path):
     with pytest.raises(UsageError, match="no layer norms"):
         write_hf(made(BARE), "{}", 0, tmp_path / "out")
@@ -165,23 +150,3 @@ def test_growth_in_width_is_refused(change):
     assert replace(recipe, stages=stages)
     with pytest.raises(ValueError, match="operator width does not keep the loss"):
         replace(recipe, stages=stages, model=replace(recipe.model, **change))
-
-
-def test_growth_in_depth_keeps_the_loss_and_the_identity_variant_is_refused():
-    stages = (
-        Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=2)),
-        Stage(operators=("depth",)),
-    )
-    recipe = replace(RECIPE, stages=stages)
-    state = fresh(recipe)
-    set_stage(state, recipe, 0)
-    ids = tokens(3, 16)
-    with torch.no_grad():
-        before = state.model(ids)
-        grown = grow_depth(growth_state(state))
-        set_stage(state, recipe, 1)
-        load_grown(state, grown)
-        assert len(state.model.h) == 2
-        assert torch.equal(state.model(ids), before)
-    with pytest.raises(RecipeError, match='must not be "identity"'):
-        changed(recipe, 'staged_growth={depth = "identity"}')
