@@ -356,9 +356,10 @@ def entry_of(
     """Return the entry of zeroshot.json for one task."""
     import torch
 
-    metrics = finite(
-        {name: {"value": score.values[name], "stderr": score.stderr[name]} for name in task.metrics}
-    )
+    metrics = {}
+    for name in task.metrics:
+        stderr = score.stderr.get(name)
+        metrics[name] = finite({"value": score.values[name], "stderr": stderr})
     device = evaluator.device
     source = ", ".join(path.name for path in score.files) or "hub"
     if task.name in OFFLINE:

@@ -7,14 +7,12 @@ _HELP_WIDTH = 45
 
 
 def recipe_names(incomplete: str) -> list[tuple[str, str]]:
-    """List recipe names with what they are; files if a path is being typed."""
+    """List recipe names with what they are; none of a path, which the shell completes by itself."""
     from textwrap import shorten
 
     from efftrain_cli.foundation.errors import RecipeError
     from efftrain_cli.recipe import draft
 
-    if "/" in incomplete:
-        return _toml_paths(incomplete)
     found = []
     for name in draft.recipe_names():
         if name.startswith(incomplete):
@@ -23,20 +21,6 @@ def recipe_names(incomplete: str) -> list[tuple[str, str]]:
             except RecipeError:
                 comment = "unreadable"
             found.append((name, shorten(comment, _HELP_WIDTH, placeholder=" ...")))
-    return found
-
-
-def _toml_paths(incomplete: str) -> list[tuple[str, str]]:
-    from glob import escape
-    from pathlib import Path
-
-    folder, _, start = incomplete.rpartition("/")
-    found = []
-    for path in sorted(Path(f"{folder}/").glob(f"{escape(start)}*")):
-        if path.is_dir():
-            found.append((f"{folder}/{path.name}/", ""))
-        elif path.suffix == ".toml":
-            found.append((f"{folder}/{path.name}", ""))
     return found
 
 

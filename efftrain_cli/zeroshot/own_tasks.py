@@ -77,7 +77,6 @@ def wikitext_strided(
     }
     return TaskScore(
         values=metrics,
-        stderr=dict.fromkeys(metrics),
         items=[
             {
                 "doc_id": i,
@@ -188,7 +187,6 @@ def offline_bytes(
     }
     return TaskScore(
         values=metrics,
-        stderr=dict.fromkeys(metrics),
         items=items,
         scored=len(kept),
         total=len(documents),

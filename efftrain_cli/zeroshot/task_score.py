@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ class TaskScore:
 
     values: dict[str, float]
     """Metric -> value; accuracies as fractions."""
-    stderr: dict[str, float | None]
-    """Metric -> standard error of the value; None if there is no closed form."""
     items: list[dict[str, Any]]
     """Per item: doc_id, doc_hash (sha256 of the item) and its share in each metric, for paired comparison."""
     scored: int
@@ -27,6 +25,8 @@ class TaskScore:
     """Items that the whole task has; more than `scored` under --limit."""
     protocol: str
     """Exact name of the measurement: scores of different protocols are different measurements."""
+    stderr: dict[str, float | None] = field(default_factory=dict)
+    """Metric -> standard error of the value; absent or None if there is no closed form."""
     requests: int = 0
     """Continuations scored or written."""
     truncated: int = 0

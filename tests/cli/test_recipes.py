@@ -279,7 +279,7 @@ def test_tab_offers_recipes_paths_and_keys(tmp_path, mine):
     offered = completed(tmp_path, "efftrain recipes show ")
     assert {"mine", "quickstart", "gpt2-1.5b"} <= set(offered)
     assert completed(tmp_path, "efftrain recipes show mi") == ["mine"]
-    assert completed(tmp_path, "efftrain recipes show recipes/m") == ["recipes/mine.toml"]
+    assert completed(tmp_path, "efftrain recipes show recipes/m") == []  # bash then offers files
     assert completed(tmp_path, "efftrain recipes show mine --set optim.l") == ["optim.lr="]
 
 
