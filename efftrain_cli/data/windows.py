@@ -118,9 +118,8 @@ class Windows:
         tokens, int64 (count,)."""
         blocks = range(first // _BLOCK, (first + max(count, 1) - 1) // _BLOCK + 1)
         begin = first - blocks[0] * _BLOCK
-        return np.concatenate([self._cached_block(block) for block in blocks])[
-            begin : begin + count
-        ]
+        places = np.concatenate([self._cached_block(block) for block in blocks])
+        return places[begin : begin + count]
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return the windows at stream positions start .. start+count-1, int64 (count, seq_len +
@@ -146,16 +145,14 @@ class Windows:
             raise ValueError(
                 f"{each} sequences of {length} tokens do not fit into a window of {self.seq_len}"
             )
-        begin, end = (
-            plan.first_sequence(plan.accumulation_steps * r // world_size) for r in (rank, rank + 1)
-        )
+        begin = plan.first_sequence(plan.accumulation_steps * rank // world_size)
+        end = plan.first_sequence(plan.accumulation_steps * (rank + 1) // world_size)
         first = begin // each
         last = -(-end // each)
         starts = self.starts(plan.window_start + first, last - first)
         if each > 1:
-            starts = (starts[:, None] + np.arange(each) * length).reshape(-1)[
-                begin - first * each : end - first * each
-            ]
+            in_windows = starts[:, None] + np.arange(each) * length
+            starts = in_windows.reshape(-1)[begin - first * each : end - first * each]
         ids = self.shards.read(starts.tolist(), length + 1)
         # Copied by numpy: torch would wake its threads for it, which costs more than the copy.
         tokens = torch.from_numpy(np.ascontiguousarray(ids[:, :-1]))
