@@ -60,6 +60,7 @@ def check_items(path: Path, form: dict[str, str]) -> int:
     """
     fields: dict[str, Any] = {name: (KINDS[kind], ...) for name, kind in form.items()}
     model = create_model("Item", __config__=ConfigDict(strict=True), **fields)
+    looks = f"a line looks like {example(form)}"
     count = 0
     try:
         with path.open("rb") as file:
@@ -70,13 +71,11 @@ def check_items(path: Path, form: dict[str, str]) -> int:
                     count += 1
                     fault = _fault_of(line, form, model)
                     if fault:
-                        raise DataError(
-                            f"{path}:{number}: {fault}; a line looks like {example(form)}"
-                        )
+                        raise DataError(f"{path}:{number}: {fault}; {looks}")
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
     if not count:
-        raise DataError(f"{path} holds no items; a line looks like {example(form)}")
+        raise DataError(f"{path} holds no items; {looks}")
     return count
 
 
