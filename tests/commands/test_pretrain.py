@@ -46,8 +46,8 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
     behind = trained.resume("r", "--set train.tokens=5120 --steps 20")
     assert "after step 20 already, and --steps 20 ends there" in behind.output
     # A budget that the text does not have is refused once its data is prepared, and an accepted rate with it.
-    for more in ("--set train.tokens=50M", "--set optim.lr=1e-3 --override-resume"):
-        refused = trained.resume("r", f"--set train.tokens=50M {more}", code=2)
+    for more in ("--set train.tokens=1M", "--set optim.lr=1e-3 --override-resume"):
+        refused = trained.resume("r", f"--set train.tokens=1M {more}", code=2)
         assert "data.repeat" in refused.errors
     assert fingerprints(trained) == before
     assert trained.events("r", "override") == []

@@ -215,16 +215,13 @@ def test_list_is_sorted_as_asked(root):
     write_run(root, "c", 0, rows=[])
     (root / "c-seed0" / "metrics.jsonl").unlink()
 
-    def order(*words: str) -> str:
-        return "".join(
-            entry["name"][0] for entry in json.loads(run("list", *words, "--format", "json").stdout)
-        )
+    def order(by: str) -> str:
+        listed = json.loads(run(f"list --sort {by} --format json").stdout)
+        return "".join(entry["name"][0] for entry in listed)
 
-    assert order("--sort", "name") == "abc"
-    assert order("--sort", "loss") == "bac", (
-        "the faster run has the lower loss; one without a loss comes last"
-    )
-    assert order("--sort", "tokens") == "bac"
+    assert order("name") == "abc"
+    assert order("loss") == "bac", "the faster run has the lower loss; one without a loss is last"
+    assert order("tokens") == "bac"
 
 
 def test_the_last_save_is_counted(root):
