@@ -41,14 +41,13 @@ def import_(
     set_: Overrides = None,
 ) -> None:
     """Make a run from a GPT-2, Llama or Qwen3 saved by transformers, to evaluate, sample, grow or continue it."""
+    from efftrain_cli.data.hub import MODEL_NAME
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.recipe.draft import find_recipe
 
     find_recipe(recipe or "small")  # before PyTorch is imported, which takes seconds
     folder = Path(directory)
-    if not folder.is_dir() and (
-        folder.is_absolute() or directory.startswith(".") or directory.count("/") != 1
-    ):
+    if not folder.is_dir() and MODEL_NAME.fullmatch(directory) is None:
         raise UsageError(
             f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub as owner/name"
         )
