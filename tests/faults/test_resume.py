@@ -175,7 +175,7 @@ def test_verify_resume_names_the_first_difference(lab):
     tensors = load_file(path)
     tensors["exp_avg_sq.h.1.mlp.c_fc.weight"][3, 5] += 1e-9
     save_file(tensors, path)
-    found = r"tensors after step 20: .* Greatest absolute difference: .* at index \(3, 5\) .* 'exp_avg_sq.h.1.mlp.c_fc.weight'"
+    found = r"tensors after step 20: .* Greatest absolute difference: .* at index \(3, 5\) .*'exp_avg_sq.h.1.mlp.c_fc.weight'"
     with pytest.raises(CheckpointError, match=found) as raised:
         compare_runs(lab.run("a"), lab.run("b"), 20)
     assert raised.value.exit_code == 3
