@@ -28,7 +28,8 @@ def test_the_cost_in_the_page_is_that_of_the_plan():
     register()
     (cost,) = [block for block in blocks_of("tune-warmup", "text") if "at most" in block]
     printed = cli("tune-warmup", "--recipe", "unstable-slw", "--plan").output
-    assert " ".join(cost.split()) in " ".join(printed.split())
+    for part in cost.split("..."):
+        assert " ".join(part.split()) in " ".join(printed.split())
 
 
 def test_the_shares_in_the_page_are_those_of_the_table():
