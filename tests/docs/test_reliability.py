@@ -12,6 +12,7 @@ from tests.docs.pages import text_of
 PAGE = text_of("reliability")
 UNMARKED = {
     ("F3", "tests/laws/test_methods.py"): "each_method_trains_and_resumes",
+    ("F5", "tests/faults/test_resume.py"): "a_stop_and_a_resume_move_no_bit",
     ("F9", "tests/laws/test_ranks.py"): "losses_and_gradients_are_those_of_one_process",
     ("F15", "tests/faults/test_saves.py"): "a_save_survives_a_power_failure_at_any_moment",
     ("F24", "tests/run/test_stability.py"): "a_threefold_loss_is_noticed_at_once",
