@@ -135,7 +135,7 @@ def test_show_says_everything(root):
     assert "marks" not in out
     # F43: the parts of the time and what they add up to.
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    for part in ("training 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
+    for part in ("train 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
         assert part in lines
     assert "device cpu" in out and "budget 102.4K" in lines
     with pytest.raises(UsageError, match="did you mean small-seed0"):

@@ -538,7 +538,7 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root):
             for row in rows
         ]
         # Stopped during the evaluation of step 50, which the next segment makes up for.
-        late = {key: rows[50][key] for key in rows[0]} | {"segment": 1}
+        late = rows[50] | {"segment": 1}
         rows[50]["val_loss"] = None
         write_run(root, "small", seed, rows=[*rows[:61], late, *rows[61:]])
         # Slower by a tenth, so that tokens and seconds are not the same axis in disguise.

@@ -10,7 +10,7 @@ from efftrain_cli.compare.comparability import INCOMPARABLE
 from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import Verdict
 from efftrain_cli.study.file import Arm, Primary, Study, StudyFile
-from efftrain_cli.study.judge import judge
+from efftrain_cli.study.judge import JudgedRun, judge
 from tests.compare import made
 
 
@@ -28,7 +28,9 @@ def judged_as_study(comparison: Comparison, found: Verdict) -> Verdict:
         arms=tuple(Arm(name=name, recipe=name) for name in names),
         equal=comparison.questions[0].equal or "tokens",
     )
-    runs = {group.label: {run.seed: run for run in group.runs} for group in comparison.groups}
+    runs = []
+    for group in comparison.groups:
+        runs += [JudgedRun(group.label, None, run) for run in group.runs]
     is_allowed = any(label.kind == "allowed" for label in comparison.labels)
     file = StudyFile(Path("made.toml"), study)
     (verdict,) = judge(file, runs, INCOMPARABLE if is_allowed else None).verdicts

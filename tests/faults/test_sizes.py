@@ -73,7 +73,7 @@ def test_a_recipe_with_thousands_of_mistakes(tmp_path):
     with pytest.raises(RecipeError) as raised:
         load_recipe(str(path))
     text = str(raised.value)
-    assert "has 4000 mistakes" in text and text.endswith("and 3,900 more")
+    assert "has 4,000 mistakes" in text and text.endswith("and 3,900 more")
     assert "checkpoint.unknown_99 " in text and "checkpoint.unknown_100 " not in text
     assert len(raised.value.problems) == 4000
 

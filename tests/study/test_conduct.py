@@ -119,7 +119,7 @@ def test_what_compare_refuses_has_no_verdict(conducted):
     assert judgement.verdicts[0].outcome == "undecided" and judgement.verdicts[0].p == 1.0
     text = "\n".join(verdict_lines(judgement, registration))
     assert text.startswith("EXPLORATORY") and "the validation text differs" in text
-    assert "warm: undecided in final loss (not judged: these losses are not comparable)." in text
+    assert "warm against plain in final loss: not judged: these losses are not comparable." in text
 
 
 def test_runs_under_a_study_s_name_with_another_recipe_or_seed_are_refused(conducted):

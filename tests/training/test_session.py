@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.plan.plan import token_flops
+from efftrain_cli.model.flops import flops_per_token
+from efftrain_cli.plan.plan import model_config
 from efftrain_cli.training import session
 from efftrain_cli.training.session import probe_seconds
 from tests.tiny import CPU, VOCAB_SIZE, fresh, tiny_recipe
@@ -21,7 +22,7 @@ def test_the_seconds_of_the_rest_of_a_plan(monkeypatch, overrides, seconds):
     """Half a second a token. Of a staged recipe, what is left are the FLOPs of ten tokens of the last stage, each of
     which takes a quarter of a second."""
     recipe = tiny_recipe(*overrides)
-    per_token = token_flops(recipe, VOCAB_SIZE, 16, 2).with_logits
+    per_token = flops_per_token(model_config(recipe, VOCAB_SIZE), 16, 2).with_logits
     summary = SimpleNamespace(tokens=640, flops=12 * per_token)
     here = SimpleNamespace(
         recipe=recipe,

@@ -174,4 +174,4 @@ def test_a_sweep_is_compared_once_its_array_has_ended(folder, efftrain):
     assert "#SBATCH --array=0-1%8\n" in script.read_text()
     for trial in both(0):
         write_trial(trial)
-    assert "B warm against A plain: one seed" in efftrain(*words).stdout
+    assert "B warm against A plain in final loss: one seed: no claim" in efftrain(*words).stdout
