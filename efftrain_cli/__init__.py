@@ -1,6 +1,7 @@
 """efftrain: train GPT models with training-efficiency methods and compare them honestly.
 
-The functions of `__all__` are the Python API: each returns a pandas frame of what the command of that name prints.
+The functions of `__all__` are the Python API: each returns a pandas frame of what the command of
+that name prints.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ __all__ = ["comparison", "metrics", "runs"]
 
 
 def metrics(run: str) -> pd.DataFrame:
-    """Return a row per step of a run, and a column per number of metrics.jsonl; NaN where a row has none.
+    """Return a row per step of a run, and a column per number of metrics.jsonl; NaN where a row has
+    none.
 
     Rows that a resume or a rewind replaced are left out.
 
@@ -55,8 +57,8 @@ def comparison(
 ) -> pd.DataFrame:
     """Compare runs, grouped by recipe, with a baseline; return a row per measure and recipe.
 
-    `values` are by seed; a missing one is the reason in words. If nothing was judged, `verdict` is missing,
-    `reason` says why in words and `kind` in one word for programs.
+    `values` are by seed; a missing one is the reason in words. If nothing was judged, `verdict` is
+    missing, `reason` says why in words and `kind` in one word for programs.
 
     Args:
         names: runs, globs over runs, or recipes with runs; all runs without names.
@@ -65,8 +67,8 @@ def comparison(
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
         allow: compare runs whose losses are not comparable; nothing about them is judged.
-        equal: the budget that final losses are judged at, equal within 2 %; default: tokens, or FLOPs if only these
-            agree.
+        equal: the budget that final losses are judged at, equal within 2 %; default: tokens, or
+            FLOPs if only these agree.
 
     Raises:
         UsageError: names stand for no run, or for runs that must not be compared.

@@ -26,7 +26,8 @@ def main() -> None:
 
 
 def _open_streams() -> None:
-    """Open a standard stream that was closed (`>&-`): the next file would take its number, and be printed into."""
+    """Open a standard stream that was closed (`>&-`): the next file would take its number, and be
+    printed into."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -37,10 +38,11 @@ def _open_streams() -> None:
 
 
 def _choose_allocator() -> None:
-    """Have PyTorch extend its CUDA segments rather than ask for new ones; read when PyTorch is loaded. Where lengths
-    change, blocks of each size would otherwise be left behind: the logits of a warmup's 127 lengths alone add up to 419
-    GB."""
-    # The second and third name are older ones, which PyTorch still reads; a choice of the user's own stands.
+    """Have PyTorch extend its CUDA segments rather than ask for new ones; read when PyTorch is
+    loaded. Where lengths change, blocks of each size would otherwise be left behind: the logits of
+    a warmup's 127 lengths alone add up to 419 GB."""
+    # The second and third name are older ones, which PyTorch still reads; a choice of the user's
+    # own stands.
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     if not any(name in os.environ for name in names):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

@@ -1,9 +1,11 @@
-"""Measure how many bits the sums of a real model need, and compare with theory (`efftrain accumulation`).
+"""Measure how many bits the sums of a real model need, and compare with theory (`efftrain
+accumulation`).
 
-The model of a checkpoint makes one forward and backward pass over the next micro-batch of its training data. Every
-linear layer has three products. Of each, some outputs are drawn, and their sums are made again from the same products:
-exactly, and in accumulators of few bits, rounded after every addition in order, whole and in chunks. Operands are first
-rounded to their format, so the errors are those of the accumulation alone.
+The model of a checkpoint makes one forward and backward pass over the next micro-batch of its
+training data. Every linear layer has three products. Of each, some outputs are drawn, and their
+sums are made again from the same products: exactly, and in accumulators of few bits, rounded after
+every addition in order, whole and in chunks. Operands are first rounded to their format, so the
+errors are those of the accumulation alone.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ PAPERS_CHUNK = 64
 FAR = 6.0
 """Standard deviations from 0 beyond which a product counts as an outlier."""
 MANY = 0.002
-"""Share of outliers that gets a mark: products of two normal numbers are beyond `FAR` in 0.07 % of the cases."""
+"""Share of outliers that gets a mark: products of two normal numbers are beyond `FAR` in 0.07 % of
+the cases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +64,12 @@ class Analysis:
     sums: pd.DataFrame
     """A row per layer, role, bits and chunk, with the columns of accumulation.csv.
 
-    n: products in a sum; product_bits: mantissa bits of an exact product; scale_a, scale_b: factors on the operands
-    before they were rounded; mean_over_sd: |mean| / standard deviation of the products within a sum, root mean square
-    over the sums; outlier_share: share of the products beyond `FAR` standard deviations of them all; relative_error:
-    norm of the errors over the norm of the exact sums; signed_error: mean error away from zero over mean magnitude,
-    negative if additions are lost; vrr_bits: bits that theory asks for with that chunk.
+    n: products in a sum; product_bits: mantissa bits of an exact product; scale_a, scale_b: factors
+    on the operands before they were rounded; mean_over_sd: |mean| / standard deviation of the
+    products within a sum, root mean square over the sums; outlier_share: share of the products
+    beyond `FAR` standard deviations of them all; relative_error: norm of the errors over the norm
+    of the exact sums; signed_error: mean error away from zero over mean magnitude, negative if
+    additions are lost; vrr_bits: bits that theory asks for with that chunk.
     """
 
 
@@ -81,12 +85,13 @@ def analyse(
     """Measure the sums of a run's checkpoint, the newest one by default.
 
     Args:
-        operands: format of activations and weights; None: the recipe's own if it has narrow ones, else fp8_e5m2, the
-            papers'.
+        operands: format of activations and weights; None: the recipe's own if it has narrow ones,
+            else fp8_e5m2, the papers'.
         samples: outputs drawn from each product.
 
     Raises:
-        UsageError, CheckpointError, DataError: as `load_trained_model`, and if the run's training data are missing.
+        UsageError, CheckpointError, DataError: as `load_trained_model`, and if the run's training
+            data are missing.
     """
     trained = load_trained_model(run, checkpoint, choose_device(device))
     section = trained.recipe.chunked_accumulation
@@ -110,7 +115,8 @@ def analyse(
 
 
 def _micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets of a full micro-batch from where the checkpoint stands in its data."""
+    """Return tokens and targets of a full micro-batch from where the checkpoint stands in its
+    data."""
     recipe = trained.recipe
     device = next(trained.model.parameters()).device
     session = prepare_session(recipe, device)
@@ -125,7 +131,8 @@ def _micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
 def _measure_model(
     model: GPT, tokens: Tensor, targets: Tensor, measure: _Measure
 ) -> list[dict[str, Any]]:
-    """Return the rows of all layers, by role. Each layer's tensors are freed as the backward pass has used them."""
+    """Return the rows of all layers, by role. Each layer's tensors are freed as the backward pass
+    has used them."""
     rows: list[dict[str, Any]] = []
     hooks = []
     inputs = {}
@@ -173,7 +180,8 @@ class _Measure:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the three products: x (tokens, in), weight (out, in), grad (tokens, out)."""
+        """Yield the rows of the three products: x (tokens, in), weight (out, in), grad (tokens,
+        out)."""
         x, x_scale = to_operand(x.float(), self.operands)
         weight, weight_scale = to_operand(weight.float(), self.operands)
         grad, grad_scale = to_operand(grad.float(), self.gradient_operands)
@@ -197,7 +205,8 @@ class _Measure:
                 yield {**about, **measured, "vrr_bits": vrr_bits}
 
     def product(self, a: Tensor, b: Tensor) -> Iterator[dict[str, Any]]:
-        """Yield what was measured of some outputs of `a` (m, n) times `b` (n, columns), for all bits and chunks."""
+        """Yield what was measured of some outputs of `a` (m, n) times `b` (n, columns), for all
+        bits and chunks."""
         n = a.shape[1]
         rows = torch.randint(a.shape[0], (self.samples,), generator=self.generator).to(a.device)
         columns = torch.randint(b.shape[1], (self.samples,), generator=self.generator).to(a.device)
@@ -214,7 +223,8 @@ class _Measure:
             "nonzero_share": int(terms.count_nonzero()) / terms.numel(),
         }
         chunks = [chunk for chunk in CHUNKS if chunk < n]
-        # PyTorch releases the interpreter within each operation, and these are too small for threads of its own.
+        # PyTorch releases the interpreter within each operation, and these are too small for
+        # threads of its own.
         with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
             by_chunk = pool.map(partial(_errors, terms, exact), chunks)
             errors = dict(zip(chunks, by_chunk, strict=True))
@@ -232,7 +242,8 @@ class _Measure:
 
 
 def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[tuple[float, float]]:
-    """Return (relative error, signed error) of the sums of `terms` (n, samples), for each of `BITS`."""
+    """Return (relative error, signed error) of the sums of `terms` (n, samples), for each of
+    `BITS`."""
     size = float(exact.norm())
     if size == 0:
         return [(0.0, 0.0)] * len(BITS)
@@ -241,7 +252,7 @@ def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[tuple[float, float
     return list(zip((error.norm(dim=1) / size).tolist(), signed.tolist(), strict=True))
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
 PRODUCT = ["layer", "role"]
 
@@ -250,11 +261,11 @@ def needs_of(sums: pd.DataFrame, error: float) -> pd.DataFrame:
     """Return a row per layer and role: what its sums need for a relative error of at most `error`.
 
     Columns beside those of `sums` that hold for all bits and chunks:
-        has_mean: whether the mean is larger than chance makes it in sums of independent products of mean zero.
-        vrr, vrr_chunked: bits by theory, whole and in chunks of 64.
-        bits, bits_chunked: bits by measurement; one above the most tried if none suffices.
-        cheapest_bits: the fewest bits that suffice with any chunk; NaN if none do.
-        cheapest_chunk: the longest chunk that suffices with them; 0, one sum, before all.
+        has_mean: whether the mean is larger than chance makes it in sums of independent products of
+        mean zero. vrr, vrr_chunked: bits by theory, whole and in chunks of 64. bits, bits_chunked:
+        bits by measurement; one above the most tried if none suffices. cheapest_bits: the fewest
+        bits that suffice with any chunk; NaN if none do. cheapest_chunk: the longest chunk that
+        suffices with them; 0, one sum, before all.
     """
     products = sums.groupby(PRODUCT, sort=False)
     needs = products[["n", "product_bits", "mean_over_sd", "outlier_share"]].first()
@@ -343,7 +354,8 @@ def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
 
 
 def plots_of(analysis: Analysis, error: float) -> list[Plot]:
-    """Return error over chunk length, and error over bits, by role: the worst layer, with a band down to the best."""
+    """Return error over chunk length, and error over bits, by role: the worst layer, with a band
+    down to the best."""
     chunks = [*(chunk for chunk in CHUNKS if chunk), 0]
     shown = 7
     by_chunk = []

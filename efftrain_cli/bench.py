@@ -1,7 +1,9 @@
-"""Measure how fast a recipe trains on this device, and what a step's time goes into (`efftrain bench`).
+"""Measure how fast a recipe trains on this device, and what a step's time goes into (`efftrain
+bench`).
 
-Whole steps are timed through the same `train()` that pretrain uses. Its marks (`record_function`) divide a step into
-phases, in further steps under torch.profiler. Data are random tokens in a shard of their own, read like a corpus.
+Whole steps are timed through the same `train()` that pretrain uses. Its marks (`record_function`)
+divide a step into phases, in further steps under torch.profiler. Data are random tokens in a shard
+of their own, read like a corpus.
 """
 
 from __future__ import annotations
@@ -80,9 +82,10 @@ class BenchResult:
     compile_seconds: float
     compiled_graphs: int
     phases: dict[str, float]
-    """Seconds per step, which they add up to: data, forward, backward, optimizer, measures of stability, other
-    (planning, records, an idle device). On several devices: work, sum (of gradients), exchange (the agreement before
-    it), wait (for the slowest); of shards, whose traffic is part of the passes: work and traffic, exchange, wait."""
+    """Seconds per step, which they add up to: data, forward, backward, optimizer, measures of
+    stability, other (planning, records, an idle device). On several devices: work, sum (of
+    gradients), exchange (the agreement before it), wait (for the slowest); of shards, whose traffic
+    is part of the passes: work and traffic, exchange, wait."""
     devices: int = 1
     peak_memory_by_device: tuple[int, ...] = ()
     """As peak_memory_bytes, of every rank."""
@@ -102,7 +105,8 @@ class BenchResult:
 
 
 def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """Build a state that counts as after step 1: no evaluation of step 0 precedes the timed steps."""
+    """Build a state that counts as after step 1: no evaluation of step 0 precedes the timed
+    steps."""
     state = build_state(recipe, vocab_size, device)
     state.progress = Progress(step=1, schedule_step=1)
     return state
@@ -136,12 +140,14 @@ def bench(
     profile: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> BenchResult:
-    """Time `steps` steps after `warmup` ones, at full length and full batch, then the phases of `PROFILED_STEPS`.
+    """Time `steps` steps after `warmup` ones, at full length and full batch, then the phases of
+    `PROFILED_STEPS`.
 
     Of several ranks, all call it; the times are this one's.
 
     Args:
-        profile: where to write torch.profiler's trace of the steps whose phases are timed, for chrome://tracing.
+        profile: where to write torch.profiler's trace of the steps whose phases are timed, for
+            chrome://tracing.
     """
     recipe = _without_schedules(recipe)
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
@@ -208,7 +214,8 @@ def bench(
 
 
 def _without_schedules(recipe: Recipe) -> Recipe:
-    """Return the recipe with full steps from the first on, without an end or an evaluation: what most of a run is."""
+    """Return the recipe with full steps from the first on, without an end or an evaluation: what
+    most of a run is."""
     changes: dict[str, Any] = {}
     for method in recipe.methods.values():
         changes |= method.without_schedule()
@@ -269,14 +276,16 @@ def phase_seconds(
     step_seconds: float,
     trace: Path | None = None,
 ) -> dict[str, float]:
-    """Divide a step of `step_seconds` into phases, by their share of `PROFILED_STEPS` steps under torch.profiler.
+    """Divide a step of `step_seconds` into phases, by their share of `PROFILED_STEPS` steps under
+    torch.profiler.
 
     Args:
         rows: takes a whole step for each row.
         trace: where to write the profiler's trace of these steps.
 
     Returns:
-        Seconds of each phase, and of what is outside all of them, "other". Their sum is `step_seconds`.
+        Seconds of each phase, and of what is outside all of them, "other". Their sum is
+        `step_seconds`.
     """
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":

@@ -1,8 +1,9 @@
-"""Time steps of existing runs side by side (`efftrain calibrate`), so that `compare` can judge training seconds.
+"""Time steps of existing runs side by side (`efftrain calibrate`), so that `compare` can judge
+training seconds.
 
-Steps of one finished run of each recipe run again through the `train()` that pretrain uses, on random tokens, in
-blocks: every step of every recipe once, recipe by recipe, in the opposite order in every second block. What else the
-machine does meanwhile falls on all recipes alike.
+Steps of one finished run of each recipe run again through the `train()` that pretrain uses, on
+random tokens, in blocks: every step of every recipe once, recipe by recipe, in the opposite order
+in every second block. What else the machine does meanwhile falls on all recipes alike.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, train
 
 SHARE = 0.02
-"""Most of the runs' training seconds that a calibration takes, unless FEWEST_BLOCKS of two steps a kind need more."""
+"""Most of the runs' training seconds that a calibration takes, unless FEWEST_BLOCKS of two steps a
+kind need more."""
 MOST_STEPS = 16
 """Steps timed in a block, unless two of each kind are more."""
 FEWEST_BLOCKS = 3
@@ -163,7 +165,8 @@ def _read_steps(path: Path) -> list[list[TimedStep]]:
 
 
 def design(arms: Sequence[Arm], spent: float) -> Design:
-    """Choose steps and blocks: the most steps that leave ENOUGH_BLOCKS, and as many blocks as SHARE allows.
+    """Choose steps and blocks: the most steps that leave ENOUGH_BLOCKS, and as many blocks as SHARE
+    allows.
 
     Args:
         spent: training seconds of all runs.
@@ -182,7 +185,8 @@ def design(arms: Sequence[Arm], spent: float) -> Design:
 
 
 def spread(steps: Sequence[TimedStep], count: int) -> list[TimedStep]:
-    """Return at most `count` of steps with rising FLOPs: the ends, and those nearest to equal distances."""
+    """Return at most `count` of steps with rising FLOPs: the ends, and those nearest to equal
+    distances."""
     if len(steps) <= count:
         return list(steps)
     flops = np.array([step.flops for step in steps])
@@ -191,7 +195,8 @@ def spread(steps: Sequence[TimedStep], count: int) -> list[TimedStep]:
 
 
 class ReadyWindows(Windows):
-    """Windows whose batch of the timed step lies ready, as if it had been fetched during the step before."""
+    """Windows whose batch of the timed step lies ready, as if it had been fetched during the step
+    before."""
 
     def __init__(self, windows: Windows) -> None:
         super().__init__(

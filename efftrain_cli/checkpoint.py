@@ -1,4 +1,5 @@
-"""List and verify a run's checkpoints (`efftrain checkpoint`), without torch: at once, even while the run trains."""
+"""List and verify a run's checkpoints (`efftrain checkpoint`), without torch: at once, even while
+the run trains."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def list_checkpoints(run: Path) -> list[dict[str, Any]]:
 
 
 def describe_checkpoints(run: Path) -> list[str]:
-    """Return a line for each checkpoint of a run, oldest first, and for what else lies among them."""
+    """Return a line for each checkpoint of a run, oldest first, and for what else lies among
+    them."""
     lines = []
     for each in list_checkpoints(run):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
@@ -49,7 +51,8 @@ def verify_checkpoints(run: Path) -> list[dict[str, Any]]:
     """Verify each checkpoint of a run.
 
     Returns:
-        `checkpoint`, `sound`, `files` (None if it is damaged) and `problem` (None if it is not) of each.
+        `checkpoint`, `sound`, `files` (None if it is damaged) and `problem` (None if it is not) of
+        each.
     """
     verified: list[dict[str, Any]] = []
     for path in checkpoints_of(run):

@@ -1,4 +1,5 @@
-"""Make a run of a GPT-2, Llama or Qwen3 of transformers, to evaluate, sample, grow or continue (`efftrain import`)."""
+"""Make a run of a GPT-2, Llama or Qwen3 of transformers, to evaluate, sample, grow or continue
+(`efftrain import`)."""
 
 from __future__ import annotations
 
@@ -40,18 +41,20 @@ def import_hf(
     *,
     text_is_meant: bool = False,
 ) -> Path:
-    """Create run `name`, whose checkpoint of step 0 holds the directory's weights; return its directory.
+    """Create run `name`, whose checkpoint of step 0 holds the directory's weights; return its
+    directory.
 
-    The model's shape and the tokenizer are the directory's; how it would be trained on (data, optimizer, budget) is the
-    recipe's. The optimizer's moments begin at 0: the format has none.
+    The model's shape and the tokenizer are the directory's; how it would be trained on (data,
+    optimizer, budget) is the recipe's. The optimizer's moments begin at 0: the format has none.
 
     Args:
         directory: also a model of the Hub, "owner/name" or "owner/name@revision".
-        text_is_meant: the recipe's text is what the user wants to train on. Where it is not, and no override names one,
-            training on asks for it.
+        text_is_meant: the recipe's text is what the user wants to train on. Where it is not, and no
+            override names one, training on asks for it.
 
     Raises:
-        UsageError: the run exists already, or an override would change the model's shape or tokenizer.
+        UsageError: the run exists already, or an override would change the model's shape or
+            tokenizer.
         CheckpointError: the directory holds no model that efftrain can compute.
         DataError: its tokenizer is missing, or has no end-of-text token.
     """
@@ -76,7 +79,8 @@ def import_hf(
         )
     multiple = 64
     if tokenizer.vocab_size < rows:
-        # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is a multiple of.
+        # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is
+        # a multiple of.
         multiple = rows
         print(
             f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens of the tokenizer; they are "
@@ -114,7 +118,8 @@ def import_hf(
 
 
 def _local_copy(directory: Path) -> Path:
-    """Return the directory, or where the Hub's cache holds a model of that name, downloaded if necessary.
+    """Return the directory, or where the Hub's cache holds a model of that name, downloaded if
+    necessary.
 
     Raises:
         UsageError: it is neither.
@@ -146,7 +151,8 @@ def _local_copy(directory: Path) -> Path:
 def _origin(
     source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, object]:
-    """Return where the run comes from. It has seen no data of ours yet, so their hashes are null."""
+    """Return where the run comes from. It has seen no data of ours yet, so their hashes are
+    null."""
     return {
         **software_origin(recipe_name),
         "imported": {

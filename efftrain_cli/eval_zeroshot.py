@@ -1,4 +1,5 @@
-"""Score a run's checkpoint on zero-shot tasks, and write the scores into the run's folder (`efftrain eval-zeroshot`).
+"""Score a run's checkpoint on zero-shot tasks, and write the scores into the run's folder
+(`efftrain eval-zeroshot`).
 
 Cheap checks come first: torch and lm_eval are imported after names, data and run are checked.
 """
@@ -85,10 +86,12 @@ def evaluate_runs(
 ) -> Iterator[tuple[str, list[Result], EfftrainError | None]]:
     """Evaluate several runs, one after the other, on all processes that were started for it.
 
-    Yield each run with its entries, and the error that it ended with: the other runs are scored all the same.
+    Yield each run with its entries, and the error that it ended with: the other runs are scored all
+    the same.
 
     Raises:
-        EfftrainError: as `evaluate_run`, if nothing was scored, or if processes may have failed differently.
+        EfftrainError: as `evaluate_run`, if nothing was scored, or if processes may have failed
+            differently.
     """
     with ExitStack() as stack:
         ranks = None
@@ -111,7 +114,8 @@ def evaluate_runs(
             except LostProcessError:
                 raise
             except EfftrainError as error:
-                # Ranks that failed differently would hang in the next run's collectives; a TaskError is alike on all.
+                # Ranks that failed differently would hang in the next run's collectives; a
+                # TaskError is alike on all.
                 if ranks is not None and not isinstance(error, TaskError):
                     raise
                 if len(runs) == 1 and not entries:
@@ -121,12 +125,14 @@ def evaluate_runs(
 
 
 def evaluate_run(run: str, config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Result]:
-    """Evaluate task by task; write each score into the run's folder and yield its entry of zeroshot.json.
+    """Evaluate task by task; write each score into the run's folder and yield its entry of
+    zeroshot.json.
 
     Of several ranks all call it; rank 0 alone writes.
 
     Raises:
-        UsageError: an unknown task, run or checkpoint; the harness is not installed; a context longer than the model's.
+        UsageError: an unknown task, run or checkpoint; the harness is not installed; a context
+            longer than the model's.
         DataError: evaluation sets are missing or damaged.
         TaskError: after all tasks have been tried, some could not be scored.
         CheckpointError: the run has no checkpoint, or no valid one.
@@ -181,7 +187,8 @@ def evaluate_run(run: str, config: EvalConfig, ranks: Ranks | None = None) -> It
             except LostProcessError:
                 raise
             except Exception as error:
-                # A task's items or definition may be anyone's: the other tasks are scored all the same.
+                # A task's items or definition may be anyone's: the other tasks are scored all the
+                # same.
                 what = str(error)
                 if not isinstance(error, EfftrainError):
                     what = f"{type(error).__name__}: {error}"
@@ -200,7 +207,8 @@ def evaluate_run(run: str, config: EvalConfig, ranks: Ranks | None = None) -> It
 
 
 def _check_tasks(name: str, config: EvalConfig) -> tuple[list[str], bool]:
-    """Return the names of all tasks, the harness's own last, and whether the Hub has to be asked for items.
+    """Return the names of all tasks, the harness's own last, and whether the Hub has to be asked
+    for items.
 
     Check that the data of all tasks can be had.
     """
@@ -241,7 +249,8 @@ def _load_model(run: str, config: EvalConfig, ranks: Ranks) -> TrainedModel:
         else:
             trained = load_trained_model(run, config.checkpoint, device)
     except EfftrainError as error:
-        # Only rank 0 prints. Loading may fail on another rank alone, so all ranks compare how it ended.
+        # Only rank 0 prints. Loading may fail on another rank alone, so all ranks compare how it
+        # ended.
         ranks.check_alike({"loading": str(error)})
         raise
     # The same exchange as in the handler above: a rank that failed waits in it.
@@ -296,7 +305,8 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
 def trained_length(trained: TrainedModel) -> int:
     """Return the longest sequence that the model was trained on, in tokens.
 
-    Under a warmup that had not ended it is shorter than the model's positions: later embeddings are untrained.
+    Under a warmup that had not ended it is shorter than the model's positions: later embeddings are
+    untrained.
     """
     positions = trained.model.config.seq_len
     if "length" not in trained.recipe.varies or not (trained.run / "metrics.jsonl").exists():
@@ -316,7 +326,8 @@ def validation_documents(trained: TrainedModel) -> list[str]:
     """Return the run's own validation documents, up to `OFFLINE_TOKENS` tokens of text.
 
     Raises:
-        DataError: the data is missing, or gives another tokenizer or validation text than when the run was trained.
+        DataError: the data is missing, or gives another tokenizer or validation text than when the
+            run was trained.
     """
     import numpy as np
 

@@ -1,4 +1,5 @@
-"""`efftrain export`: a trained model in transformers' form, with a card that says what it is and how it came about."""
+"""`efftrain export`: a trained model in transformers' form, with a card that says what it is and
+how it came about."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _ABSOLUTE = re.compile(r'"(?:/|[A-Za-z]:)[^"\n]*[/\\]([^"/\\\n]+)"')
 
 
 def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedModel:
-    """Write the model of a run's checkpoint, its tokenizer and a model card into a directory that does not exist yet.
+    """Write the model of a run's checkpoint, its tokenizer and a model card into a directory that
+    does not exist yet.
 
     Raises:
         UsageError: there is no such run or checkpoint, or the directory holds files.
@@ -48,8 +50,8 @@ def export_run(run: str, checkpoint: str | None, directory: Path) -> TrainedMode
 
 
 def model_card(trained: TrainedModel, origin: dict[str, Any]) -> str:
-    """Return README.md of an export: what the model is, its recipe, the hashes of its data, and the scores that were
-    measured."""
+    """Return README.md of an export: what the model is, its recipe, the hashes of its data, and the
+    scores that were measured."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     rows = latest_rows(trained.run, trained.progress.step)

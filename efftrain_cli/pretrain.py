@@ -1,4 +1,5 @@
-"""`efftrain pretrain`: from a recipe and text to a trained GPT, in a run directory that can be killed and continued."""
+"""`efftrain pretrain`: from a recipe and text to a trained GPT, in a run directory that can be
+killed and continued."""
 
 from __future__ import annotations
 
@@ -91,8 +92,8 @@ def start(
     """Train `recipe` in a new run directory and return it.
 
     Args:
-        rewinding: a divergence goes back to the newest stable checkpoint instead of ending the run, three times at
-            most.
+        rewinding: a divergence goes back to the newest stable checkpoint instead of ending the run,
+            three times at most.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
@@ -193,7 +194,8 @@ def _begin_segment(
     written: Recipe,
     checkpoint: Path | None,
 ) -> None:
-    """Record that the run goes on from `checkpoint`, of the recipe `written`; None means from its beginning."""
+    """Record that the run goes on from `checkpoint`, of the recipe `written`; None means from its
+    beginning."""
     reason = checkpoints.drop_in_flight(run, state, written, session.recipe)
     if reason is not None:
         print(f"warning: {reason}", file=sys.stderr)
@@ -221,10 +223,11 @@ def _lacks_evaluation(run: Run, progress: Progress) -> bool:
 def _trained_longer(
     run: Run, written: Recipe, recipe: Recipe
 ) -> tuple[Recipe, checkpoints.Differences]:
-    """Return the recipe of a run whose budget was raised, and the differences that need no --override-resume.
+    """Return the recipe of a run whose budget was raised, and the differences that need no
+    --override-resume.
 
-    Its learning-rate schedule ends where it was meant to, unless optim.decay_tokens says otherwise. Only if nothing
-    else has changed do the differences need no --override-resume.
+    Its learning-rate schedule ends where it was meant to, unless optim.decay_tokens says otherwise.
+    Only if nothing else has changed do the differences need no --override-resume.
 
     Raises:
         UsageError: the learning rate would be 0 from the schedule's end on.
@@ -234,7 +237,8 @@ def _trained_longer(
         return recipe, []
     if optim.has_end and optim.decay_steps is None:
         end = optim.decay_tokens or before
-        # After a growth the schedule stands at fewer tokens than were trained, and need not have ended.
+        # After a growth the schedule stands at fewer tokens than were trained, and need not have
+        # ended.
         if optim.min_lr == 0 and end < recipe.train.tokens and not recipe.stages:
             raise UsageError(
                 f"run {run.name!r}: its learning rate reaches optim.min_lr = 0 at {end:,} tokens, so training longer would "

@@ -43,20 +43,22 @@ TITLES = {
     "age_seconds": "age",
     "problem": "problem",
 }
-"""Columns of the frame of runs, which the settings that differ follow, and their titles on screens."""
+"""Columns of the frame of runs, which the settings that differ follow, and their titles on
+screens."""
 Order = Literal["age", "name", "loss", "tokens"]
 _SORTED_BY = {"age": "age_seconds", "name": "name", "loss": "best_val_loss", "tokens": "tokens"}
 
 
 def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
-    """Return a row per run: the columns of TITLES, then each setting in which the runs differ, by its dotted key.
+    """Return a row per run: the columns of TITLES, then each setting in which the runs differ, by
+    its dotted key.
 
     A run that cannot be read has the status "unreadable" and the reason as its `problem`.
 
     Args:
         names: runs, or globs over runs; empty: all.
-        sort: age (the run written to last first), name, loss (lowest validation loss first, runs without one last) or
-            tokens (most first).
+        sort: age (the run written to last first), name, loss (lowest validation loss first, runs
+            without one last) or tokens (most first).
     """
     import pandas as pd
 
@@ -126,7 +128,8 @@ def _age(path: Path) -> float:
 
 
 def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return one run's values by column, and its recipe by dotted keys, empty if the run cannot be read."""
+    """Return one run's values by column, and its recipe by dotted keys, empty if the run cannot be
+    read."""
     from efftrain_cli.compare.reading import read_numbers
 
     path = runs_root() / name
@@ -142,7 +145,8 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def verify_run(path: Path) -> str:
-    """Compare rows, events and small files of a run with their check values; return the counts of valid ones in words.
+    """Compare rows, events and small files of a run with their check values; return the counts of
+    valid ones in words.
 
     Raises:
         DataError: a line or file is damaged; the message names each.
@@ -173,7 +177,8 @@ def verify_run(path: Path) -> str:
 
 
 def verify_small_files(path: Path) -> tuple[list[str], int]:
-    """Return the faults of the small files of a run, a search or a study, and how many files have no seal."""
+    """Return the faults of the small files of a run, a search or a study, and how many files have
+    no seal."""
     from efftrain_cli.study.records import Plan
     from efftrain_cli.tune_warmup.probe import Receipt, SearchFile
     from efftrain_cli.zeroshot.results import read_entries
@@ -213,7 +218,8 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
             if not matches:
                 raise UsageError(f"no run in {runs_root()} matches {name!r}")
         else:
-            # A folder that is not yet a run, because its start was killed, may be removed by its name.
+            # A folder that is not yet a run, because its start was killed, may be removed by its
+            # name.
             matches = [run_path(name) if run_path(name).is_dir() else existing_run(name)]
         paths.update(dict.fromkeys(matches))
     registered = [path.name for path in paths if (path / "plan.json").is_file()]
@@ -228,7 +234,8 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Remove a run directory but for its recipe, which a later study asks for: its results were seen.
+    """Remove a run directory but for its recipe, which a later study asks for: its results were
+    seen.
 
     The recipe goes first: from then on nothing takes the rest for a run.
     """

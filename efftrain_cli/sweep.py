@@ -50,7 +50,8 @@ def train(
     devices: int = 1,
     array: bool = False,
 ) -> bool:
-    """Train what is not trained yet, or write the job array that does; return whether all runs have ended."""
+    """Train what is not trained yet, or write the job array that does; return whether all runs have
+    ended."""
     folder = runs_root() / f"{name or 'sweep'}-logs"
     runner = (ArrayWriter if array else TrialRunner)(
         folder=folder, device=device, jobs=jobs, devices=devices
@@ -67,7 +68,8 @@ def compare_trials(
     target_loss: float | None,
     allow: bool,
 ) -> Comparison:
-    """Compare the runs of a sweep, each recipe at its own best setting, and time their steps before."""
+    """Compare the runs of a sweep, each recipe at its own best setting, and time their steps
+    before."""
     runs, left_out = read_valid_runs([runs_root() / trial.name for trial in trials])
     groups, _ = best_settings(group_runs(runs, allow))
     if len({group.recipe_name for group in groups}) == 1:
@@ -92,7 +94,8 @@ def compare_trials(
 def grid_lines(
     trials: Sequence[Trial], baseline: str, plot: bool, figures: Path | None
 ) -> list[str]:
-    """Format what the grid shows: losses over learning rates, and gains over budgets against recipe `baseline`."""
+    """Format what the grid shows: losses over learning rates, and gains over budgets against recipe
+    `baseline`."""
     lines: list[str] = []
     curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials])
     if curves:

@@ -1,8 +1,9 @@
-"""Prove on this machine that a stopped and continued run equals an uninterrupted one (`efftrain verify-resume`).
+"""Prove on this machine that a stopped and continued run equals an uninterrupted one (`efftrain
+verify-resume`).
 
-Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued to 2 k by a process
-of its own, which knows nothing but the checkpoint. Then every weight, every tensor of the optimizer and every row
-(times aside) is compared bit for bit.
+Two real runs in a temporary folder: one trains 2 k steps; the other stops after k and is continued
+to 2 k by a process of its own, which knows nothing but the checkpoint. Then every weight, every
+tensor of the optimizer and every row (times aside) is compared bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _FREE = ("seconds", "segment", "tokens_per_second", "mfu")
 def verify_resume(
     recipe: Recipe, *, device: str = "auto", half: int = 4, devices: int = 1
 ) -> list[str]:
-    """Compare a run of 2 x `half` steps with one that was stopped after `half` and continued; return what to print.
+    """Compare a run of 2 x `half` steps with one that was stopped after `half` and continued;
+    return what to print.
 
     Raises:
         CheckpointError: they differ; the message names the first step and the first tensor that do.
@@ -79,8 +81,9 @@ def verify_resume(
 def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
     """Make the recipe small enough for a minute or two.
 
-    A step has two micro-batches of at most two sequences (as many as there are devices or lanes, where those are more).
-    Every schedule is moved into the first 2 x `half` steps, so that it changes before and after the stop.
+    A step has two micro-batches of at most two sequences (as many as there are devices or lanes,
+    where those are more). Every schedule is moved into the first 2 x `half` steps, so that it
+    changes before and after the stop.
     """
     seq_len = recipe.model.seq_len
     fitting = recipe.train.micro_batch_tokens // seq_len
@@ -113,7 +116,8 @@ def describe_cut(cut: Recipe, half: int) -> str:
 
 
 def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
-    """Compare rows, and the tensors after `step`, of two runs; return how many rows and tensors there are.
+    """Compare rows, and the tensors after `step`, of two runs; return how many rows and tensors
+    there are.
 
     Raises:
         CheckpointError: they differ.

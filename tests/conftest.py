@@ -19,7 +19,8 @@ from efftrain_cli.cli.commands import register
 if TYPE_CHECKING:
     from tests.launch import Laboratory, Zygote
 
-# One thread a process: tests run side by side, and threads that wait for each other by spinning would starve them.
+# One thread a process: tests run side by side, and threads that wait for each other by spinning
+# would starve them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 register()
@@ -50,7 +51,8 @@ Efftrain = Callable[..., "subprocess.CompletedProcess[str]"]
 def python(
     source: str, *args: str, cwd: Path = REPOSITORY, code: int | None = 0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python source in a new interpreter that finds the package, and check its exit code; None: any."""
+    """Run Python source in a new interpreter that finds the package, and check its exit code; None:
+    any."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     command = [sys.executable, "-c", source, *args]
     done = subprocess.run(
@@ -62,7 +64,8 @@ def python(
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_root(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Token shards go to a temporary cache that all tests of a session share; runs go to the test's own folder."""
+    """Token shards go to a temporary cache that all tests of a session share; runs go to the test's
+    own folder."""
     os.environ.setdefault("EFFTRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
@@ -102,8 +105,9 @@ def cli(line: str, *words: str, **options: Any) -> Result:
 
 @pytest.fixture
 def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Efftrain:
-    """Runs `efftrain LINE WORDS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there, and checks its exit
-    code. It is forked from one that has PyTorch, so what PyTorch reads at its import is the test session's."""
+    """Runs `efftrain LINE WORDS` in a process of its own, in tmp_path, with EFFTRAIN_RUNS there,
+    and checks its exit code. It is forked from one that has PyTorch, so what PyTorch reads at its
+    import is the test session's."""
 
     def run(
         line: str, *words: str, code: int = 0, timeout: float = 120, **env: str
@@ -121,7 +125,8 @@ def efftrain(zygote: Zygote, tmp_path: Path, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def fresh_efftrain(tmp_path: Path) -> Efftrain:
-    """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it starts."""
+    """As `efftrain`, in a new interpreter: for what Python, PyTorch or CUDA reads when it
+    starts."""
 
     def run(
         line: str, *words: str, code: int = 0, timeout: float = 120, **env: str

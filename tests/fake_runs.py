@@ -1,4 +1,5 @@
-"""Run directories made without training, for tests of what reads them. Rows follow the format of metrics.jsonl."""
+"""Run directories made without training, for tests of what reads them. Rows follow the format of
+metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def rows_of(
     first: int = 0,
     **changed: Any,
 ) -> list[dict[str, Any]]:
-    """The rows of one segment from step `first` to `steps`; `changed` replaces columns of every row."""
+    """The rows of one segment from step `first` to `steps`; `changed` replaces columns of every
+    row."""
     rows: list[dict[str, Any]] = []
     draw = random.Random(f"{seed} {segment} {speed}")
     best = None
@@ -141,7 +143,8 @@ def write_run(
     origin: dict[str, Any] | None = None,
     data: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes `root`/<name> and returns it. `budget` is train.tokens; without it the run is finished."""
+    """Writes `root`/<name> and returns it. `budget` is train.tokens; without it the run is
+    finished."""
     path = root / (name or f"{recipe}-seed{seed}")
     path.mkdir(parents=True)
     tokens = budget if budget is not None else steps * TOKENS_PER_STEP

@@ -83,8 +83,8 @@ def write_recipe(folder: Path, *overrides: str, name: str = "r", extra: str = ""
 
 
 def run_ranks(script: str, world_size: int, *arguments: str, **environment: str) -> None:
-    """Runs a script of the repository in so many processes, each with a rank in its environment and one thread; fails
-    the test with what they said unless all end well."""
+    """Runs a script of the repository in so many processes, each with a rank in its environment and
+    one thread; fails the test with what they said unless all end well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -130,8 +130,8 @@ def wait_until(
     process: subprocess.Popen[str] | None = None,
     timeout: float = 300,
 ) -> None:
-    """Returns once `condition` holds, which another process brings about; fails the test where `process` ends
-    before."""
+    """Returns once `condition` holds, which another process brings about; fails the test where
+    `process` ends before."""
     end = time.monotonic() + timeout
     while not condition():
         assert process is None or process.poll() is None, process.communicate()
@@ -210,8 +210,8 @@ class Zygote:
     def start(
         self, *args: str, cwd: Path, out: Path, err: Path, inject: str = "", **env: str
     ) -> Process:
-        """`efftrain ARGS` in `cwd`, with runs in its folder `runs`, the test's environment changed by `env`, and output
-        in files; `inject` is run in it first."""
+        """`efftrain ARGS` in `cwd`, with runs in its folder `runs`, the test's environment changed
+        by `env`, and output in files; `inject` is run in it first."""
         environment = {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
@@ -267,7 +267,8 @@ class Laboratory:
         timeout: float = 60,
         **env: str,
     ) -> Process:
-        """Run `efftrain LINE WORDS` to its end, without a traceback; `code` is its exit code, None: any."""
+        """Run `efftrain LINE WORDS` to its end, without a traceback; `code` is its exit code, None:
+        any."""
         process = self.start(*typed(line, *words), inject=inject, **env)
         process.wait(timeout)
         assert code in (None, process.code), process.said()

@@ -194,7 +194,8 @@ def copy_project(folder: Path) -> Path:
 
 
 def measure_reach(mutants: list[Mutant], file: Path) -> dict[int, set[str]]:
-    """Return the tests (without parameters) that run each mutant's line, and keep them in `file`."""
+    """Return the tests (without parameters) that run each mutant's line, and keep them in
+    `file`."""
     if not file.exists():
         numbers: dict[str, dict[int, int]] = defaultdict(dict)
         for number, mutant in enumerate(mutants):
@@ -218,7 +219,8 @@ def measure_reach(mutants: list[Mutant], file: Path) -> dict[int, set[str]]:
 
 
 def first_failure(project: Path, tests: list[str], limit: float) -> str:
-    """Return the first of the tests that fails, or what else came of them within `limit` seconds."""
+    """Return the first of the tests that fails, or what else came of them within `limit`
+    seconds."""
     command = [sys.executable, "-m", "pytest", *FAST, "-x", "-rfE", f"--timeout={HANG}", *tests]
     process = subprocess.Popen(
         command, cwd=project, stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -1,5 +1,5 @@
-"""Exact resume, as a law that every method's tests can ask for: a checkpoint of any step continues as if nothing had
-happened."""
+"""Exact resume, as a law that every method's tests can ask for: a checkpoint of any step continues
+as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from tests.tiny import VOCAB_SIZE, assert_equal, fresh
 
 
 class RandomTokens:
-    """Stands in for a corpus: tokens in which each mostly tells the next, a function of the window's position."""
+    """Stands in for a corpus: tokens in which each mostly tells the next, a function of the
+    window's position."""
 
     def __init__(self, seq_len: int) -> None:
         self.seq_len = seq_len
@@ -74,8 +75,9 @@ def timeless(progress: Progress) -> Progress:
 
 
 def assert_resumes_exactly_at_every_step(recipe: Recipe) -> list[dict]:
-    """Trains to the end of the budget; then, from the checkpoint of every step, the two steps after it, in a state that
-    was another before: weights, moments, progress and rows must be equal to the last bit. Returns the rows of the run.
+    """Trains to the end of the budget; then, from the checkpoint of every step, the two steps after
+    it, in a state that was another before: weights, moments, progress and rows must be equal to the
+    last bit. Returns the rows of the run.
 
     Two steps rather than all: equal states at step k + 2 for every k have equal futures.
     """
@@ -112,7 +114,8 @@ def _assert_resumes(folder: Path, recipe: Recipe, step: int, rows: list[dict]) -
 
 
 def assert_tokens_are_those_of_the_data(rows: list[dict], recipe: Recipe) -> None:
-    """The tokens of a run, counted from the targets that the data handed out, not from what the trainer says."""
+    """The tokens of a run, counted from the targets that the data handed out, not from what the
+    trainer says."""
     data, counted = RandomTokens(recipe.model.seq_len), 0
     for before, row in pairwise(rows):
         size, length = row["batch_size"], row["seq_len"]

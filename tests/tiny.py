@@ -1,5 +1,5 @@
-"""A state, its tensors and windows over made tokens: what every test needs that trains a model of a few thousand
-weights."""
+"""A state, its tensors and windows over made tokens: what every test needs that trains a model of a
+few thousand weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ FOUR_BLOCKS = [
     "optim.warmup_steps=2",
     "eval.every=5",
 ]
-"""Overrides of the recipe `small`: ten steps of two micro-batches, blocks enough for four modules."""
+"""Overrides of the recipe `small`: ten steps of two micro-batches, blocks enough for four
+modules."""
 
 TINY: dict[str, Any] = {
     "model": {"n_layer": 2, "n_head": 2, "n_embd": 16, "seq_len": 16},

@@ -48,7 +48,8 @@ def make_run(
     overrides: tuple[str, ...] = (),
     steps: tuple[int, ...] = (10,),
 ) -> Path:
-    """Writes `folder`/text.txt and a run trained on it for no step at all. EFFTRAIN_RUNS must point where runs belong.
+    """Writes `folder`/text.txt and a run trained on it for no step at all. EFFTRAIN_RUNS must point
+    where runs belong.
 
     Weights are drawn with a large spread, so that tokens differ clearly in probability.
     """
@@ -78,8 +79,8 @@ def make_run(
 
 
 def random_gpt(config: GPTConfig, spread: float, seed: int) -> GPT:
-    """Weights far from their initialization, biases and norms included, so that a forgotten one shows. Padding rows
-    hold rubbish: they must take no probability and never be written."""
+    """Weights far from their initialization, biases and norms included, so that a forgotten one
+    shows. Padding rows hold rubbish: they must take no probability and never be written."""
     model = GPT(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

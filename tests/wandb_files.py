@@ -14,7 +14,8 @@ _HEADER = struct.Struct("<IHB")
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """Whole records. Each block of 32 KiB holds chunks of crc32, length, type (1 whole, 2 first, 3 middle, 4 last)."""
+    """Whole records. Each block of 32 KiB holds chunks of crc32, length, type (1 whole, 2 first, 3
+    middle, 4 last)."""
     position, parts = 7, b""  # after the file's own header
     assert data[:4] == b":W&B"
     while position + _HEADER.size <= len(data):

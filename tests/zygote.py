@@ -1,5 +1,6 @@
-"""A process that has imported everything and forks one `efftrain` per request: real processes to kill, without seconds
-of imports for each. Requests and answers are lines of JSON on stdin and stdout."""
+"""A process that has imported everything and forks one `efftrain` per request: real processes to
+kill, without seconds of imports for each. Requests and answers are lines of JSON on stdin and
+stdout."""
 
 from __future__ import annotations
 

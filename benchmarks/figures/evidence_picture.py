@@ -1,9 +1,11 @@
-"""Draws docs/evidence/effects.svg: every study's effects with their 95 % intervals, from the looks.csv beside its page.
+"""Draws docs/evidence/effects.svg: every study's effects with their 95 % intervals, from the
+looks.csv beside its page.
 
     python benchmarks/figures/evidence_picture.py
 
-A panel per study, of its first primary measure at its last look; the study file says baseline, direction and margin. A
-study called NAME has NAME/looks.csv; a second study of the same page, PAGE-SECOND, has PAGE/SECOND-looks.csv.
+A panel per study, of its first primary measure at its last look; the study file says baseline,
+direction and margin. A study called NAME has NAME/looks.csv; a second study of the same page,
+PAGE-SECOND, has PAGE/SECOND-looks.csv.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/figures/evidence_tables.py STUDY...
 
-Run it where `efftrain study docs/evidence/STUDY.toml` trained. A study called NAME has NAME/looks.csv,
-NAME/runs.csv and NAME/curves.csv; a second study of the same page, PAGE-SECOND, has PAGE/SECOND-looks.csv and so on.
-Where runs.csv was there before, it prints how far the final losses are from those.
+Run it where `efftrain study docs/evidence/STUDY.toml` trained. A study called NAME has
+NAME/looks.csv, NAME/runs.csv and NAME/curves.csv; a second study of the same page, PAGE-SECOND, has
+PAGE/SECOND-looks.csv and so on. Where runs.csv was there before, it prints how far the final losses
+are from those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Everything that is to be measured on a GPU, in calls of nine minutes; the last prints the page's table.
+"""Everything that is to be measured on a GPU, in calls of nine minutes; the last prints the page's
+table.
 
     python benchmarks/gpu device speed reference correctness     the figures that matter most
     python benchmarks/gpu largest lengths resume
@@ -13,12 +14,13 @@
     --wheels DIR      installs the wheels in DIR for this call, on a machine that lacks packages and has no network
     --smoke           tiny shapes on a CPU: tests the script itself
 
-A piece consists of parts. Each part has its seconds and is stopped after them; what it has measured until then is kept.
-The same command run again does the parts that are missing, stopped or failed. Run it from the checkout's root. Needs no
-network and no data: random tokens, and the standard library's source where runs are resumed.
+A piece consists of parts. Each part has its seconds and is stopped after them; what it has measured
+until then is kept. The same command run again does the parts that are missing, stopped or failed.
+Run it from the checkout's root. Needs no network and no data: random tokens, and the standard
+library's source where runs are resumed.
 
-FLOPs per token are 6 N + 12 n_layer n_embd seq_len, logits included; MFU is their share of the data sheet's dense peak.
-Compilation is not part of any rate; its seconds stand beside it.
+FLOPs per token are 6 N + 12 n_layer n_embd seq_len, logits included; MFU is their share of the data
+sheet's dense peak. Compilation is not part of any rate; its seconds stand beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from pathlib import Path
 
 
 def set_environment() -> None:
-    """Set what PyTorch and its compiler read when they are loaded; a setting of the user's own stands."""
+    """Set what PyTorch and its compiler read when they are loaded; a setting of the user's own
+    stands."""
     here = Path(__file__).resolve()
     # The checkout's own code, and the plain loop's folder.
     sys.path[:0] = [str(here.parents[2]), str(here.parents[1] / "speed")]

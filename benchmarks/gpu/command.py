@@ -66,8 +66,9 @@ GRACE = 10.0
 def measure(part: Part, bench: Bench, save: Save, give_up: Callable[[], None]) -> dict[str, object]:
     """Run a part for its declared seconds at most; the record is saved after every figure.
 
-    An error is part of the record. Once the seconds are over, an exception ends the part. `GRACE` seconds later, if a
-    call into a library still has not returned, `give_up` is called from another thread, the record being saved.
+    An error is part of the record. Once the seconds are over, an exception ends the part. `GRACE`
+    seconds later, if a call into a library still has not returned, `give_up` is called from another
+    thread, the record being saved.
     """
     most = 1000.0 if bench.smoke else part.seconds
     figures: list[object] = []
@@ -178,8 +179,8 @@ def load_compiled(path: Path) -> None:
 
 
 def save_compiled(path: Path, most: int = MOST_COMPILED) -> None:
-    """Write the graphs that this process has compiled for a later call on a machine with an empty cache, if they take
-    `most` bytes at most."""
+    """Write the graphs that this process has compiled for a later call on a machine with an empty
+    cache, if they take `most` bytes at most."""
     try:
         artifacts = torch.compiler.save_cache_artifacts()
     except Exception as error:
@@ -251,7 +252,8 @@ def main(description: str) -> None:
     for source in options.earlier:
         load_compiled(source.with_name(COMPILED))
 
-    # After a part that took the process down the script starts itself anew; what failed is then left as it is.
+    # After a part that took the process down the script starts itself anew; what failed is then
+    # left as it is.
     continued = options.until is not None
     deadline = options.until if continued else time.monotonic() + options.budget
 

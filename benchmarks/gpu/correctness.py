@@ -1,5 +1,5 @@
-"""Each fast path against its reference, on a smaller model of the same kind, parameter by parameter; attention's and
-the head's times."""
+"""Each fast path against its reference, on a smaller model of the same kind, parameter by
+parameter; attention's and the head's times."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ from efftrain_cli.training.compiling import (
 Gradients = dict[str, Tensor | None]
 """Gradient of each parameter, by its name."""
 LIMITS = {"fp32": 1e-3, "bf16": 0.2}
-"""Largest relative error that a parameter's gradient may have, by the dtype of the arithmetic. A lost gradient's error
-is 1."""
+"""Largest relative error that a parameter's gradient may have, by the dtype of the arithmetic. A
+lost gradient's error is 1."""
 
 
 def shapes_of(recipe: Recipe) -> list[tuple[int, int]]:
-    """(sequences, seq_len): the full micro-batch, which has a graph of its own, and others, which share one."""
+    """(sequences, seq_len): the full micro-batch, which has a graph of its own, and others, which
+    share one."""
     full = full_micro_batch(recipe)
     assert full is not None
     sequences, seq_len = full
@@ -64,7 +65,8 @@ class Form:
 def gradient_function(
     bench: Bench, recipe: Recipe, form: Form
 ) -> Callable[[tuple[int, int]], tuple[float, Gradients]]:
-    """Return a function of (sequences, seq_len) that gives loss and gradients of fixed weights and tokens."""
+    """Return a function of (sequences, seq_len) that gives loss and gradients of fixed weights and
+    tokens."""
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     used = replace(recipe, train=replace(recipe.train, dtype=form.dtype, compile="off"))
     model = build_model(used, vocab_size, bench.device)
@@ -99,7 +101,8 @@ def gradient_function(
 
 
 def forms(bench: Bench) -> Iterator[Figure]:
-    """Loss and each parameter's gradient of every form against fp32 by the plain head, at every kind of shape."""
+    """Loss and each parameter's gradient of every form against fp32 by the plain head, at every
+    kind of shape."""
     recipe = recipe_for(bench, sequences=8)
     if not bench.smoke:
         recipe = replace(recipe, model=replace(recipe.model, n_layer=2, seq_len=512))
@@ -141,7 +144,8 @@ def plain_head_of(model: GPT) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def attention(bench: Bench) -> Iterator[Figure]:
-    """Each attention kernel in bf16, output and gradients, against plain arithmetic in fp32; and its time."""
+    """Each attention kernel in bf16, output and gradients, against plain arithmetic in fp32; and
+    its time."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     shape = (2, 2, 32, 16) if bench.smoke else (16, 12, 1024, 64)
@@ -215,7 +219,8 @@ def head(bench: Bench) -> Iterator[Figure]:
 
 
 def skipped_step(bench: Bench) -> Iterator[Figure]:
-    """A step whose gradient is not finite changes no weight, no moment and no step count, nor does any later one."""
+    """A step whose gradient is not finite changes no weight, no moment and no step count, nor does
+    any later one."""
     run = training(bench, recipe_for(bench))
     run.rows(2)
     run.state.nonfinite.fill_(1.0)

@@ -1,5 +1,5 @@
-"""Every visible device trained on alone, so that its seconds are its own; then several of them together, in each way
-that there is."""
+"""Every visible device trained on alone, so that its seconds are its own; then several of them
+together, in each way that there is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the pages of evidence count in FLOPs and steps, in seconds at GPT-2 117M size: short sequences of a long
-context, fewer layers, larger batches. One machine and random tokens: it says what a step costs, nothing about what it
-teaches."""
+"""What the pages of evidence count in FLOPs and steps, in seconds at GPT-2 117M size: short
+sequences of a long context, fewer layers, larger batches. One machine and random tokens: it says
+what a step costs, nothing about what it teaches."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def long_contexts(bench: Bench) -> Iterator[Figure]:
 
 
 def layers(bench: Bench) -> Iterator[Figure]:
-    """docs/evidence/layer-dropping.md: all layers, half of them dropped at the end, and three quarters of them
-    always."""
+    """docs/evidence/layer-dropping.md: all layers, half of them dropped at the end, and three
+    quarters of them always."""
     dense = recipe_for(bench, micro_batches=4)
     n_layer = dense.model.n_layer
     kept = max(1, n_layer * 3 // 4)

@@ -1,5 +1,5 @@
-"""Sequence length warmup over every multiple of 8 up to the full length: graphs, stalls, memory, tokens/s by length;
-and whether it pays to keep cuDNN's attention away from changing shapes."""
+"""Sequence length warmup over every multiple of 8 up to the full length: graphs, stalls, memory,
+tokens/s by length; and whether it pays to keep cuDNN's attention away from changing shapes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def warmup(
 
 
 def stalls(rows: list[dict[str, object]], compiled: list[dict[str, object]]) -> Iterator[Figure]:
-    """What the first step at a length takes, relative to the second: plans and kernels that are made for a shape."""
+    """What the first step at a length takes, relative to the second: plans and kernels that are
+    made for a shape."""
     ratios = []
     for before, row, after in zip(rows, rows[1:], rows[2:], strict=False):
         same_length = row["seq_len"] == after["seq_len"]

@@ -49,11 +49,11 @@ class Part:
     name: str
     work: Callable[[Bench], Iterator[Figure]]
     seconds: float
-    """Seconds it may take, by estimate for one H200 with an empty compiler cache. It is not begun with less time left,
-    and stopped after them."""
+    """Seconds it may take, by estimate for one H200 with an empty compiler cache. It is not begun
+    with less time left, and stopped after them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """If not empty, the part runs in a process of its own with these variables: they are read once, when PyTorch is
-    loaded."""
+    """If not empty, the part runs in a process of its own with these variables: they are read once,
+    when PyTorch is loaded."""
 
 
 def figure(name: str, value: object, unit: str = "", note: str = "") -> Figure:
@@ -70,10 +70,12 @@ def check(name: str, error: float, limit: float) -> Figure:
 def worst_gradient(
     got: Mapping[str, Tensor | None], want: Mapping[str, Tensor | None]
 ) -> tuple[str, float]:
-    """Return the parameter whose gradient is furthest from the wanted one, and its ||a - b|| / ||b||.
+    """Return the parameter whose gradient is furthest from the wanted one, and its ||a - b|| /
+    ||b||.
 
-    Each parameter is judged by itself: the norm of all together hides a small gradient that is lost. A missing
-    gradient counts as zero, and one that should be zero and is not as infinitely wrong.
+    Each parameter is judged by itself: the norm of all together hides a small gradient that is
+    lost. A missing gradient counts as zero, and one that should be zero and is not as infinitely
+    wrong.
     """
     errors = {}
     for name, wanted in want.items():
@@ -116,8 +118,8 @@ def recipe_for(
     sets: Sequence[str] = (),
     shrink: bool = True,
 ) -> Recipe:
-    """A shipped recipe at `micro_batches` of `sequences` full-length sequences a step, without end and without
-    evaluation.
+    """A shipped recipe at `micro_batches` of `sequences` full-length sequences a step, without end
+    and without evaluation.
 
     In a smoke run the model is tiny, unless `shrink` is False.
     """
@@ -159,7 +161,8 @@ class Training:
 
 
 def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = None) -> Training:
-    """A fresh training of `recipe` on random tokens; nothing of earlier ones is left compiled or allocated."""
+    """A fresh training of `recipe` on random tokens; nothing of earlier ones is left compiled or
+    allocated."""
     torch._dynamo.reset()
     gc.collect()
     if bench.device.type == "cuda":
@@ -177,8 +180,8 @@ def training(bench: Bench, recipe: Recipe, residual_dtype: torch.dtype | None = 
 
 
 class DeviceReadings:
-    """Clock, power and temperature of the device while the context is open, sampled by nvidia-smi five times a
-    second."""
+    """Clock, power and temperature of the device while the context is open, sampled by nvidia-smi
+    five times a second."""
 
     _FIELDS = ("clocks.sm", "power.draw", "temperature.gpu")
 
@@ -189,7 +192,8 @@ class DeviceReadings:
 
     def __enter__(self) -> DeviceReadings:
         if self._device.type == "cuda" and shutil.which("nvidia-smi"):
-            # nvidia-smi numbers all devices of the machine; the visible ones are known by their identity.
+            # nvidia-smi numbers all devices of the machine; the visible ones are known by their
+            # identity.
             identity = f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
             command = [
                 "nvidia-smi",
@@ -224,7 +228,8 @@ class DeviceReadings:
 
 
 def rates(bench: Bench, run: Training, rounds: int = 5, steps: int = 5, warmup: int = 3) -> Figure:
-    """Tokens/s and what belongs to it, over `rounds` of `steps` steps; nothing waits within a round."""
+    """Tokens/s and what belongs to it, over `rounds` of `steps` steps; nothing waits within a
+    round."""
     if bench.smoke:
         rounds, steps = 2, 1
     seconds, graphs = compile_seconds(), compiled_graphs()
@@ -318,7 +323,8 @@ def repeated_seconds(bench: Bench, work: Callable[[], object], times: int = 10) 
 
 
 def child_environment(bench: Bench) -> dict[str, str]:
-    """For processes of their own: runs and token shards go to the bench's folder, the code is this checkout's."""
+    """For processes of their own: runs and token shards go to the bench's folder, the code is this
+    checkout's."""
     return {
         **os.environ,
         "EFFTRAIN_RUNS": str(bench.folder / "runs"),

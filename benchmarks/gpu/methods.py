@@ -1,4 +1,5 @@
-"""What layer dropping saves, what SimiGrad's measurement costs, and how long a growth keeps training waiting."""
+"""What layer dropping saves, what SimiGrad's measurement costs, and how long a growth keeps
+training waiting."""
 
 from __future__ import annotations
 

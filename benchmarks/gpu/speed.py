@@ -1,4 +1,5 @@
-"""GPT-2 117M as its recipe trains it: rate, phases, cost of the stability measures, profile, idle share."""
+"""GPT-2 117M as its recipe trains it: rate, phases, cost of the stability measures, profile, idle
+share."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def profiled(bench: Bench, run: Training, steps: int = 2, most: int = 14) -> Ite
             next(run.stepping)
         wait_for(bench.device)
     wanted = DeviceType.CUDA if cuda else DeviceType.CPU
-    # Annotations (a compiled graph's name, say) span the kernels inside them: counted too, those would count twice.
+    # Annotations (a compiled graph's name, say) span the kernels inside them: counted too, those
+    # would count twice.
     kernels = [e for e in profiler.events() if e.device_type == wanted and not e.is_user_annotation]
     seconds: dict[str, list[float]] = {}
     for event in kernels:

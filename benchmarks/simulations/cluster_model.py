@@ -1,11 +1,12 @@
-"""Does the model of `pretrain --plan --devices` predict what `bench --devices 2` measures? On a quiet machine:
+"""Does the model of `pretrain --plan --devices` predict what `bench --devices 2` measures? On a
+quiet machine:
 
     python benchmarks/simulations/cluster_model.py
 
-Measured first, and put into the model: the rate of forward and backward passes and the bandwidth of the update, of two
-processes side by side that know nothing of each other (so that the cores' sharing of memory and clock is not taken for
-communication), and gloo's bandwidth and latency, from sums of two sizes. Then the same recipe on two devices. Rounds
-alternate; medians are compared.
+Measured first, and put into the model: the rate of forward and backward passes and the bandwidth of
+the update, of two processes side by side that know nothing of each other (so that the cores'
+sharing of memory and clock is not taken for communication), and gloo's bandwidth and latency, from
+sums of two sizes. Then the same recipe on two devices. Rounds alternate; medians are compared.
 """
 
 from __future__ import annotations

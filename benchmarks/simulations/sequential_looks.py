@@ -1,11 +1,12 @@
-"""Looking more than once: what planned looks and the anytime-valid t test find and err. Its table is looks.csv
-beside this file, of which docs/studies.md shows some rows.
+"""Looking more than once: what planned looks and the anytime-valid t test find and err. Its table
+is looks.csv beside this file, of which docs/studies.md shows some rows.
 
     python benchmarks/simulations/sequential_looks.py > looks.csv    about two minutes on one core
     python benchmarks/simulations/sequential_looks.py --draws 2000   a rehearsal of seconds
 
-Paired differences are normal with standard deviation 1, so an effect of 1.2 is a difference of 1.2 standard deviations
-of the differences between pairs of runs. "Unpaid" is a t test at 5 % at every look, as if it were the only one.
+Paired differences are normal with standard deviation 1, so an effect of 1.2 is a difference of 1.2
+standard deviations of the differences between pairs of runs. "Unpaid" is a t test at 5 % at every
+look, as if it were the only one.
 """
 
 from __future__ import annotations
@@ -31,21 +32,23 @@ ALPHA = 0.05
 
 
 def half_width(sd: float, n: int, level: float, sides: int = 2) -> float:
-    """Half the width of the t interval of a mean of `n` values with standard deviation `sd` at a nominal level."""
+    """Half the width of the t interval of a mean of `n` values with standard deviation `sd` at a
+    nominal level."""
     return sd / math.sqrt(n) * float(-special.stdtrit(n - 1, level / sides))
 
 
-# The alternative: the anytime-valid t test with a Gaussian mixture over effects (Lai 1976; Wang and Ramdas 2024). It
-# needs no plan and errs in 0.1 to 2 % of studies instead of 5 %; its intervals are wider from eight seeds on.
+# The alternative: the anytime-valid t test with a Gaussian mixture over effects (Lai 1976; Wang and
+# Ramdas 2024). It needs no plan and errs in 0.1 to 2 % of studies instead of 5 %; its intervals are
+# wider from eight seeds on.
 
 
 def mixture_log_e(t: np.ndarray | float, n: int, variance: float) -> np.ndarray | float:
-    """Logarithm of the e-value of "the mean is 0" after `n` values, against effects (mean / sd) drawn from N(0,
-    `variance`).
+    """Logarithm of the e-value of "the mean is 0" after `n` values, against effects (mean / sd)
+    drawn from N(0, `variance`).
 
-    The Bayes factor with the right Haar prior on the scale (Gönen et al. 2005; Wang and Ramdas 2024, section 4). Over n
-    = 2, 3, ... it is a nonnegative martingale where nothing differs, so it exceeds 1 / alpha at any time with
-    probability at most alpha.
+    The Bayes factor with the right Haar prior on the scale (Gönen et al. 2005; Wang and Ramdas
+    2024, section 4). Over n = 2, 3, ... it is a nonnegative martingale where nothing differs, so it
+    exceeds 1 / alpha at any time with probability at most alpha.
     """
     nu, grown = n - 1, 1 + n * variance
     t2 = np.square(t)
@@ -53,7 +56,8 @@ def mixture_log_e(t: np.ndarray | float, n: int, variance: float) -> np.ndarray 
 
 
 def mixture_half_width(sd: float, n: int, alpha: float, variance: float) -> float:
-    """Half the width of the anytime-valid interval; infinite where `n` values cannot exclude anything yet."""
+    """Half the width of the anytime-valid interval; infinite where `n` values cannot exclude
+    anything yet."""
     grown = 1 + n * variance
     if n < 2:
         return math.inf
@@ -71,7 +75,8 @@ def normal(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 
 def skewed(random: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
-    """Lognormal with sigma 1, mean 0, as differences never are: two equal recipes' are symmetric."""
+    """Lognormal with sigma 1, mean 0, as differences never are: two equal recipes' are
+    symmetric."""
     return np.exp(random.standard_normal(shape)) - math.exp(0.5)
 
 

@@ -1,12 +1,12 @@
-"""What a study's schedules of the batch size would cost on data-parallel devices: docs/evidence/simigrad.md's table of
-hours.
+"""What a study's schedules of the batch size would cost on data-parallel devices:
+docs/evidence/simigrad.md's table of hours.
 
     python benchmarks/simulations/simigrad_devices.py STUDY ARM ... --seed 10
 
-Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times` as many sequences
-of 1,024 tokens; its time is that of docs/scaling.md's model for replicas and their update, with two sums of gradients
-where SimiGrad measured. That a large model's schedule would look alike is an assumption: only the steps were
-trained, and at a small size.
+Reads the batch of every step of the arms' runs. Each stands for a step of GPT-2 117M with `--times`
+as many sequences of 1,024 tokens; its time is that of docs/scaling.md's model for replicas and
+their update, with two sums of gradients where SimiGrad measured. That a large model's schedule
+would look alike is an assumption: only the steps were trained, and at a small size.
 """
 
 from __future__ import annotations

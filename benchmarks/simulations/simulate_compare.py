@@ -1,10 +1,12 @@
-"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes compare.csv beside
-this file, whose rates docs/compare.md and docs/studies.md show.
+"""How often compare's verdicts are wrong: simulated studies, judged by compare itself. Writes
+compare.csv beside this file, whose rates docs/compare.md and docs/studies.md show.
 
-    python benchmarks/simulations/simulate_compare.py [--repetitions 2000] [--only PART] [--csv FILE]
+    python benchmarks/simulations/simulate_compare.py [--repetitions 2000] [--only PART] [--csv
+    FILE]
 
-Every study is of made runs: a validation loss that falls as a power of the tokens and with the learning rate's decay, a
-shift per seed that both recipes share, one of each run's own, and noise of every evaluation.
+Every study is of made runs: a validation loss that falls as a power of the tokens and with the
+learning rate's decay, a shift per seed that both recipes share, one of each run's own, and noise of
+every evaluation.
 """
 
 from __future__ import annotations
@@ -137,11 +139,12 @@ def significant(values: list[float] | np.ndarray) -> bool:
     return p is not None and p < inference.ALPHA
 
 
-# --- the old rules, for comparison ------------------------------------------------------------------------------------
+# --- the old rules, for comparison ----------------------------------------------------------------
 
 
 def first_crossing(run: RunNumbers, target: float) -> float:
-    """Tokens at the first evaluation at or below the target, on the straight line from the one before."""
+    """Tokens at the first evaluation at or below the target, on the straight line from the one
+    before."""
     x, loss = run.evaluated["tokens"], run.evaluated["val_loss"]
     i = int(np.flatnonzero(loss <= target)[0])
     return float(np.interp(-target, -loss[i - 1 : i + 1], x[i - 1 : i + 1]))
@@ -160,13 +163,14 @@ def old_cost(a: list[RunNumbers], b: list[RunNumbers]) -> bool:
     )
 
 
-# --- the parts of the table -------------------------------------------------------------------------------------------
+# --- the parts of the table -----------------------------------------------------------------------
 
 Row = tuple[str, str, str]
 
 
 def jitter(repetitions: int, random: Random, sizes: tuple[int, ...] = (3, 5, 10)) -> list[Row]:
-    """Two equal methods, evaluation noise 0.003 and 0.02: how often each measure declares one better."""
+    """Two equal methods, evaluation noise 0.003 and 0.02: how often each measure declares one
+    better."""
     rows = []
     level = float(true_loss(0.9))
     for n in sizes:
@@ -232,7 +236,8 @@ def bias(repetitions: int, random: Random) -> list[Row]:
                 losses = true_loss(np.linspace(0, 1, EVALUATIONS + 1)) + random.normal(
                     0, noise, EVALUATIONS + 1
                 )
-                # The crossing lies inside the run; what is not reached by its end is read at the end.
+                # The crossing lies inside the run; what is not reached by its end is read at the
+                # end.
                 cost = read(run_of("a", 0, losses))
                 found.append(cost if isinstance(cost, float) else TOKENS)
             rows.append(
@@ -250,7 +255,8 @@ def _or_none(run: RunNumbers, target: float) -> float | None:
 
 
 def worse_method(repetitions: int, random: Random) -> list[Row]:
-    """A method 0.03 nats worse than the baseline, or better: the default scale finds either as often."""
+    """A method 0.03 nats worse than the baseline, or better: the default scale finds either as
+    often."""
     rows = []
     for worse in (0.03, -0.03):
         outcomes = []
@@ -273,8 +279,8 @@ def worse_method(repetitions: int, random: Random) -> list[Row]:
 
 
 def failures(repetitions: int, random: Random) -> list[Row]:
-    """Runs that diverge or get stuck: how often the final loss is claimed, where the runs that finish are equal, and
-    where they differ by two standard deviations."""
+    """Runs that diverge or get stuck: how often the final loss is claimed, where the runs that
+    finish are equal, and where they differ by two standard deviations."""
     kinds = (
         ("diverge", _dead, 0.1, 0.1),
         ("diverge", _dead, 0.3, 0.3),
@@ -377,7 +383,8 @@ def many_lines(repetitions: int, random: Random) -> list[Row]:
 
 
 def schedules(repetitions: int, random: Random) -> list[Row]:
-    """WSD against cosine with equal final losses, and a true speed-up read from sparse and dense evaluations."""
+    """WSD against cosine with equal final losses, and a true speed-up read from sparse and dense
+    evaluations."""
     rows = []
     shares = np.linspace(0, 1, EVALUATIONS + 1)
     question = cost_question("tokens", None)
@@ -438,7 +445,8 @@ def _is_claimed(question: Question, a: list[RunNumbers], b: list[RunNumbers]) ->
 
 
 def multipliers(repetitions: int, random: Random) -> list[Row]:
-    """B needs half the tokens for every loss; its learning rate's decay is worth nothing, or as much as A's."""
+    """B needs half the tokens for every loss; its learning rate's decay is worth nothing, or as
+    much as A's."""
     rows = []
     at = np.linspace(0, 1, EVALUATIONS + 1)
     for decay in (0.0, 0.15, 0.3):
@@ -455,7 +463,8 @@ def multipliers(repetitions: int, random: Random) -> list[Row]:
 
 
 def intervals(repetitions: int, random: Random) -> list[Row]:
-    """B is 1.2 times as fast, on a curve without decay; A is evaluated every 130 steps, B every 110."""
+    """B is 1.2 times as fast, on a curve without decay; A is evaluated every 130 steps, B every
+    110."""
     rows = []
     for steps in (500, 1000, 2000, 5000, 10_000):
         judged = inside = better = worse = 0
@@ -515,7 +524,8 @@ def targets(repetitions: int, random: Random) -> list[Row]:
 
 
 def seconds(repetitions: int, random: Random) -> list[Row]:
-    """Equal methods, one on a slower machine, 12 calibration blocks 1 % off; then a calibration's own error."""
+    """Equal methods, one on a slower machine, 12 calibration blocks 1 % off; then a calibration's
+    own error."""
     rows = []
     question = cost_question("seconds", None)
     for slower in (1.0, 1.01, 1.02, 1.05, 1.12):
@@ -552,7 +562,8 @@ def seconds(repetitions: int, random: Random) -> list[Row]:
 def _on_machine(
     runs: Sequence[RunNumbers], slower: float, blocks: np.ndarray, random: Random
 ) -> Group:
-    """Return runs on a machine so much slower, each clock 0.5 % off, with their calibrated seconds by block."""
+    """Return runs on a machine so much slower, each clock 0.5 % off, with their calibrated seconds
+    by block."""
     group = []
     for run in runs:
         clock = slower * math.exp(random.normal(0, 0.005))
@@ -564,7 +575,8 @@ def _on_machine(
 
 
 def plans(repetitions: int, random: Random) -> list[Row]:
-    """A true difference in one of the comparisons that a plan promises to show in 80 % of studies; how often it is."""
+    """A true difference in one of the comparisons that a plan promises to show in 80 % of studies;
+    how often it is."""
     rows = []
     for n, looks, members in (
         (3, 1, 1),
@@ -610,13 +622,15 @@ def plans(repetitions: int, random: Random) -> list[Row]:
 
 
 def power_of(n: int, effect: float, alpha: float) -> float:
-    """Chance that a two-sided paired t test of `n` seeds finds an effect of so many standard deviations."""
+    """Chance that a two-sided paired t test of `n` seeds finds an effect of so many standard
+    deviations."""
     critical = special.stdtrit(n - 1, 1 - alpha / 2)
     return float(1 - np.nan_to_num(special.nctdtr(n - 1, effect * math.sqrt(n), critical)))
 
 
 def _shows(size: float, members: int, looks: Looks, random: Random) -> bool:
-    """Whether a study shows the difference of the first of its comparisons, which is `size` standard deviations."""
+    """Whether a study shows the difference of the first of its comparisons, which is `size`
+    standard deviations."""
     question = Question("final_loss", "", "", "", final_loss, "difference")
     none = Verdict(question, "", (), inference.Estimate(math.nan))
     family = []
@@ -697,8 +711,8 @@ def margins(repetitions: int, random: Random) -> list[Row]:
 
 
 def tuning(repetitions: int, random: Random) -> list[Row]:
-    """Equal methods, learning rates of equal worth, each recipe at its best of 5 on the runs that are compared; then
-    only one."""
+    """Equal methods, learning rates of equal worth, each recipe at its best of 5 on the runs that
+    are compared; then only one."""
     rows = []
     for counts in ((5, 5), (1, 5), (1, 20)):
         found = 0
@@ -722,10 +736,11 @@ def tuning(repetitions: int, random: Random) -> list[Row]:
 
 
 def tuned(repetitions: int, random: Random) -> list[Row]:
-    """Identical methods, each at the best of five learning rates by its own tuning seeds, judged on fresh ones.
+    """Identical methods, each at the best of five learning rates by its own tuning seeds, judged on
+    fresh ones.
 
-    A rate costs 0.008 nats times its squared distance in grid steps from the optimum, which lies anywhere within the
-    middle step.
+    A rate costs 0.008 nats times its squared distance in grid steps from the optimum, which lies
+    anywhere within the middle step.
     """
     rows = []
     for seeds in (1, 3, 5):
@@ -750,10 +765,12 @@ def tuned(repetitions: int, random: Random) -> list[Row]:
 
 
 def blocks(repetitions: int, random: Random) -> list[Row]:
-    """Methods that are tuned anew for every judged seed, beside one tuning for all at the same number of runs.
+    """Methods that are tuned anew for every judged seed, beside one tuning for all at the same
+    number of runs.
 
-    The model is that of `tuned`, with the optimum anywhere within the grid; where a best rate is at the edge, the grids
-    of both methods get one rate more there, twice at most, in each block by its own runs.
+    The model is that of `tuned`, with the optimum anywhere within the grid; where a best rate is at
+    the edge, the grids of both methods get one rate more there, twice at most, in each block by its
+    own runs.
     """
     plans = {}
     for number in (4, 6, 10):
@@ -793,10 +810,12 @@ def _tuned_differences(random: Random, tunings: Sequence[int], judged: int) -> n
 
 
 def learning_rates(repetitions: int, random: Random) -> list[Row]:
-    """Recipes of equal curves over the learning rate, whose optima lie at other rates or whose noise differs.
+    """Recipes of equal curves over the learning rate, whose optima lie at other rates or whose
+    noise differs.
 
-    A rate costs 0.03 nats times its squared distance in grid steps from the optimum, above it `steep` times as much.
-    The old rule is the mean over one grid less each seed's lowest loss, over four rates and over seven.
+    A rate costs 0.03 nats times its squared distance in grid steps from the optimum, above it
+    `steep` times as much. The old rule is the mean over one grid less each seed's lowest loss, over
+    four rates and over seven.
     """
     rows = []
     cases = [(0.0, 0.05, 1), (0.0, 0.1, 1), (0.5, 0.01, 1), (1.0, 0.01, 1), (0.5, 0.01, 2)]

@@ -1,10 +1,10 @@
-"""How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search itself. Its
-table is tuning.csv beside this file, of which docs/tune-warmup.md shows some rows.
+"""How far a search of `efftrain tune-warmup` can be trusted: simulated probes, judged by the search
+itself. Its table is tuning.csv beside this file, of which docs/tune-warmup.md shows some rows.
 
     python benchmarks/simulations/simulate_tuning.py [--repetitions 400] > tuning.csv
 
-Whether a setting is unstable is drawn, more likely the longer its warmup; training without a warmup always is. The
-table says what the search then returns, and costs.
+Whether a setting is unstable is drawn, more likely the longer its warmup; training without a warmup
+always is. The table says what the search then returns, and costs.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ Random = np.random.Generator
 def searched(
     search: Search, critical: float, steepness: float, random: Random
 ) -> tuple[Outcome, int]:
-    """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on every second seed, a
-    longer one on more, at a step drawn between the learning rate's peak and the horizon."""
+    """The outcome of a search and its tokens, where a warmup of `critical` steps is unstable on
+    every second seed, a longer one on more, at a step drawn between the learning rate's peak and
+    the horizon."""
     failures: dict[tuple[int, int], float] = {}
 
     def run(probe: Probe) -> Receipt:
@@ -60,9 +61,9 @@ def searched(
 def search_rates(
     search: Search, steepness: float, repetitions: int, random: Random
 ) -> dict[str, float]:
-    """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches that return a setting
-    which was verified, of those within one neighbour of the critical duration, and within two; cost in shares of a full
-    run."""
+    """Shares over critical durations spread evenly (in the logarithm) over the grid: of searches
+    that return a setting which was verified, of those within one neighbour of the critical
+    duration, and within two; cost in shares of a full run."""
     durations = search.durations(search.starts[0])
     low, high = math.log(durations[0]), math.log(durations[-1])
     verified = near = nearer = 0

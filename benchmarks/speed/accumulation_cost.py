@@ -1,9 +1,10 @@
-"""What emulated accumulators cost: steps of `small` (4 blocks of 128) with each setting, in turns, in processor time.
+"""What emulated accumulators cost: steps of `small` (4 blocks of 128) with each setting, in turns,
+in processor time.
 
     python benchmarks/speed/accumulation_cost.py [--steps 10]
 
-Every setting narrows all three products of every linear layer in the blocks; the head stays plain. One micro-batch of
-4,096 tokens a step, vocabulary 1024, one thread.
+Every setting narrows all three products of every linear layer in the blocks; the head stays plain.
+One micro-batch of 4,096 tokens a step, vocabulary 1024, one thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""What a checkpoint costs: seconds that saving blocks training, and the share of them that the manifest takes (F54).
+"""What a checkpoint costs: seconds that saving blocks training, and the share of them that the
+manifest takes (F54).
 
-    python benchmarks/speed/checkpoint_cost.py [--layers 12 --width 768 --context 1024 --vocab 50257] [--saves 3]
+    python benchmarks/speed/checkpoint_cost.py [--layers 12 --width 768 --context 1024 --vocab
+    50257] [--saves 3]
 
-The state is that of GPT-2 117M by default: fp32 weights and both of Adam's moments, 1.49 GB; `--folder` says where.
+The state is that of GPT-2 117M by default: fp32 weights and both of Adam's moments, 1.49 GB;
+`--folder` says where.
 """
 
 from __future__ import annotations

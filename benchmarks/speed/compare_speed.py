@@ -2,9 +2,10 @@
 
     python benchmarks/speed/compare_speed.py [--runs 50] [--steps 100000]
 
-Makes synthetic run directories (about 3 GB for 50 runs of 100,000 steps) in a temporary folder. Reads them all in a
-process of its own, whose imports are not counted, and compares them in further ones, once for each format. Prints wall
-seconds, CPU seconds of that process and its largest resident memory, of which mapped pages of metrics.jsonl are part.
+Makes synthetic run directories (about 3 GB for 50 runs of 100,000 steps) in a temporary folder.
+Reads them all in a process of its own, whose imports are not counted, and compares them in further
+ones, once for each format. Prints wall seconds, CPU seconds of that process and its largest
+resident memory, of which mapped pages of metrics.jsonl are part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Our GELU and PyTorch's, value and gradient, in alternation: `python benchmarks/speed/fast_gelu.py`."""
+"""Our GELU and PyTorch's, value and gradient, in alternation: `python
+benchmarks/speed/fast_gelu.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Seconds from the command `efftrain pretrain --recipe quickstart` to its first update, the data prepared.
+"""Seconds from the command `efftrain pretrain --recipe quickstart` to its first update, the data
+prepared.
 
     python benchmarks/speed/first_step.py [--rounds 3]
 
-Wall time counts from before the interpreter starts; CPU time is what a busy machine does not stretch as much.
+Wall time counts from before the interpreter starts; CPU time is what a busy machine does not
+stretch as much.
 """
 
 from __future__ import annotations

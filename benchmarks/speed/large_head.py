@@ -1,11 +1,13 @@
-"""What a large vocabulary costs in the head: cross-entropy with one buffer of logits against the plain form.
+"""What a large vocabulary costs in the head: cross-entropy with one buffer of logits against the
+plain form.
 
     python benchmarks/speed/large_head.py --n-embd 384 768 --tokens 2048 --vocab 50257
     python benchmarks/speed/large_head.py --pieces 1 4 16 64 --n-embd 384 --rounds 6
 
-CPU seconds of one thread, so that neighbours on the machine disturb them less; memory is the peak beyond what the
-process held before. Each form runs in a process of its own. "plain, rows = vocabulary" has no padding to cut off, as in
-nanoGPT. `--pieces` times the one buffer with pieces of so many MiB, in turn, by the clock, on all threads.
+CPU seconds of one thread, so that neighbours on the machine disturb them less; memory is the peak
+beyond what the process held before. Each form runs in a process of its own. "plain, rows =
+vocabulary" has no padding to cut off, as in nanoGPT. `--pieces` times the one buffer with pieces of
+so many MiB, in turn, by the clock, on all threads.
 """
 
 from __future__ import annotations
@@ -61,8 +63,8 @@ def measure(form: str, tokens: int, n_embd: int, vocab_size: int, rounds: int) -
 def measure_pieces(
     pieces: list[int], tokens: int, n_embd: int, vocab_size: int, rounds: int
 ) -> None:
-    """Print the median seconds of forward and backward for each size of a piece, MiB; the first round is not
-    counted."""
+    """Print the median seconds of forward and backward for each size of a piece, MiB; the first
+    round is not counted."""
     torch.manual_seed(0)
     x = torch.randn(tokens, n_embd, requires_grad=True)
     rows = -(-vocab_size // 128) * 128

@@ -1,11 +1,14 @@
-"""A ring of Ouroboros, and other ways to train the same model on the same processes: seconds per step.
+"""A ring of Ouroboros, and other ways to train the same model on the same processes: seconds per
+step.
 
-    python -m torch.distributed.run --nproc-per-node 3 benchmarks/speed/pipelines.py --recipe small-ouroboros-k4
+    python -m torch.distributed.run --nproc-per-node 3 benchmarks/speed/pipelines.py --recipe
+    small-ouroboros-k4
 
-GPipe and 1F1B are PyTorch's (torch.distributed.pipelining), over as many stages as the ring has devices, split as
-evenly, the embedding with the first and the head with the last; each has a copy of the tied matrix, whose gradient the
-two add up. Neither has late gradients. Norms are not clipped there, which costs little. Data parallel is the recipe
-without the section. Give each process a core or GPU of its own.
+GPipe and 1F1B are PyTorch's (torch.distributed.pipelining), over as many stages as the ring has
+devices, split as evenly, the embedding with the first and the head with the last; each has a copy
+of the tied matrix, whose gradient the two add up. Neither has late gradients. Norms are not clipped
+there, which costs little. Data parallel is the recipe without the section. Give each process a core
+or GPU of its own.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ class Stage(nn.Module):
 
 
 def chain_split(stages: int, shape: GPTConfig) -> tuple[int, ...]:
-    """Blocks of each of a chain's stages, the last of which has the head: the busiest has least to do."""
+    """Blocks of each of a chain's stages, the last of which has the head: the busiest has least to
+    do."""
     head = head_in_blocks(shape)
     choices = []
     for last in range(shape.n_layer + 1):
@@ -68,10 +72,11 @@ def chain_split(stages: int, shape: GPTConfig) -> tuple[int, ...]:
 def rivals(
     recipe: Recipe, windows: Windows, ranks: Ranks, steps: int, device: torch.device
 ) -> dict[str, float]:
-    """Return the median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and whatever the device
-    multiplies fp32 in.
+    """Return the median seconds of a step, by name. All ranks of one ring call it; fp32 on CPUs and
+    whatever the device multiplies fp32 in.
 
-    1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be cut.
+    1F1B and GPipe need a batch of several micro-batches and are left out of a batch that cannot be
+    cut.
     """
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     batch_size, found = recipe.train.batch_size, {}

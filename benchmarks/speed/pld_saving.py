@@ -1,9 +1,10 @@
-"""Does a skipped block save the time that its FLOPs are worth? Whole training steps, with and without layer dropping.
+"""Does a skipped block save the time that its FLOPs are worth? Whole training steps, with and
+without layer dropping.
 
     python benchmarks/speed/pld_saving.py [--steps 40] [--vocab 512]
 
-Prints the share of FLOPs and of CPU seconds that layer dropping saves at theta 0.5, n_layer 6, n_embd 384, seq_len 256,
-batch 8.
+Prints the share of FLOPs and of CPU seconds that layer dropping saves at theta 0.5, n_layer 6,
+n_embd 384, seq_len 256, batch 8.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ def main() -> None:
     flops = {name: sum(step.flops for step in steps) / len(steps) for name, steps in taken.items()}
     flops_saved = 1 - flops["dropping"] / flops["dense"]
     time_saved = 1 - seconds["dropping"] / seconds["dense"]
-    # The mean over a few dozen draws differs from the expectation; seconds per FLOP do not, so both are of the same
-    # steps.
+    # The mean over a few dozen draws differs from the expectation; seconds per FLOP do not, so both
+    # are of the same steps.
     print(f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread")
     print(f"dense     {seconds['dense'] * 1e3:8.1f} ms CPU per step  {flops['dense']:.4e} FLOPs")
     print(

@@ -2,8 +2,9 @@
 
     python benchmarks/speed/prepare_speed.py --tokenizer GPT2-FOLDER --repeats 2 'texts/*.txt'
 
-Each repeat prepares into an empty cache: hashing, reading, checking, splitting, tokenizing, writing. Prints MB of UTF-8
-text per second by wall time, and CPU seconds, which other work on the machine disturbs less.
+Each repeat prepares into an empty cache: hashing, reading, checking, splitting, tokenizing,
+writing. Prints MB of UTF-8 text per second by wall time, and CPU seconds, which other work on the
+machine disturbs less.
 """
 
 from __future__ import annotations

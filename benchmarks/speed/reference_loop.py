@@ -1,7 +1,8 @@
-"""A minimal GPT training loop in the style of nanoGPT, as the yardstick: no planning, no measures, no records.
+"""A minimal GPT training loop in the style of nanoGPT, as the yardstick: no planning, no measures,
+no records.
 
-Same arithmetic as ours (GPT-2, tanh GELU, AdamW with decay on matrices, clipping at 1.0, cosine schedule), written the
-plain way: one process, one batch per step, loss printed now and then.
+Same arithmetic as ours (GPT-2, tanh GELU, AdamW with decay on matrices, clipping at 1.0, cosine
+schedule), written the plain way: one process, one batch per step, loss printed now and then.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class ReferenceGPT(nn.Module):
 
 
 class ReferenceLoop:
-    """nanoGPT's train.py without its options: `step()` trains one step and returns the loss tensor."""
+    """nanoGPT's train.py without its options: `step()` trains one step and returns the loss
+    tensor."""
 
     def __init__(
         self, shape: Shape, tokens: np.ndarray, device: torch.device, dtype: str, compiled: bool

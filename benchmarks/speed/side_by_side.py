@@ -1,15 +1,17 @@
-"""Equal work through efftrain's trainer and through the plain loop of `reference_loop.py`, in alternation.
+"""Equal work through efftrain's trainer and through the plain loop of `reference_loop.py`, in
+alternation.
 
     python benchmarks/speed/side_by_side.py                      the sizes that a CPU can do
     python benchmarks/speed/side_by_side.py --sizes 6x384 --processes 6 --json out.json
     python benchmarks/speed/side_by_side.py --sizes 6x384 --dtype auto --reference-dtype fp32      what bf16 gains
 
-Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of the other; ratios
-are of the same round, so a machine that slows down slows both. Where a process's memory comes to lie moves its ratio by
-a few percent for as long as it lives: each figure is the median of all rounds of several processes, in parentheses the
-lowest and the highest process's median. A ratio above 1 means that efftrain is the faster one. Beside wall time stands
-the processes' CPU time, which neighbours on the machine disturb less. Peak memory is measured in a process of its own
-for each side.
+Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of
+the other; ratios are of the same round, so a machine that slows down slows both. Where a process's
+memory comes to lie moves its ratio by a few percent for as long as it lives: each figure is the
+median of all rounds of several processes, in parentheses the lowest and the highest process's
+median. A ratio above 1 means that efftrain is the faster one. Beside wall time stands the
+processes' CPU time, which neighbours on the machine disturb less. Peak memory is measured in a
+process of its own for each side.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def our_step(
 def reference_step(
     shape: Shape, dtype: str, device: torch.device, windows: Windows
 ) -> Callable[[], None]:
-    """A function that trains one step of the plain loop; it reads its loss every tenth step, as nanoGPT does."""
+    """A function that trains one step of the plain loop; it reads its loss every tenth step, as
+    nanoGPT does."""
     tokens = windows.shards.shards[0].ids
     loop = ReferenceLoop(shape, np.asarray(tokens), device, dtype, compiled=device.type == "cuda")
 
@@ -123,8 +126,8 @@ def timed(step: Callable[[], None], steps: int, device: torch.device) -> tuple[f
 def compare(
     name: str, dtype: str, device: torch.device, rounds: int, reference_dtype: str | None = None
 ) -> dict[str, object]:
-    """Ratios of reference time to ours over `rounds` alternating rounds; the reference in our dtype unless it is
-    given."""
+    """Ratios of reference time to ours over `rounds` alternating rounds; the reference in our dtype
+    unless it is given."""
     shape, steps = SIZES[name], STEPS[name]
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))
@@ -190,9 +193,9 @@ def compare_in_processes(
 
 
 def overhead(name: str, dtype: str, device: torch.device) -> float:
-    """Share of a step's wall time that is neither forward, backward nor optimizer: data, planning, stability measures,
-    records. Timed inside `train()` by clocks around the two functions that do the work, the device awaited at both
-    ends."""
+    """Share of a step's wall time that is neither forward, backward nor optimizer: data, planning,
+    stability measures, records. Timed inside `train()` by clocks around the two functions that do
+    the work, the device awaited at both ends."""
     shape, inside = SIZES[name], [0.0]
 
     def clocked(work: Callable[..., object]) -> Callable[..., object]:
@@ -244,7 +247,8 @@ def peak_memory(name: str, dtype: str, device: str, side: str) -> int:
 
 
 def memory_here(name: str, dtype: str, device: torch.device, side: str) -> int:
-    """Runs three steps and returns this process's peak, bytes: resident size on a CPU, allocated memory on CUDA."""
+    """Runs three steps and returns this process's peak, bytes: resident size on a CPU, allocated
+    memory on CUDA."""
     shape = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe_of(shape, dtype), shape.vocab_size, Path(folder))

@@ -2,10 +2,11 @@
 
     python benchmarks/speed/simigrad_overhead.py [--steps 30] [--vocab 512]
 
-A step that measures needs two micro-batches. So it is compared with a baseline of two micro-batches (what the
-measurement costs) and with one of a single micro-batch (what it costs where the batch would have fitted into one). The
-three dot products, nearly all of the measurement's cost, are also timed alone: their share is below the noise of whole
-steps. n_layer 6, n_embd 384, seq_len 256, batch 8.
+A step that measures needs two micro-batches. So it is compared with a baseline of two micro-batches
+(what the measurement costs) and with one of a single micro-batch (what it costs where the batch
+would have fitted into one). The three dot products, nearly all of the measurement's cost, are also
+timed alone: their share is below the noise of whole steps. n_layer 6, n_embd 384, seq_len 256,
+batch 8.
 """
 
 from __future__ import annotations

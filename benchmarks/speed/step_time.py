@@ -1,4 +1,5 @@
-"""CPU seconds of whole training steps of several recipes, taken in turns so that a busy machine disturbs all alike."""
+"""CPU seconds of whole training steps of several recipes, taken in turns so that a busy machine
+disturbs all alike."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def six_by_384(micro_batch_tokens: int = 2048) -> Recipe:
 
 
 def take_turns(recipes: Mapping[str, Recipe], vocab_size: int, steps: int) -> dict[str, list[Step]]:
-    """`steps` steps of each recipe, one after the other in turns; the first of each is a warmup and left out."""
+    """`steps` steps of each recipe, one after the other in turns; the first of each is a warmup and
+    left out."""
     torch.set_num_threads(1)
     records = {}
     for name, recipe in recipes.items():

@@ -1,11 +1,12 @@
-"""Are two processes with a thread each as fast as one with two? Run by hand, on a quiet machine with two cores or more:
+"""Are two processes with a thread each as fast as one with two? Run by hand, on a quiet machine
+with two cores or more:
 
     python benchmarks/speed/two_processes.py                 all of it, about 20 minutes on two AVX2 cores
     python benchmarks/speed/two_processes.py 6x384 exchange  a part: 6x384, 117m, exchange
 
-`efftrain bench` of one recipe, on one device with two threads and on two devices (gloo) with one thread each, in turn;
-medians over the rounds. Then the agreement before each sum, timed when nobody waits for the slowest, on two and four
-processes.
+`efftrain bench` of one recipe, on one device with two threads and on two devices (gloo) with one
+thread each, in turn; medians over the rounds. Then the agreement before each sum, timed when nobody
+waits for the slowest, on two and four processes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ SHAPES = {
         ),
     ),
 }
-"""Rounds; recipe and overrides. A step of 117m has 2,048 tokens: more of them would make the sum's share smaller."""
+"""Rounds; recipe and overrides. A step of 117m has 2,048 tokens: more of them would make the sum's
+share smaller."""
 PARTS = (*SHAPES, "exchange")
 EXCHANGE_MS = 2.0
 RATIO = 0.9

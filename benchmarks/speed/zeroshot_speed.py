@@ -1,10 +1,12 @@
-"""LAMBADA items per second of `efftrain eval-zeroshot` and of lm-evaluation-harness's own HFLM: same machine, same
-weights (GPT-2 117M shapes, random), same requests, one process.
+"""LAMBADA items per second of `efftrain eval-zeroshot` and of lm-evaluation-harness's own HFLM:
+same machine, same weights (GPT-2 117M shapes, random), same requests, one process.
 
-    python benchmarks/speed/zeroshot_speed.py --data-dir SETS --tokenizer GPT2-FOLDER [--items 48] [--repeats 3]
+    python benchmarks/speed/zeroshot_speed.py --data-dir SETS --tokenizer GPT2-FOLDER [--items 48]
+    [--repeats 3]
 
-The two take turns, and each one's best turn counts, so that another program on the machine harms neither alone. HFLM's
-batch size is the best of those tried in its first turn. Time is that of `loglikelihood`, tokenizing included.
+The two take turns, and each one's best turn counts, so that another program on the machine harms
+neither alone. HFLM's batch size is the best of those tried in its first turn. Time is that of
+`loglikelihood`, tokenizing included.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""The command line: Typer lives here and nowhere else. One module per command; heavy imports inside the commands."""
+"""The command line: Typer lives here and nowhere else. One module per command; heavy imports inside
+the commands."""

@@ -70,7 +70,8 @@ def accumulation(
     vocab: Annotated[int, Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
     device: Device = "auto",
 ) -> None:
-    """Measure how many mantissa bits a model's sums need, with and without chunks, and what theory predicts."""
+    """Measure how many mantissa bits a model's sums need, with and without chunks, and what theory
+    predicts."""
     from efftrain_cli.foundation.errors import UsageError
 
     if (run is None) == (shape is None):

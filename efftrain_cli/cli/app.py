@@ -97,7 +97,8 @@ class Commands(typer.Typer):
         """Register a command.
 
         Args:
-            examples: command lines that work as they stand; at most 76 columns each, so that no terminal breaks them.
+            examples: command lines that work as they stand; at most 76 columns each, so that no
+                terminal breaks them.
         """
         epilog = None
         if examples:
@@ -184,8 +185,8 @@ def run_app() -> None:
             ended.__context__, BrokenPipeError
         ):
             raise
-        # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from flushing into the
-        # void.
+        # The reader of our output has gone (`| head`); say nothing, and keep the interpreter from
+        # flushing into the void.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(0) from None
     except OSError as error:

@@ -35,7 +35,8 @@ def bench(
     from efftrain_cli.recipe.recipe import load_recipe
 
     loaded = load_recipe(recipe, set_ or [])
-    # torch.profiler reports its own start and end on standard error, unless told before torch is imported.
+    # torch.profiler reports its own start and end on standard error, unless told before torch is
+    # imported.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     share(device, devices)
     from dataclasses import asdict

@@ -32,7 +32,8 @@ def calibrate(
 ) -> None:
     """Time steps of trained recipes side by side, so that compare can judge training seconds.
 
-    It takes at most 2 % of their training time, on their machine. sweep and study do it after their runs.
+    It takes at most 2 % of their training time, on their machine. sweep and study do it after their
+    runs.
     """
     from efftrain_cli.run.names import select_runs
 

@@ -26,7 +26,8 @@ def list_(run: RunArgument, format_: TableOrJson = "table") -> None:
 
 @group.command(examples=("efftrain checkpoint verify small-seed1234",))
 def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
-    """Compare every file of every checkpoint with the sha256 written beside it; exit code 3 if one differs."""
+    """Compare every file of every checkpoint with the sha256 written beside it; exit code 3 if one
+    differs."""
     from efftrain_cli.checkpoint import describe_verified, verify_checkpoints
     from efftrain_cli.run.names import find_run
 

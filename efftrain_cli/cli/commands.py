@@ -1,4 +1,5 @@
-"""Every command, each in the module of its name; the order here is the order of `efftrain --help`."""
+"""Every command, each in the module of its name; the order here is the order of `efftrain
+--help`."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def compare(
         Option(help="With --plan: size to plan for, nats per token or share of cost. Repeatable."),
     ] = None,
 ) -> None:
-    """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at what cost, how
-    stable."""
+    """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at
+    what cost, how stable."""
     runs = runs or []
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
@@ -107,7 +107,8 @@ def compare(
             raise UsageError(
                 "--study names the runs and the baseline itself; leave out RUN... and --baseline"
             )
-        # As the study printed it: verdicts first; beside a document or what a program reads they go to standard error.
+        # As the study printed it: verdicts first; beside a document or what a program reads they go
+        # to standard error.
         baseline, arms, verdict = show_judged(study, allow, format_ == "table" and output is None)
         runs = list(arms)
     elif not runs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 _HELP_WIDTH = 45
-"""Characters of a candidate's description; Typer breaks longer lines, which shells take for further candidates."""
+"""Characters of a candidate's description; Typer breaks longer lines, which shells take for further
+candidates."""
 
 
 def recipe_names(incomplete: str) -> list[tuple[str, str]]:

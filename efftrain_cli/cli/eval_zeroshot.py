@@ -87,7 +87,8 @@ def eval_zeroshot(
     format_: TableOrJson = "table",
     quiet: Quiet = False,
 ) -> None:
-    """Score a trained model on tasks it was not trained for; scores go to runs/RUN/zeroshot.json."""
+    """Score a trained model on tasks it was not trained for; scores go to
+    runs/RUN/zeroshot.json."""
     # Before PyTorch is imported, which takes seconds.
     from efftrain_cli.run.names import find_run
     from efftrain_cli.zeroshot.results import is_exported

@@ -107,8 +107,8 @@ def grow(
 ) -> None:
     """Grow a run's model, with its optimizer state, into a new run; or plan when to (--plan).
 
-    How: --set staged_growth.symmetry, .depth and .moments. The new stage: --set stages.1.lr, .rewarmup_steps and
-    .schedule_ratio, or stages.2 if RUN was grown before.
+    How: --set staged_growth.symmetry, .depth and .moments. The new stage: --set stages.1.lr,
+    .rewarmup_steps and .schedule_ratio, or stages.2 if RUN was grown before.
     """
     operators = _parsed(operator or [])
     if plan:

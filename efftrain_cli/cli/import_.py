@@ -40,7 +40,8 @@ def import_(
     ] = None,
     set_: Overrides = None,
 ) -> None:
-    """Make a run from a GPT-2, Llama or Qwen3 saved by transformers, to evaluate, sample, grow or continue it."""
+    """Make a run from a GPT-2, Llama or Qwen3 saved by transformers, to evaluate, sample, grow or
+    continue it."""
     from efftrain_cli.data.hub import MODEL_NAME
     from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.recipe.draft import find_recipe

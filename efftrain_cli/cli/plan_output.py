@@ -35,10 +35,12 @@ from efftrain_cli.run.rates import measured_rate
 
 
 def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
-    """Print every step as CSV, or the turning points with the costs as JSON or as a table; assumptions go to stderr."""
+    """Print every step as CSV, or the turning points with the costs as JSON or as a table;
+    assumptions go to stderr."""
     for line in assumptions(recipe):
         print_folded(f"assumed: {line}", stream=sys.stderr)
-    # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without them.
+    # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without
+    # them.
     vocab_size = vocabulary_of(recipe.data.tokenizer) if recipe.stages else None
     if form == "csv":
         # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
@@ -70,7 +72,8 @@ def _as_json(
     cost: PlanCost | None,
     device: str,
 ) -> dict[str, Any]:
-    """Return the plan as plain values; `cost` is None if only preparing the data shows the vocabulary."""
+    """Return the plan as plain values; `cost` is None if only preparing the data shows the
+    vocabulary."""
     steps = []
     for reason, plan, after in points:
         counts = {"reason": reason, "tokens": after.tokens, "windows": after.windows}
@@ -130,7 +133,8 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
 
 
 def memory_of(device: str) -> tuple[str, int]:
-    """Return whose memory training on `device` takes, and its bytes; 0 if no system says so. Import no PyTorch."""
+    """Return whose memory training on `device` takes, and its bytes; 0 if no system says so. Import
+    no PyTorch."""
     device = planned_device(device)
     tool = None if device == "cpu" else which("nvidia-smi")
     if tool is not None:

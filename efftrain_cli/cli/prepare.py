@@ -23,7 +23,8 @@ def prepare(
     quiet: Quiet = False,
     format_: TextOrJson = "text",
 ) -> None:
-    """Read a recipe's text, tokenize it and write token shards, once; training finds them in the cache."""
+    """Read a recipe's text, tokenize it and write token shards, once; training finds them in the
+    cache."""
     from rich.console import Console
 
     from efftrain_cli.recipe.recipe import load_recipe

@@ -89,8 +89,8 @@ def new_recipe(
             f"{shown_path(path)} exists already and is left as it is; give another name, or edit it"
         )
     overrides = list(set_ or [])
-    # What a text of one's own needs unless something else is said: a small one has too little in a hundredth to
-    # validate on.
+    # What a text of one's own needs unless something else is said: a small one has too little in a
+    # hundredth to validate on.
     keys = {override.partition("=")[0].strip() for override in overrides}
     replaces = not keys & {"data.train", "data.sources"}
     if replaces:
@@ -232,7 +232,8 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _numbers(card: dict[str, Any]) -> str:
-    """Return layers x width, parameters, context, batch size and budget as people read them, "" beside a mistake.
+    """Return layers x width, parameters, context, batch size and budget as people read them, ""
+    beside a mistake.
 
     A value that is no number is shown as written, one that is missing as "?".
     """

@@ -85,7 +85,8 @@ def show(name: RunArgument, format_: TableOrJson = "table") -> None:
 
 @runs_app.command(examples=("efftrain runs verify small-seed1234",))
 def verify(name: RunArgument) -> None:
-    """Compare rows, events and small files with their check values; exit code 3 if one is damaged."""
+    """Compare rows, events and small files with their check values; exit code 3 if one is
+    damaged."""
     from efftrain_cli.run.directory import run_path, runs_root
     from efftrain_cli.run.names import find_run
     from efftrain_cli.run_list import verify_run

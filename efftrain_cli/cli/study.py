@@ -69,7 +69,8 @@ def study(
 ) -> None:
     """Train the runs of a study file, and judge them by the rules that it fixed beforehand.
 
-    To continue a study that was stopped or killed, give the same command again; finished runs are never trained twice.
+    To continue a study that was stopped or killed, give the same command again; finished runs are
+    never trained twice.
     """
     from efftrain_cli.study import main
     from efftrain_cli.study.load import read_study

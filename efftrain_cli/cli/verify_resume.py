@@ -28,7 +28,8 @@ def verify_resume(
         bool, Option("--quiet", "-q", help="Print nothing but errors: the exit code is the result.")
     ] = False,
 ) -> None:
-    """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for bit.
+    """Prove on this machine that a stopped and continued run equals an uninterrupted one, bit for
+    bit.
 
     The recipe is shortened to two micro-batches a step.
     """

@@ -38,7 +38,8 @@ def wandb_sync(
         Option("--tensorboard", help="Write files for TensorBoard instead, into RUN/tensorboard."),
     ] = False,
 ) -> None:
-    """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write wins."""
+    """Rebuild a clean Weights & Biases run from metrics.jsonl: each step once, the last write
+    wins."""
     from efftrain_cli.run import wandb as wandb_sync
     from efftrain_cli.run.names import find_run
 

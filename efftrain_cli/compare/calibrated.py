@@ -1,5 +1,5 @@
-"""Training seconds by calibrated steps: the sum, over a run's steps, of the time that a step of its kind and FLOPs took
-in a calibration. A run's own clock also measures what else its machine did.
+"""Training seconds by calibrated steps: the sum, over a run's steps, of the time that a step of its
+kind and FLOPs took in a calibration. A run's own clock also measures what else its machine did.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ NAMED = 12
 
 
 def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
-    """Return the groups with the seconds of the newest calibration that holds all that one could hold.
+    """Return the groups with the seconds of the newest calibration that holds all that one could
+    hold.
 
-    Those are the groups with a finished run on the first group's machine. Else seconds stay those of the runs' clocks.
+    Those are the groups with a finished run on the first group's machine. Else seconds stay those
+    of the runs' clocks.
 
     Args:
         calibrations: newest first.
@@ -82,10 +84,11 @@ def with_seconds(group: Group, arms: Mapping[str, ArmTimes]) -> Group:
 
 
 def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
-    """Return the seconds up to each evaluation, (1 + blocks, evaluations): first by the mean block, then by each.
+    """Return the seconds up to each evaluation, (1 + blocks, evaluations): first by the mean block,
+    then by each.
 
-    A step between two timed ones of its kind takes what the straight line over FLOPs says; beyond them it takes
-    seconds in proportion.
+    A step between two timed ones of its kind takes what the straight line over FLOPs says; beyond
+    them it takes seconds in proportion.
     """
     counts = run.step_counts
     spent = np.empty((1 + len(arm.steps[0].seconds), len(counts["flops"])))
@@ -103,7 +106,8 @@ def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
 
     ends = np.searchsorted(counts["until"], run.evaluated["step"], side="right")
     flops = _cumulate(counts["flops"] * counts["steps"], ends)
-    # Steps that a rewind abandoned, or whose rows are lost, have FLOPs and no row: they took as long as the others.
+    # Steps that a rewind abandoned, or whose rows are lost, have FLOPs and no row: they took as
+    # long as the others.
     all_steps = np.divide(run.evaluated["flops"], flops, out=np.ones_like(flops), where=flops > 0)
     return np.array([_cumulate(row * counts["steps"], ends) * all_steps for row in spent])
 
@@ -113,14 +117,15 @@ def _cumulate(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return np.append(0.0, np.cumsum(values))[ends]
 
 
-# --- two groups ------------------------------------------------------------------------------------------------------
+# --- two groups -----------------------------------------------------------------------------------
 
 
 def calibration_sd(baseline: Group, method: Group) -> float:
-    """Return the standard deviation of the logarithm of two groups' calibrated ratio, which all seeds share.
+    """Return the standard deviation of the logarithm of two groups' calibrated ratio, which all
+    seeds share.
 
-    It is the blocks' standard error, times Student's t over the normal quantile: few blocks say little of their spread.
-    0 without a calibration.
+    It is the blocks' standard error, times Student's t over the normal quantile: few blocks say
+    little of their spread. 0 without a calibration.
     """
     if not (baseline.blocks and method.blocks):
         return 0.0
@@ -131,7 +136,8 @@ def calibration_sd(baseline: Group, method: Group) -> float:
 
 
 def clock_ratio(baseline: Group, method: Group) -> float:
-    """Return the method's training seconds over the baseline's by the finished runs' own clocks, as `mean_ratio`."""
+    """Return the method's training seconds over the baseline's by the finished runs' own clocks, as
+    `mean_ratio`."""
     return mean_ratio(baseline, method, lambda run: run.seconds)
 
 
@@ -156,7 +162,8 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
 
 
 def describe_seconds(baseline: Group, method: Group) -> str:
-    """Return what calibrated seconds of two groups are, and their own clocks beside them; "" without a calibration."""
+    """Return what calibrated seconds of two groups are, and their own clocks beside them; ""
+    without a calibration."""
     if not (baseline.blocks and method.blocks):
         return ""
     calibrated = budget_ratio(baseline, method, "seconds")

@@ -1,4 +1,5 @@
-"""May these runs be compared? What makes losses incomparable is refused; everything else that differs is listed."""
+"""May these runs be compared? What makes losses incomparable is refused; everything else that
+differs is listed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _REFUSED = {
 }
 """What must be equal for losses to be comparable -> its key in the origin's data."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
-"""Sections that a method has no business to change: where they differ, the difference may not be the method's."""
+"""Sections that a method has no business to change: where they differ, the difference may not be
+the method's."""
 
 
 _CONDITIONS = {
@@ -44,16 +46,19 @@ _CONDITIONS = {
     "number of devices": ("world_size", 1),
     "number of runs side by side (--jobs)": ("jobs", 1),
 }
-"""What runs may differ in beside their recipes -> its key in the origin, and what an origin without it means."""
+"""What runs may differ in beside their recipes -> its key in the origin, and what an origin without
+it means."""
 
 
 def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
     """List everything that a reader of a comparison of `groups` must know, by kind.
 
-    "allowed": losses are not comparable, shown because of --allow; "warning": may explain a difference; "note".
+    "allowed": losses are not comparable, shown because of --allow; "warning": may explain a
+    difference; "note".
 
     Raises:
-        UsageError: validation sets or tokenizers differ, or cannot be shown to be equal, and `allow` is False.
+        UsageError: validation sets or tokenizers differ, or cannot be shown to be equal, and
+            `allow` is False.
     """
     runs = runs_of(groups)
     refusals = _refusals(runs)
@@ -91,7 +96,8 @@ _CHANGES: dict[str, Callable[[RunNumbers], float]] = {
 
 
 def describe_differences(baseline: Group, method: Group) -> str:
-    """Return what else the method changed, means over finished runs: updates, warmup, peak rate; "" if nothing did."""
+    """Return what else the method changed, means over finished runs: updates, warmup, peak rate; ""
+    if nothing did."""
     sides = [finished_runs(group.runs) for group in (baseline, method)]
     for runs in sides:
         if not runs or any(run.step < 1 or run.peak_lr <= 0 for run in runs):
@@ -169,7 +175,8 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
-    # The standard library's source, the training text of some recipes, is that of the running Python.
+    # The standard library's source, the training text of some recipes, is that of the running
+    # Python.
     texts = {"Python version": ("python", None), "training text": ("data.train_hash", None)}
     for title, (key, usual) in (_CONDITIONS | texts).items():
         relevant = list(runs)

@@ -1,4 +1,5 @@
-"""Compare groups of runs: choose the baseline, judge every question, annotate what a reader must know."""
+"""Compare groups of runs: choose the baseline, judge every question, annotate what a reader must
+know."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Comparison:
     groups: tuple[Group, ...]
     """The baseline first."""
     labels: tuple[Why, ...]
-    """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note", in this order."""
+    """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note", in this
+    order."""
     trials: tuple[TriedSetting, ...]
     """Settings tried by recipes that stand at their own best; empty if no recipe has several."""
     target_loss: float | None
@@ -62,7 +64,8 @@ class Comparison:
     verdicts: tuple[Verdict, ...]
     """One for each tested question and group but the baseline."""
     caveat: str
-    """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is judged."""
+    """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is
+    judged."""
 
     @property
     def baseline(self) -> Group:
@@ -97,7 +100,8 @@ class Comparison:
 def read_valid_runs(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
     """Read runs; return the valid ones, and why each other one is left out.
 
-    Two are read at a time, and each is reduced before the next: memory does not grow with their number.
+    Two are read at a time, and each is reduced before the next: memory does not grow with their
+    number.
 
     Raises:
         DataError: none can be read.
@@ -133,12 +137,14 @@ def compare(
     """Compare runs, grouped by recipe, with a baseline.
 
     Args:
-        baseline: a recipe's or group's name, or a run's, or a glob over them; default: the only recipe without a
-            method's section, else the first; never one that has no finished run while another has.
+        baseline: a recipe's or group's name, or a run's, or a glob over them; default: the only
+            recipe without a method's section, else the first; never one that has no finished run
+            while another has.
         target_loss: nats per token; default: per pair of runs, the worse one's final loss.
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
-        equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only these agree.
+        equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only
+            these agree.
         sisters: runs of the same recipes that were not asked for, by recipe.
         left_out: why runs that were named are not among `runs`, as warnings.
         calibrations: those that seconds may be read by.
@@ -238,7 +244,8 @@ def _caveat(
 def _choose_groups(
     every: Sequence[Group], named: Group | None, every_setting: bool
 ) -> tuple[list[Group], list[TriedSetting]]:
-    """Return the groups to compare, a named baseline first, and the settings among which each was chosen."""
+    """Return the groups to compare, a named baseline first, and the settings among which each was
+    chosen."""
     groups, trials = best_settings(every)
     if every_setting:
         groups = list(every)
@@ -258,7 +265,8 @@ def _judge(
     labels: Sequence[Why],
     withheld: Why | None,
 ) -> list[Verdict]:
-    """Judge every tested question of every group; correct in three families: the primary, all others, zero-shot."""
+    """Judge every tested question of every group; correct in three families: the primary, all
+    others, zero-shot."""
     of_losses = withheld
     if any(label.kind == "allowed" for label in labels):
         of_losses = INCOMPARABLE
@@ -281,7 +289,8 @@ def _judge(
 
 
 def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
-    """Return whether a loss at equal cost is the final loss, because every finished run ends there."""
+    """Return whether a loss at equal cost is the final loss, because every finished run ends
+    there."""
     if question.point is None:
         return False
     ends = [float(run.evaluated[question.axis][-1]) for run in finished]
@@ -289,7 +298,8 @@ def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
 
 
 def _named(groups: Sequence[Group], name: str | None) -> Group | None:
-    """Return the group that a label, a recipe's name, a run's name or a glob over names stands for; None for None."""
+    """Return the group that a label, a recipe's name, a run's name or a glob over names stands for;
+    None for None."""
     if name is None:
         return None
     matches = []
@@ -323,9 +333,11 @@ def _differ_in_budget(groups: Sequence[Group]) -> bool:
 
 
 def _default_baseline(groups: Sequence[Group]) -> Group:
-    """Return the best of one recipe's settings, else the only recipe without a method, else the first.
+    """Return the best of one recipe's settings, else the only recipe without a method, else the
+    first.
 
-    A group whose runs are all pending is taken only among its like, so is one without a finished run.
+    A group whose runs are all pending is taken only among its like, so is one without a finished
+    run.
     """
     ended = [group for group in groups if any(not run.pending for run in group.runs)] or groups
     if len({group.recipe_name for group in groups}) == 1:
@@ -342,7 +354,8 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Why]]:
-    """Reduce runs evaluated at different intervals to the steps that all finished ones share, and each one's last."""
+    """Reduce runs evaluated at different intervals to the steps that all finished ones share, and
+    each one's last."""
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
     evaluated = [run for run in runs if len(run.evaluated["step"])]

@@ -1,7 +1,9 @@
-"""The engine of every verdict: a question, the runs of a baseline and of a method, and the looks that are paid for.
+"""The engine of every verdict: a question, the runs of a baseline and of a method, and the looks
+that are paid for.
 
-`compare` asks at one look that nobody registered, a study at its registered looks; sensitivity and zero-shot scores are
-questions like the others. A reason that decides something is a `Why`: its words decide nothing.
+`compare` asks at one look that nobody registered, a study at its registered looks; sensitivity and
+zero-shot scores are questions like the others. A reason that decides something is a `Why`: its
+words decide nothing.
 """
 
 from __future__ import annotations
@@ -67,11 +69,13 @@ class Looks:
     """At which numbers of seeds a question is judged, and at which error rate."""
 
     plan: tuple[int, ...] = (sys.maxsize,)
-    """Seeds at every planned look; the largest number there is means one look at whatever is there."""
+    """Seeds at every planned look; the largest number there is means one look at whatever is
+    there."""
     taken: int = 1
     alpha: float = ALPHA
     registered: bool = False
-    """Planned before the runs: what cannot be judged stays in the family that Holm's correction goes over."""
+    """Planned before the runs: what cannot be judged stays in the family that Holm's correction
+    goes over."""
 
     def passed_by(self, p: float) -> bool:
         """Return whether a corrected p-value shows a claim; a registered level is inclusive."""
@@ -85,7 +89,8 @@ class Looks:
         return nominal_levels(self.alpha, self.plan, 2)
 
     def level(self, alpha: float, sides: int) -> float:
-        """Return the nominal level of the last look's own test, if all looks together err with `alpha`."""
+        """Return the nominal level of the last look's own test, if all looks together err with
+        `alpha`."""
         return nominal_levels(alpha, self.plan, sides)[self.taken - 1]
 
 
@@ -102,21 +107,26 @@ class Verdict:
     seeds: tuple[int, ...]
     """Seeds that both recipes have."""
     estimate: Estimate
-    """Method less baseline, or baseline / method of a cost; NaN without one. The interval holds at all looks."""
+    """Method less baseline, or baseline / method of a cost; NaN without one. The interval holds at
+    all looks."""
     exact: ExactTest | None = None
-    """The test that decides in the place of t: of failures alone, or of ranks where a run missed the target."""
+    """The test that decides in the place of t: of failures alone, or of ranks where a run missed
+    the target."""
     p: float | None = None
-    """p-value of the direction's claim, adjusted for all looks so far; None where nothing was tested."""
+    """p-value of the direction's claim, adjusted for all looks so far; None where nothing was
+    tested."""
     p_holm: float | None = None
     """The same corrected over the family's questions and recipes."""
     p_equivalent: float | None = None
-    """Corrected p-value of the two one-sided tests against a margin that was asked for beside a difference."""
+    """Corrected p-value of the two one-sided tests against a margin that was asked for beside a
+    difference."""
     outcome: Outcome = "undecided"
     opposite: bool = False
-    """Undecided, and the test, corrected for all comparisons, says the opposite of what was asked: worse, or beyond the
-    margin."""
+    """Undecided, and the test, corrected for all comparisons, says the opposite of what was asked:
+    worse, or beyond the margin."""
     min_detectable_effect: float | None = None
-    """The smallest true difference that such a study shows with power 0.8; for ratios the factor less 1."""
+    """The smallest true difference that such a study shows with power 0.8; for ratios the factor
+    less 1."""
     why: Why | None = None
     """Why nothing is judged; None where it is."""
     note: str = ""
@@ -201,7 +211,8 @@ def _noted(found: Verdict, *notes: str) -> Verdict:
 
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
-    """Correct the verdicts of one family by Holm, each kind of claim for itself; an outcome stays if its p passes."""
+    """Correct the verdicts of one family by Holm, each kind of claim for itself; an outcome stays
+    if its p passes."""
     p = _holm(verdicts, [each.p for each in verdicts])
     equal = _holm(verdicts, [each.p_equivalent for each in verdicts])
     of_items = _holm(verdicts, [each.items_p for each in verdicts])
@@ -232,7 +243,8 @@ def sides_of(direction: Direction) -> int:
 
 
 def count_members(verdicts: Sequence[Verdict]) -> int:
-    """Return over how many claims Holm's correction of a family goes: an arm's tested costs are one."""
+    """Return over how many claims Holm's correction of a family goes: an arm's tested costs are
+    one."""
     members = set()
     for i, each in enumerate(verdicts):
         if each.p is not None:
@@ -254,14 +266,15 @@ def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict
             if smallest:
                 found[i] = min(1.0, of_member * p / smallest)
             else:
-                # A p-value of 0 leaves no factor to apply to the member's other costs: Bonferroni's.
+                # A p-value of 0 leaves no factor to apply to the member's other costs:
+                # Bonferroni's.
                 found[i] = min(1.0, len(members) * p)
     return found
 
 
 def min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> float | None:
-    """Return the smallest true difference that such a study shows with power POWER, at the strictest of Holm's
-    steps; None after an exact test."""
+    """Return the smallest true difference that such a study shows with power POWER, at the
+    strictest of Holm's steps; None after an exact test."""
     if each.exact is not None:
         return None
     direction = each.question.direction
@@ -273,10 +286,11 @@ def min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> floa
 
 
 def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | None:
-    """Return the chance that a later look shows the claim, if the true effect is the one estimated so far.
+    """Return the chance that a later look shows the claim, if the true effect is the one estimated
+    so far.
 
-    This is the conditional power given the pairs so far and their spread, at Holm's strictest step. A reader who wants
-    to stop sees it; it decides nothing.
+    This is the conditional power given the pairs so far and their spread, at Holm's strictest step.
+    A reader who wants to stop sees it; it decides nothing.
 
     Args:
         comparisons: `count_members` of the verdict's family.
@@ -304,7 +318,7 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
     )
 
 
-# --- why nothing may be judged ---------------------------------------------------------------------------------------
+# --- why nothing may be judged --------------------------------------------------------------------
 
 
 def _unjudged(found: Verdict, why: Why, looks: Looks) -> Verdict:
@@ -331,7 +345,8 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
 
 
 def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
-    """Return why "tokens", "flops" or "seconds" of two recipes must not be judged, "" if they may."""
+    """Return why "tokens", "flops" or "seconds" of two recipes must not be judged, "" if they
+    may."""
     if axis == "seconds":
         return why_seconds_not_judged(baseline, method)
     if axis == "flops":
@@ -342,7 +357,8 @@ def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
 def _check_budgets(
     question: Question, baseline: Group, method: Group, looks: Looks
 ) -> tuple[Why | None, str]:
-    """Return why final losses are not judged, and at which equal cost they are if that is not tokens."""
+    """Return why final losses are not judged, and at which equal cost they are if that is not
+    tokens."""
     if question.tested != "difference" or question.point is not None:
         return None, ""
     tokens = budget_ratio(baseline, method, "tokens")
@@ -373,7 +389,8 @@ def _check_budgets(
 
 
 def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | None:
-    """Return where runs stand on their learning rates' decay at the question's point, or else at their ends.
+    """Return where runs stand on their learning rates' decay at the question's point, or else at
+    their ends.
 
     None if nothing decays, NaN if the place of a run is unknown.
     """
@@ -391,7 +408,8 @@ def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | No
 
 
 def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:
-    """Return why the two are at different places of their learning rates' decay; "" if they are not."""
+    """Return why the two are at different places of their learning rates' decay; "" if they are
+    not."""
     groups = (baseline, method)
     ended = [finished_runs(group.runs) for group in groups]
     if not all(ended):
@@ -408,20 +426,22 @@ def _why_other_schedule(question: Question, baseline: Group, method: Group) -> s
             return ""
         return f"{baseline.label} is at {100 * a:.0f} % of its decay, {method.label} at {100 * b:.0f} %"
     known, decaying, endless = (a, baseline, method) if b is None else (b, method, baseline)
-    # A learning rate that never comes down is where it always is; the other must have come to the end of its own.
+    # A learning rate that never comes down is where it always is; the other must have come to the
+    # end of its own.
     if known is None or known >= 1 - SAME_SCHEDULE:
         return ""
     return f"{decaying.label} is at {100 * known:.0f} % of its decay, that of {endless.label} has no end"
 
 
-# --- the tests -------------------------------------------------------------------------------------------------------
+# --- the tests ------------------------------------------------------------------------------------
 
 Sides = Sequence[Side]
 """The baseline's and the method's."""
 
 
 def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Pick the test: t of losses, exact where failures are counted, ranks where a run missed a cost's target."""
+    """Pick the test: t of losses, exact where failures are counted, ranks where a run missed a
+    cost's target."""
     question = found.question
     if question.tested == "failures":
         failed = [{seed: bool(value) for seed, value in side.values.items()} for side in sides]
@@ -468,7 +488,8 @@ def _without_values(found: Verdict, odd: Sequence[Why]) -> Verdict:
 
 
 def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Judge losses by the runs that finished and are not stuck; a side that fails more often is never claimed."""
+    """Judge losses by the runs that finished and are not stuck; a side that fails more often is
+    never claimed."""
     level = stuck_loss(sides[0].group, found.question.stuck_at)
     sides = [replace(side, failed=failed_seeds(side.group, level)) for side in sides]
     base, arm = sides
@@ -543,7 +564,8 @@ def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, *notes: str) 
     """Complete a verdict by an exact test, which can show a difference and no margin."""
     question = found.question
     planned = len(looks.plan)
-    # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated for them.
+    # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated
+    # for them.
     paid = replace(test, p=min(1.0, test.p * planned))
     smallest = test.smallest_p * planned
     how = test.method.replace("rank sum", "rank-sum test")
@@ -611,7 +633,8 @@ def _estimate(
     level: float,
     groups: Sequence[Group],
 ) -> Estimate:
-    """Estimate a difference of losses, a ratio of costs, or of the ends of runs a ratio to match; all by seed."""
+    """Estimate a difference of losses, a ratio of costs, or of the ends of runs a ratio to match;
+    all by seed."""
     if question.tested == "match":
         if before.keys() == after.keys():
             pairs = [(before[seed], after[seed]) for seed in before]
@@ -634,7 +657,8 @@ def _estimate(
 
 
 def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]) -> Estimate:
-    """Withhold a cost to match if evaluations leave its crossing open by more than a quarter of its interval.
+    """Withhold a cost to match if evaluations leave its crossing open by more than a quarter of its
+    interval.
 
     Up to the share by which budgets may differ, it is judged all the same.
     """
@@ -669,7 +693,8 @@ def _outcome(question: Question, test: Estimate | ExactTest) -> Outcome:
 
 
 def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
-    """Return the look that decides `sequential_p`: the largest deviate, weighted as its boundary is."""
+    """Return the look that decides `sequential_p`: the largest deviate, weighted as its boundary
+    is."""
     clearest = estimates[-1]
     largest = -math.inf
     for n, each in zip(plan, estimates, strict=False):
@@ -682,7 +707,8 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
 
 
 def _points_at(question: Question, estimate: Estimate) -> bool:
-    """Return whether an estimate itself, without its interval, is where the direction's claim is true."""
+    """Return whether an estimate itself, without its interval, is where the direction's claim is
+    true."""
     gain = estimate.gain
     size = estimate.scaled(question.margin or 0.0)
     if question.direction == "better":
@@ -693,7 +719,8 @@ def _points_at(question: Question, estimate: Estimate) -> bool:
 
 
 def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
-    """Return whether the result, corrected for all comparisons, says that the direction's claim is false."""
+    """Return whether the result, corrected for all comparisons, says that the direction's claim is
+    false."""
     question = each.question
     if not each.opposite:
         return False
@@ -710,7 +737,7 @@ def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
     return question.direction == "equivalent" and (high < -size or low > size)
 
 
-# --- zero-shot scores ------------------------------------------------------------------------------------------------
+# --- zero-shot scores -----------------------------------------------------------------------------
 
 
 def _judge_scores(

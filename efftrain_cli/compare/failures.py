@@ -14,7 +14,8 @@ from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import loss_at
 
 FEWEST_FINISHED = 3
-"""Pairs, or runs of each arm, that finished and are not stuck, from which their losses are judged."""
+"""Pairs, or runs of each arm, that finished and are not stuck, from which their losses are
+judged."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Side:
 def stuck_loss(baseline: Group, share: float) -> float | None:
     """Return the loss above which a finished run is stuck, nats per token.
 
-    It is the median, over the baseline's finished runs, of their validation loss at `share` of their tokens, linear
-    between evaluations; None if no run has one.
+    It is the median, over the baseline's finished runs, of their validation loss at `share` of
+    their tokens, linear between evaluations; None if no run has one.
     """
     losses = []
     for run in finished_runs(baseline.runs):
@@ -55,7 +56,8 @@ def stuck_loss(baseline: Group, share: float) -> float | None:
 def failed_seeds(group: Group, level: float | None) -> frozenset[int]:
     """Return the seeds whose run diverged, or finished above `level`.
 
-    A seed with runs at several learning rates never fails: a diverged rate counts with the loss before training.
+    A seed with runs at several learning rates never fails: a diverged rate counts with the loss
+    before training.
     """
     failed = set()
     for seed, runs in group.by_seed.items():
@@ -67,7 +69,8 @@ def failed_seeds(group: Group, level: float | None) -> frozenset[int]:
 
 
 def shares_text(sides: Sequence[Side]) -> str:
-    """Return how many runs of each arm failed or got stuck, with exact intervals (Clopper and Pearson 1934)."""
+    """Return how many runs of each arm failed or got stuck, with exact intervals (Clopper and
+    Pearson 1934)."""
     parts = []
     for side in sides:
         failed = len(side.failed)

@@ -30,7 +30,8 @@ def format_value(value: object) -> str:
 
 
 def origin_values(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an origin by dotted keys: the command first, as one line, and the first digits of hashes."""
+    """Return an origin by dotted keys: the command first, as one line, and the first digits of
+    hashes."""
     values = flatten({"command": None, **origin})
     if isinstance(values["command"], list):
         values["command"] = shlex.join(map(str, values["command"]))
@@ -78,7 +79,8 @@ def format_estimate(
     ratio: bool = False,
     decimals: int = 2,
 ) -> str:
-    """Write a difference or a ratio with its interval: -0.1305 [-0.1320, -0.1291], 1.30x [1.29, 1.30]; "-" for NaN."""
+    """Write a difference or a ratio with its interval: -0.1305 [-0.1320, -0.1291], 1.30x [1.29,
+    1.30]; "-" for NaN."""
     if mean is None or math.isnan(mean):
         return "-"
     form, times = (f".{decimals}f", "x") if ratio else ("+.4f", "")

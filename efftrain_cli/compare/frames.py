@@ -1,6 +1,7 @@
 """A comparison as a frame, and what prints that frame for programs: CSV and JSON.
 
-`rows_of` computes every row once; the tables for people (compare.tables) are views of the same rows.
+`rows_of` computes every row once; the tables for people (compare.tables) are views of the same
+rows.
 """
 
 from __future__ import annotations
@@ -35,14 +36,16 @@ _CSV_COLUMNS = (
 
 
 Row = dict[str, Any]
-"""A measure of a recipe by column: those of the frame, of JSON, and what the tables need besides."""
+"""A measure of a recipe by column: those of the frame, of JSON, and what the tables need
+besides."""
 
 
 def frame_of(comparison: Comparison) -> pd.DataFrame:
-    """Return a row per measure and recipe, in COLUMNS: values by seed, mean, spread, test against the baseline.
+    """Return a row per measure and recipe, in COLUMNS: values by seed, mean, spread, test against
+    the baseline.
 
-    `seeds` and `values` are lists; a value without a number is the reason in words. `verdict` is empty if nothing was
-    judged: `reason` says why in words, `kind` for programs.
+    `seeds` and `values` are lists; a value without a number is the reason in words. `verdict` is
+    empty if nothing was judged: `reason` says why in words, `kind` for programs.
     """
     import pandas as pd
 
@@ -120,7 +123,8 @@ def _test(verdict: Verdict) -> Row:
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """Return the frame at full precision; `recipe` is its arm and `kind` how two recipes are compared."""
+    """Return the frame at full precision; `recipe` is its arm and `kind` how two recipes are
+    compared."""
     columns = _CSV_COLUMNS.split()
     rows = []
     for row in rows_of(comparison):

@@ -30,7 +30,8 @@ class Timing:
     command: str
     """Command that would calibrate all groups compared."""
     blocks: tuple[float, ...] = ()
-    """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty without one."""
+    """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty
+    without one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Group:
 
     @property
     def blocks(self) -> tuple[float, ...]:
-        """Calibrated seconds by block, as `Timing.blocks`; empty if the seconds of its runs are not calibrated."""
+        """Calibrated seconds by block, as `Timing.blocks`; empty if the seconds of its runs are not
+        calibrated."""
         return self.timing.blocks if self.timing else ()
 
     @property
@@ -102,7 +104,8 @@ def runs_by_seed(runs: Iterable[RunNumbers]) -> dict[int, list[RunNumbers]]:
 
 
 def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
-    """Return how many runs of the chosen runs' recipes were not chosen, by recipe; recipes with none left out."""
+    """Return how many runs of the chosen runs' recipes were not chosen, by recipe; recipes with
+    none left out."""
     root = runs_root().resolve()
     names = {path.name for path in chosen if path.resolve().parent == root}
     sisters = {}
@@ -114,10 +117,12 @@ def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
 
 
 def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
-    """Group runs of one recipe name whose resolved recipes are equal but for the seed, in order of first appearance.
+    """Group runs of one recipe name whose resolved recipes are equal but for the seed, in order of
+    first appearance.
 
     Args:
-        allow: of several runs of one recipe and seed, take the one that started last instead of refusing.
+        allow: of several runs of one recipe and seed, take the one that started last instead of
+            refusing.
 
     Raises:
         UsageError: a recipe has two runs of one seed, and `allow` is False.
@@ -142,7 +147,8 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
 
 
 def _identity(run: RunNumbers) -> str:
-    """Return what the runs of a group share: the recipe's name, its values but the seed, and the number of devices."""
+    """Return what the runs of a group share: the recipe's name, its values but the seed, and the
+    number of devices."""
     conditions = Group("", (run,)).conditions
     computed = {key: conditions[key] for key in conditions if not key.startswith(NOT_COMPUTED)}
     # Two names for one recipe are two arms: of another version of the code, say, or another device.
@@ -164,8 +170,8 @@ def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) ->
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
-    """Name a group so that no other has the name: by its recipe and, if other groups share that, by the run that
-    `--name` named, or the first settings that differ, or its first run."""
+    """Name a group so that no other has the name: by its recipe and, if other groups share that, by
+    the run that `--name` named, or the first settings that differ, or its first run."""
     same = [other for other in groups if other.recipe_name == group.recipe_name]
     if len(same) == 1:
         return group.recipe_name
@@ -208,7 +214,8 @@ BEST_RULE = "the setting with the fewest unfinished runs; of those, the lowest m
 
 
 def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[TriedSetting]]:
-    """Return each recipe at its own best setting by BEST_RULE, in the order of the groups, and all the settings tried.
+    """Return each recipe at its own best setting by BEST_RULE, in the order of the groups, and all
+    the settings tried.
 
     Settings with other budgets are other recipes: the longest run would always be the best.
     Where every group is a setting of one recipe all of them stay: they are what is compared.
@@ -243,14 +250,16 @@ def rank_of(group: Group) -> tuple[int, float]:
 
 
 def rank(losses: Sequence[float | None]) -> tuple[int, float]:
-    """Return the place of a setting by its final losses: how many are missing, then their mean; lower wins."""
+    """Return the place of a setting by its final losses: how many are missing, then their mean;
+    lower wins."""
     known = [loss for loss in losses if loss is not None]
     missing = len(losses) - len(known)
     return missing, sum(known) / len(known) if known else math.inf
 
 
 def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("seed",)) -> list[str]:
-    """Return the dotted keys on which not all recipes agree, in the recipes' order; `but` are left out."""
+    """Return the dotted keys on which not all recipes agree, in the recipes' order; `but` are left
+    out."""
     missing = object()
     differing = []
     for key in dict.fromkeys(chain.from_iterable(recipes)):

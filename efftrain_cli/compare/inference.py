@@ -1,10 +1,12 @@
-"""The inference of a comparison of two recipes over a few seeds: plain functions on numbers, nothing of runs or files.
+"""The inference of a comparison of two recipes over a few seeds: plain functions on numbers,
+nothing of runs or files.
 
-A seed decides initialization and data order, so two recipes trained on the same seeds are compared by their differences
-per seed: what the seeds share cancels. A handful of seeds carries Student's t and exact tests by counting; it carries
-no bootstrap. One seed supports no claim, and none is made.
+A seed decides initialization and data order, so two recipes trained on the same seeds are compared
+by their differences per seed: what the seeds share cancels. A handful of seeds carries Student's t
+and exact tests by counting; it carries no bootstrap. One seed supports no claim, and none is made.
 
-Losses and costs are better when lower, so a difference is method less baseline and a ratio is baseline / method.
+Losses and costs are better when lower, so a difference is method less baseline and a ratio is
+baseline / method.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ MCNEMAR_FROM = 6
 """Pairs from which McNemar's exact test can reach 5 %."""
 COUNTED_SIDE = 10
 COUNTED_RUNS = 5_000
-"""Ranks are counted exactly up to 50 runs an arm: if runs x runs of the smaller arm are at most COUNTED_RUNS, or the
-smaller arm has fewer than COUNTED_SIDE. The time grows with the fourth power of the runs."""
+"""Ranks are counted exactly up to 50 runs an arm: if runs x runs of the smaller arm are at most
+COUNTED_RUNS, or the smaller arm has fewer than COUNTED_SIDE. The time grows with the fourth power
+of the runs."""
 
 Direction = Literal["different", "better", "noninferior", "equivalent"]
 ONE_SEED = Why("one_seed", "one seed: no claim")
@@ -41,7 +44,8 @@ NO_SPREAD = Why("no_spread", "no spread between seeds: no claim")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95 % interval. Where there is no interval, `why` says so and no claim is made."""
+    """A mean with its 95 % interval. Where there is no interval, `why` says so and no claim is
+    made."""
 
     mean: float
     low: float | None = None
@@ -51,7 +55,8 @@ class Estimate:
     n: int = 0
     """Pairs behind the mean; where not every run is paired, runs of the smaller side."""
     sd: float | None = None
-    """Standard deviation of the paired differences; of one side's runs, pooled, where not every run is paired."""
+    """Standard deviation of the paired differences; of one side's runs, pooled, where not every run
+    is paired."""
     se: float | None = None
     """Standard error of the mean."""
     df: float | None = None
@@ -65,7 +70,8 @@ class Estimate:
     log: bool = False
     """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
     bound: int = 0
-    """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the method's did."""
+    """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the
+    method's did."""
 
     @property
     def center(self) -> float:
@@ -82,7 +88,8 @@ class Estimate:
         return -self.center
 
     def scaled(self, size: float) -> float:
-        """Return a difference on the scale of the test: nats, or the logarithm of a ratio less 1."""
+        """Return a difference on the scale of the test: nats, or the logarithm of a ratio less
+        1."""
         if self.log:
             return math.log1p(size)
         return size
@@ -112,7 +119,8 @@ def half_width(estimate: Estimate, alpha: float) -> float:
 
 
 def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
-    """Return an estimate with the error that all seeds share, of standard deviation `sd`, in its standard error.
+    """Return an estimate with the error that all seeds share, of standard deviation `sd`, in its
+    standard error.
 
     Args:
         alpha: its interval covers 1 - `alpha`.
@@ -132,7 +140,8 @@ def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
 
 
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
-    """Estimate the mean of paired differences, with Student's t interval on n - 1 degrees of freedom."""
+    """Estimate the mean of paired differences, with Student's t interval on n - 1 degrees of
+    freedom."""
     values = np.asarray(differences, float)
     n = len(values)
     if n == 0:
@@ -141,7 +150,8 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     if n == 1:
         return Estimate(mean, n=1, paired=True, why=ONE_SEED)
     sd = float(values.std(ddof=1))
-    # Differences of numbers that agree to rounding have a spread of rounding: that is not evidence of anything.
+    # Differences of numbers that agree to rounding have a spread of rounding: that is not evidence
+    # of anything.
     if sd <= 1e-12 * max(1.0, float(np.abs(values).max())):
         return Estimate(mean, n=n, sd=0.0, paired=True, why=NO_SPREAD)
     se = sd / math.sqrt(n)
@@ -158,8 +168,8 @@ def welch_t(
     """Estimate the difference of the means of two samples of unequal variances.
 
     Args:
-        pairing: pairs among the runs and the correlation within them. With pairs this is the t for partially
-            overlapping samples (Derrick, Russ, Toher and White 2017, unequal variances).
+        pairing: pairs among the runs and the correlation within them. With pairs this is the t for
+            partially overlapping samples (Derrick, Russ, Toher and White 2017, unequal variances).
     """
     a = np.asarray(baseline, float)
     b = np.asarray(method, float)
@@ -211,10 +221,12 @@ def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) 
 def difference_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Estimate mean of `method` less mean of `baseline`, by the test that fits how their seeds overlap.
+    """Estimate mean of `method` less mean of `baseline`, by the test that fits how their seeds
+    overlap.
 
-    All seeds shared: the paired t. None: Welch's t. Some: the t for partly paired samples; with fewer than FEWEST_PAIRS
-    pairs Welch's t, which ignores them. The estimate is always the difference of the two means.
+    All seeds shared: the paired t. None: Welch's t. Some: the t for partly paired samples; with
+    fewer than FEWEST_PAIRS pairs Welch's t, which ignores them. The estimate is always the
+    difference of the two means.
 
     Args:
         alpha: level of the paired t's interval; the others have ALPHA.
@@ -236,7 +248,8 @@ def difference_of_means(
 def ratio_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Estimate the geometric mean of `baseline` over that of `method`, by seed: above 1 the method needs less.
+    """Estimate the geometric mean of `baseline` over that of `method`, by seed: above 1 the method
+    needs less.
 
     Raises:
         ValueError: a value is not positive.
@@ -246,7 +259,8 @@ def ratio_of_means(
 
 
 def exponentiated(on_logs: Estimate) -> Estimate:
-    """Return a ratio from the estimate of its logarithm; `sd`, `se` and p stay those of the logarithm."""
+    """Return a ratio from the estimate of its logarithm; `sd`, `se` and p stay those of the
+    logarithm."""
     ratio = replace(on_logs, mean=math.exp(on_logs.mean), log=True)
     if on_logs.low is None or on_logs.high is None:
         return ratio
@@ -259,22 +273,25 @@ def exponentiated(on_logs: Estimate) -> Estimate:
 
 
 def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate the mean score of every method's run (row) against every baseline's (column), without shared seeds.
+    """Estimate the mean score of every method's run (row) against every baseline's (column),
+    without shared seeds.
 
-    The standard error is that of the row means and the column means together, with Welch's degrees of freedom: a run
-    that stands in many pairs counts once.
+    The standard error is that of the row means and the column means together, with Welch's degrees
+    of freedom: a run that stands in many pairs counts once.
     """
     table = np.asarray(scores, float)
     if table.size == 0:
         return Estimate(math.nan, why=Why("no_values", "no values"))
-    # The columns' share enters a difference with the other sign; the mean of all is kept in the rows.
+    # The columns' share enters a difference with the other sign; the mean of all is kept in the
+    # rows.
     rows = table.mean(1)
     columns = table.mean() - table.mean(0)
     return welch_t(columns, rows, "all pairs of runs, seeds not paired")
 
 
 def _one_sided_p(estimate: Estimate, lead: float) -> float:
-    """Return the one-sided p-value of a quantity estimated as `lead` being above 0; 1 if nothing was tested."""
+    """Return the one-sided p-value of a quantity estimated as `lead` being above 0; 1 if nothing
+    was tested."""
     if estimate.se is None or estimate.df is None:
         return 1.0
     return float(special.stdtr(estimate.df, -lead / estimate.se))
@@ -317,9 +334,11 @@ def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | 
 def detectable(
     estimate: Estimate, alpha: float = ALPHA, power: float = POWER, sides: int = 2
 ) -> float | None:
-    """Return the smallest true difference that a t test with this standard error shows in `power` of studies.
+    """Return the smallest true difference that a t test with this standard error shows in `power`
+    of studies.
 
-    For ratios it is the factor less 1: 0.05 means 1.05x; see `excess_ratio`. None without a standard error.
+    For ratios it is the factor less 1: 0.05 means 1.05x; see `excess_ratio`. None without a
+    standard error.
     """
     if not estimate.se or estimate.df is None:
         return None
@@ -347,9 +366,11 @@ class ExactTest:
     p: float
     """Two-sided."""
     smallest_p: float
-    """The smallest p that so many runs can give without ties: above ALPHA, no result of this study could decide."""
+    """The smallest p that so many runs can give without ties: above ALPHA, no result of this study
+    could decide."""
     wins: float
-    """Share of the pairs (method's run, baseline's run) in which the method is better; a tie or unknown is half."""
+    """Share of the pairs (method's run, baseline's run) in which the method is better; a tie or
+    unknown is half."""
     method: str
 
 
@@ -359,12 +380,14 @@ def rank_sum(
     baseline_beyond: Sequence[bool] | None = None,
     method_beyond: Sequence[bool] | None = None,
 ) -> ExactTest:
-    """Test the rank sum by permutation, lower values better, seeds not paired; ties and bounds allowed.
+    """Test the rank sum by permutation, lower values better, seeds not paired; ties and bounds
+    allowed.
 
-    A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run needs more than
-    that. Pairs whose order a bound leaves open count as ties (Gehan 1965). Every split of the runs into two groups of
-    these sizes is counted; of many runs the normal approximation of that count is taken, with ties and continuity as
-    scipy.stats.mannwhitneyu has them.
+    A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run
+    needs more than that. Pairs whose order a bound leaves open count as ties (Gehan 1965). Every
+    split of the runs into two groups of these sizes is counted; of many runs the normal
+    approximation of that count is taken, with ties and continuity as scipy.stats.mannwhitneyu has
+    them.
     """
     values = np.array([*baseline, *method], float)
     beyond = np.array(
@@ -399,7 +422,8 @@ def rank_sum(
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
-    """Return the share of the k-subsets of `scores` whose sum is at least as far from 0 as `observed`.
+    """Return the share of the k-subsets of `scores` whose sum is at least as far from 0 as
+    `observed`.
 
     Args:
         scores: their sum is 0.
@@ -441,7 +465,8 @@ def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> Ex
 
 
 def mcnemar(only_baseline: int, only_method: int) -> float:
-    """Return the exact p-value of two sides being equally often right (or failing) on the same items (McNemar 1947)."""
+    """Return the exact p-value of two sides being equally often right (or failing) on the same
+    items (McNemar 1947)."""
     n = only_baseline + only_method
     if n == 0:
         return 1.0
@@ -449,7 +474,8 @@ def mcnemar(only_baseline: int, only_method: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust by Holm's (1979) steps: the family-wise error of the tests together stays below ALPHA."""
+    """Adjust by Holm's (1979) steps: the family-wise error of the tests together stays below
+    ALPHA."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0

@@ -1,13 +1,16 @@
-"""Speed-up at matched loss, at all losses: from runs over a ladder of budgets, each decayed to its own end.
+"""Speed-up at matched loss, at all losses: from runs over a ladder of budgets, each decayed to its
+own end.
 
-A loss read in the middle of a schedule is not what a run of that length would reach: its learning rate has not come
-down yet, and a method that is ahead there may be behind at the end. So every point here is a finished run of its own
-budget. The compute-equivalent gain at a rung is the cost (FLOPs or tokens) at which the baseline reaches the loss that
-the method has there, over the method's cost: 1.2 means that the baseline needs 20 % more.
+A loss read in the middle of a schedule is not what a run of that length would reach: its learning
+rate has not come down yet, and a method that is ahead there may be behind at the end. So every
+point here is a finished run of its own budget. The compute-equivalent gain at a rung is the cost
+(FLOPs or tokens) at which the baseline reaches the loss that the method has there, over the
+method's cost: 1.2 means that the baseline needs 20 % more.
 
-Between two rungs of the baseline the logarithm of the cost is taken to be linear in the loss. Nothing is read beyond
-the ladder's ends: there the gain is a bound. A baseline whose loss rises with its budget, which noise can do, is first
-made monotone by pooling neighbours (isotonic regression), seed by seed.
+Between two rungs of the baseline the logarithm of the cost is taken to be linear in the loss.
+Nothing is read beyond the ladder's ends: there the gain is a bound. A baseline whose loss rises
+with its budget, which noise can do, is first made monotone by pooling neighbours (isotonic
+regression), seed by seed.
 """
 
 from __future__ import annotations
@@ -47,12 +50,14 @@ class Gain:
     loss: float
     """The method's mean final loss there."""
     estimate: Estimate
-    """Geometric mean over seeds of the baseline's cost of that loss over the method's, with its t interval. NaN, with
-    the reason, if the baseline's ladder ends above the loss or begins below it in a seed."""
+    """Geometric mean over seeds of the baseline's cost of that loss over the method's, with its t
+    interval. NaN, with the reason, if the baseline's ladder ends above the loss or begins below it
+    in a seed."""
 
 
 def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
-    """Return the gain at every budget that the method was trained with, over the seeds that both have.
+    """Return the gain at every budget that the method was trained with, over the seeds that both
+    have.
 
     A seed counts at a rung where the method finished there and the baseline has two rungs or more.
     """
@@ -67,7 +72,8 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
 
 
 def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Rung]) -> Gain:
-    """Return the gain at one budget from the baseline's ladders and the method's rungs, both by seed."""
+    """Return the gain at one budget from the baseline's ladders and the method's rungs, both by
+    seed."""
     n = len(rungs)
     logs = []
     for ladder, rung in zip(ladders, rungs, strict=True):
@@ -87,7 +93,8 @@ def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Ru
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
-    """Return the logarithm of the cost at which a ladder reaches `loss`; inf or -inf beyond its ends."""
+    """Return the logarithm of the cost at which a ladder reaches `loss`; inf or -inf beyond its
+    ends."""
     steps = [rungs[budget] for budget in sorted(rungs)]
     losses = falling([rung.loss for rung in steps])
     logs = [math.log(rung.cost) for rung in steps]
@@ -107,7 +114,8 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
 def not_decayed(
     schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int
 ) -> str | None:
-    """Say why runs of a recipe are not rungs, which decay to the end of their own budget; None if they are.
+    """Say why runs of a recipe are not rungs, which decay to the end of their own budget; None if
+    they are.
 
     Decaying by steps cannot be checked here and is taken at its word.
     """
@@ -119,5 +127,6 @@ def not_decayed(
 
 
 def falling(losses: Sequence[float]) -> list[float]:
-    """Return the nearest sequence that never rises: neighbours that do become their mean (pool adjacent violators)."""
+    """Return the nearest sequence that never rises: neighbours that do become their mean (pool
+    adjacent violators)."""
     return isotonic_regression(losses, increasing=False).x.tolist()

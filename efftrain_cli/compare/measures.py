@@ -1,8 +1,9 @@
 """The measures of one run, and the rules by which a loss between two evaluations is read.
 
-The validation loss is known at the evaluated steps only. Between two of them it is taken to be a straight line over
-tokens, FLOPs or seconds, and nothing is read beyond the last one. Only the cost to reach a loss reads a smoothed curve,
-as the first crossing of a jittery one comes too early: that of the best-fitting curve that never rises.
+The validation loss is known at the evaluated steps only. Between two of them it is taken to be a
+straight line over tokens, FLOPs or seconds, and nothing is read beyond the last one. Only the cost
+to reach a loss reads a smoothed curve, as the first crossing of a jittery one comes too early: that
+of the best-fitting curve that never rises.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ NOT_REACHED = Why("not_reached", "not reached")
 PRIMARY = "final_loss"
 """The measure that decides; the others are shown beside it and corrected as one family."""
 SAME_SCHEDULE = 0.02
-"""Runs whose schedules stand further apart than this share of their decay are not compared at equal cost."""
+"""Runs whose schedules stand further apart than this share of their decay are not compared at equal
+cost."""
 Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 NATS = "nats/token"
@@ -51,18 +53,20 @@ class Question:
     unit: str
     section: str
     read: Callable[..., Any]
-    """The answer of one seed, from its run or from all its runs over learning rates; None if it is missing."""
+    """The answer of one seed, from its run or from all its runs over learning rates; None if it is
+    missing."""
     tested: str = ""
-    """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target, baseline / method),
-    "match" (of costs to the worse run's final loss), "rank" (of shares of steps), "failures" (of runs), "score" (of
-    zero-shot results), "" shown and never tested."""
+    """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target,
+    baseline / method), "match" (of costs to the worse run's final loss), "rank" (of shares of
+    steps), "failures" (of runs), "score" (of zero-shot results), "" shown and never tested."""
     axis: str = ""
     """Tokens, FLOPs or seconds, if it is about cost."""
     point: float | None = None
     """Cost at which losses are compared; None: at the runs' ends."""
     direction: Direction = "different"
     margin: float | None = None
-    """Nats per token within which losses count as equal, or the share of a cost; None: not asked."""
+    """Nats per token within which losses count as equal, or the share of a cost; None: not
+    asked."""
     target: float | None = None
     """Loss to reach, nats per token."""
     higher: bool = False
@@ -82,7 +86,8 @@ class Question:
         return self.key == PRIMARY
 
     def member(self, place: int) -> tuple[object, ...]:
-        """Identify the claim that it is in Holm's family: tokens, FLOPs and seconds to one loss are near-copies.
+        """Identify the claim that it is in Holm's family: tokens, FLOPs and seconds to one loss are
+        near-copies.
 
         Args:
             place: number of the question, distinct from all others.
@@ -92,7 +97,8 @@ class Question:
         return (place,)
 
     def values(self, group: Group) -> dict[int, Any]:
-        """Return the answers by seed: a number, an `Ended` of a cost to match, or the reason for none."""
+        """Return the answers by seed: a number, an `Ended` of a cost to match, or the reason for
+        none."""
         values: dict[int, Any] = {}
         for seed, runs in group.by_seed.items():
             value = self.read(*runs)
@@ -103,7 +109,8 @@ class Question:
 
 
 def mean_sd(values: Collection[Value]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation (n - 1) over the seeds; None if a seed has no number, or for one seed.
+    """Return mean and standard deviation (n - 1) over the seeds; None if a seed has no number, or
+    for one seed.
 
     What is missing is never averaged away.
     """
@@ -123,7 +130,8 @@ def numbers(values: Collection[Value]) -> list[float]:
 
 @dataclass(frozen=True)
 class EqualPoint:
-    """Where the runs are compared at equal tokens, FLOPs or seconds: as far as the finished run that got least far."""
+    """Where the runs are compared at equal tokens, FLOPs or seconds: as far as the finished run
+    that got least far."""
 
     value: float
     limited_by: str
@@ -160,7 +168,8 @@ FINAL_LOSS = Question(PRIMARY, "final loss", NATS, _LOSS, final_loss, tested="di
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Return the validation loss at `value` tokens, FLOPs or seconds; None outside of the evaluations."""
+    """Return the validation loss at `value` tokens, FLOPs or seconds; None outside of the
+    evaluations."""
     x = run.evaluated[axis]
     loss = run.evaluated["val_loss"]
     if not len(x) or not x[0] <= value <= x[-1]:
@@ -169,10 +178,12 @@ def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
 
 
 def isotonic_fit(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (x, loss) of the curve that never rises and fits the evaluations best (isotonic least squares).
+    """Return the knots (x, loss) of the curve that never rises and fits the evaluations best
+    (isotonic least squares).
 
-    Evaluations that rise and fall again around one level become one knot at their mean; where the losses fall from one
-    evaluation to the next, the curve is the evaluations themselves. Robertson, Wright and Dykstra (1988).
+    Evaluations that rise and fall again around one level become one knot at their mean; where the
+    losses fall from one evaluation to the next, the curve is the evaluations themselves. Robertson,
+    Wright and Dykstra (1988).
     """
     from scipy.optimize import isotonic_regression
 
@@ -196,7 +207,8 @@ def cost_to_reach(run: RunNumbers, axis: str, target: float) -> Value:
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
-    """Return the loss at the run's end on a line through the last fifth of its evaluations; the last one of few."""
+    """Return the loss at the run's end on a line through the last fifth of its evaluations; the
+    last one of few."""
     x = run.evaluated[axis]
     loss = run.evaluated["val_loss"]
     last = len(loss) // 5
@@ -226,12 +238,13 @@ def read_end(run: RunNumbers, axis: str) -> Ended | Why:
 
 
 def match(baseline: Ended, method: Ended) -> float:
-    """Return the signed log ratio of what the worse of two runs spent and the better needs for the same loss.
+    """Return the signed log ratio of what the worse of two runs spent and the better needs for the
+    same loss.
 
-    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of the baseline's cost.
-    Below 0 the same with the sides changed, so two equal methods are as often above as below. Both final losses are
-    `smooth_end`s: a single last evaluation would let its noise decide, always for the side that is evaluated more
-    quietly.
+    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of
+    the baseline's cost. Below 0 the same with the sides changed, so two equal methods are as often
+    above as below. Both final losses are `smooth_end`s: a single last evaluation would let its
+    noise decide, always for the side that is evaluated more quietly.
     """
     better = baseline
     worse = method
@@ -250,9 +263,11 @@ def match(baseline: Ended, method: Ended) -> float:
 
 
 def crossing_error(curve: Ended, target: float) -> float:
-    """Return the logarithm of how far the true crossing may lie from the one that is read between two evaluations.
+    """Return the logarithm of how far the true crossing may lie from the one that is read between
+    two evaluations.
 
-    It is read on the chord; the two neighbouring segments, drawn on, bound it where the curve bends one way.
+    It is read on the chord; the two neighbouring segments, drawn on, bound it where the curve bends
+    one way.
     """
     x = curve.x
     loss = curve.loss
@@ -268,7 +283,8 @@ def crossing_error(curve: Ended, target: float) -> float:
             drawn_on = x[j] + (target - loss[j]) * (x[j + 1] - x[j]) / (loss[j + 1] - loss[j])
             bounds.append(float(np.clip(drawn_on, left, right)))
     distances = [bound - read for bound in bounds] or [left - read]
-    # Both on one side: the true curve lies beyond neither. Else it bends both ways, and the farther one counts.
+    # Both on one side: the true curve lies beyond neither. Else it bends both ways, and the farther
+    # one counts.
     one_way = min(distances) >= 0 or max(distances) <= 0
     distance = max(distances, key=abs)
     if one_way:
@@ -310,21 +326,25 @@ def mean_ratio(baseline: Group, method: Group, spent: Callable[[RunNumbers], flo
 def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
     """Return the `mean_ratio` of a cost.
 
-    Tokens that a rewind abandoned do not count: the budget is what the learning rate's schedule ran over.
+    Tokens that a rewind abandoned do not count: the budget is what the learning rate's schedule ran
+    over.
     """
     axis = {"tokens": "schedule_tokens"}.get(cost, cost)
     return mean_ratio(baseline, method, lambda run: float(run.evaluated[axis][-1]))
 
 
 def is_same_budget(ratio: float) -> bool:
-    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1; an unknown one, NaN or 0, is not."""
+    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1; an unknown one, NaN or 0, is
+    not."""
     return ratio > 0 and max(ratio, 1 / ratio) <= 1 + SAME_SCHEDULE
 
 
 def other_shapes(runs: Sequence[RunNumbers]) -> str:
-    """Return why costs that are read along these runs' ways are not judged; "" if their learning rates decay alike.
+    """Return why costs that are read along these runs' ways are not judged; "" if their learning
+    rates decay alike.
 
-    Before its decay a run stands higher than another that has decayed all the way: WSD against cosine.
+    Before its decay a run stands higher than another that has decayed all the way: WSD against
+    cosine.
     """
     shapes = dict.fromkeys(_shape_text(run) for run in runs)
     if len(shapes) < 2:
@@ -344,10 +364,11 @@ def _shape_text(run: RunNumbers) -> str:
 
 
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Return where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the end of its decay.
+    """Return where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the
+    end of its decay.
 
-    None if the schedule has no end. Growth sets a schedule whose place the rows do not hold: 1 at the run's own end,
-    NaN before.
+    None if the schedule has no end. Growth sets a schedule whose place the rows do not hold: 1 at
+    the run's own end, NaN before.
     """
     recipe = run.recipe
     x = run.evaluated[axis]
@@ -367,7 +388,8 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
 
 
 def schedule_tokens(run: RunNumbers) -> float:
-    """Return the tokens at which the learning rate's decay ends; the budget if it is constant, NaN if unknown."""
+    """Return the tokens at which the learning rate's decay ends; the budget if it is constant, NaN
+    if unknown."""
     recipe = run.recipe
     end = recipe.get("optim.decay_steps")
     if not end:
@@ -475,7 +497,8 @@ def _price(run: RunNumbers, target: float | None, per_second: float) -> Value:
 
 
 def cost_question(axis: str, target: float | None) -> Question:
-    """Ask for the cost to reach a loss: `target`, or without one, of each pair of runs, the worse run's final loss."""
+    """Ask for the cost to reach a loss: `target`, or without one, of each pair of runs, the worse
+    run's final loss."""
     if target is None:
         title = f"{AXIS_WORDS[axis]} to match"
         read = partial(read_end, axis=axis)
@@ -494,7 +517,8 @@ def cost_question(axis: str, target: float | None) -> Question:
 
 
 def has_unequal_steps(runs: Sequence[RunNumbers]) -> bool:
-    """Return whether steps of the finished runs, on average up to any evaluation, differ in tokens by more than 2 %."""
+    """Return whether steps of the finished runs, on average up to any evaluation, differ in tokens
+    by more than 2 %."""
     means = []
     for run in finished_runs(runs):
         steps = run.evaluated["step"]
@@ -533,7 +557,8 @@ def _best_loss(run: RunNumbers) -> float | None:
 
 
 def _validation_jumps(run: RunNumbers) -> float | None:
-    """Count the evaluations whose loss is above 1.2 times the lowest before them; None without evaluations."""
+    """Count the evaluations whose loss is above 1.2 times the lowest before them; None without
+    evaluations."""
     loss = run.evaluated["val_loss"]
     if not len(loss):
         return None

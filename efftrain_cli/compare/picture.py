@@ -1,8 +1,9 @@
-"""Figures as values: a frame of curves and how to label it, drawn by matplotlib off screen or by plotext in a terminal.
+"""Figures as values: a frame of curves and how to label it, drawn by matplotlib off screen or by
+plotext in a terminal.
 
-Colours are Okabe and Ito's (2008), which colour-blind readers tell apart; each group has a line style of its own
-besides. A figure for a page is an SVG whose text and axes take the page's text colour, so that it reads on light and on
-dark.
+Colours are Okabe and Ito's (2008), which colour-blind readers tell apart; each group has a line
+style of its own besides. A figure for a page is an SVG whose text and axes take the page's text
+colour, so that it reads on light and on dark.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def curve(
 
 
 def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
-    """Draw plots below each other over one x axis, or with `across` beside each other over one y axis."""
+    """Draw plots below each other over one x axis, or with `across` beside each other over one y
+    axis."""
     from matplotlib.figure import Figure
 
     rows = 1 if across else len(plots)
@@ -198,7 +200,8 @@ def tick(value: float) -> str:
 
 
 def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> None:
-    """Draw plots as `draw_figure` does into a file, whose ending says the format; PNG has 200 dots per inch.
+    """Draw plots as `draw_figure` does into a file, whose ending says the format; PNG has 200 dots
+    per inch.
 
     Raises:
         OSError: the file cannot be written.
@@ -239,7 +242,8 @@ def _style(salt: str, ink: str) -> Any:
     import matplotlib
 
     style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
-    # The salt keeps the identifiers of one page's figures apart, and equal from one run to the next.
+    # The salt keeps the identifiers of one page's figures apart, and equal from one run to the
+    # next.
     style |= {"font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": salt}
     return matplotlib.rc_context(style)
 
@@ -293,7 +297,8 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
 
 
 def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:
-    """Draw the letters of each group, which take turns every few columns, so that none hides another.
+    """Draw the letters of each group, which take turns every few columns, so that none hides
+    another.
 
     Args:
         curves: points on the scale of the axes.
@@ -323,7 +328,8 @@ def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width
 
 
 def letter(group: int) -> str:
-    """Return the short name of a group in tables and plots, by its place: A to Z, a to z, then R53 and so on."""
+    """Return the short name of a group in tables and plots, by its place: A to Z, a to z, then R53
+    and so on."""
     if group < len(_LETTERS):
         return _LETTERS[group]
     return f"R{group + 1}"

@@ -26,10 +26,12 @@ def seeds_needed(
     alpha: float = ALPHA,
     shared: float = 0.0,
 ) -> int | None:
-    """Return the fewest seeds per recipe that find a true `difference` in POWER of all studies, given the spread `sd`.
+    """Return the fewest seeds per recipe that find a true `difference` in POWER of all studies,
+    given the spread `sd`.
 
-    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False; `shared` that of an
-    error that all seeds share. None: more than MOST_SEEDS, or no spread to plan with.
+    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False;
+    `shared` that of an error that all seeds share. None: more than MOST_SEEDS, or no spread to plan
+    with.
     """
     if sd <= 0 or difference == 0 or not math.isfinite(difference):
         return None
@@ -54,7 +56,8 @@ def conditional_power(
     margin: float,
     shared: float = 0.0,
 ) -> float:
-    """Return the chance that one of the later looks passes, if the pairs to come are normal with this mean and spread.
+    """Return the chance that one of the later looks passes, if the pairs to come are normal with
+    this mean and spread.
 
     Simulated with 20,000 continuations: known to within 1 %.
 
@@ -64,7 +67,8 @@ def conditional_power(
         more: pairs that each later look adds to these n, rising.
         levels: nominal level of each later look's own t test.
         margin: of the directions that need one.
-        shared: standard deviation of an error that all pairs share, which no further pair makes smaller.
+        shared: standard deviation of an error that all pairs share, which no further pair makes
+            smaller.
     """
     random = np.random.default_rng(20261123)
     drawn = random.normal(gain, sd, (CONTINUED, more[-1]))
@@ -88,12 +92,14 @@ def conditional_power(
 
 
 def assured_sd(sd: float, df: float) -> float:
-    """Return what the true standard deviation stays below with ASSURANCE, given the estimate on `df` degrees."""
+    """Return what the true standard deviation stays below with ASSURANCE, given the estimate on
+    `df` degrees."""
     return sd * math.sqrt(df / float(special.chdtri(df, ASSURANCE)))
 
 
 def sd_interval(sd: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of a standard deviation estimated from `n` normal values (chi-squared)."""
+    """Return the 95 % interval of a standard deviation estimated from `n` normal values
+    (chi-squared)."""
     low, high = (
         math.sqrt((n - 1) / float(special.chdtri(n - 1, tail)))
         for tail in (ALPHA / 2, 1 - ALPHA / 2)

@@ -1,4 +1,5 @@
-"""The figures of a comparison: the curves of each and their labels, for `compare.picture` to draw."""
+"""The figures of a comparison: the curves of each and their labels, for `compare.picture` to
+draw."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def terminal_plots(comparison: Comparison) -> list[Plot]:
 
 
 def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
-    """Plot the mean validation loss over the seeds that reached each cost, with a band from lowest to highest.
+    """Plot the mean validation loss over the seeds that reached each cost, with a band from lowest
+    to highest.
 
     Args:
         axis: tokens, flops or seconds.
@@ -109,7 +111,8 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
 
 
 def _difference(comparison: Comparison) -> Plot:
-    """Plot each recipe's loss minus the baseline's at equal tokens: mean over shared seeds, 95 % t interval."""
+    """Plot each recipe's loss minus the baseline's at equal tokens: mean over shared seeds, 95 % t
+    interval."""
     curves = []
     for i, group in enumerate(comparison.groups):
         pairs = _pairs(comparison, group)
@@ -165,7 +168,8 @@ def _series(comparison: Comparison, column: Column) -> Plot:
 
 
 def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
-    """Plot a line per site or block: the colour is the kind of activation, a paler line stands earlier in the model."""
+    """Plot a line per site or block: the colour is the kind of activation, a paler line stands
+    earlier in the model."""
     kinds: dict[str, list[Series]] = {}
     for part, series in run.parts(column.name).items():
         # The site "h.3.mlp.c_fc" is of the kind "mlp.c_fc", "ln_f" of its own; "h.3" is a block.
@@ -195,7 +199,8 @@ def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
 
 
 def _losses_at(grid: np.ndarray, runs: Sequence[RunNumbers], axis: str) -> np.ndarray:
-    """Interpolate the validation losses of runs at a grid of costs, (runs, points); NaN beyond a run's evaluations."""
+    """Interpolate the validation losses of runs at a grid of costs, (runs, points); NaN beyond a
+    run's evaluations."""
     losses = []
     for run in runs:
         x = run.evaluated[axis]
@@ -220,7 +225,8 @@ def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNu
 
 
 def _label(comparison: Comparison, group: Group) -> str:
-    """Return a group's label in a legend: its letter and at most 24 characters of the recipe's name."""
+    """Return a group's label in a legend: its letter and at most 24 characters of the recipe's
+    name."""
     name = group.recipe_name
     if len(name) > 24:
         name = f"{name[:23]}…"

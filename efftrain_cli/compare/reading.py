@@ -1,4 +1,5 @@
-"""A run directory reduced to the numbers that a comparison needs: a few hundred kilobytes, however long the run is."""
+"""A run directory reduced to the numbers that a comparison needs: a few hundred kilobytes, however
+long the run is."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ STEP_COLUMNS = ("stage", "flops", *_MEASURED)
 SITE = "std_kl_"
 """Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
 POINTS = 200
-"""Points that a figure's curve keeps; of more steps, the extreme of each stretch or evenly spread ones."""
+"""Points that a figure's curve keeps; of more steps, the extreme of each stretch or evenly spread
+ones."""
 AXES = {"tokens": "tokens", "flops": "total_flops", "seconds": "train_seconds"}
 """What a loss can be plotted and compared against, and the column that holds it."""
 
@@ -60,7 +62,8 @@ class ZeroShot:
     checkpoint: str
     """Name of the checkpoint that was evaluated."""
     tokens: float | None = None
-    """Tokens that the run had spent when it wrote that checkpoint; None if its step is not in metrics.jsonl."""
+    """Tokens that the run had spent when it wrote that checkpoint; None if its step is not in
+    metrics.jsonl."""
     items: Mapping[str, float] = field(default_factory=dict)
     """Score by item; empty if they were not kept."""
 
@@ -80,9 +83,10 @@ class RunNumbers:
     marks: tuple[Why, ...]
     """Remarks on the run: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
-    """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a validation loss, in order.
-    Tokens of steps that a rewind abandoned are spent: they are in `tokens`, as they are in FLOPs and seconds, but the
-    schedule went back with the run, so they are not in `schedule_tokens`."""
+    """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a
+    validation loss, in order. Tokens of steps that a rewind abandoned are spent: they are in
+    `tokens`, as they are in FLOPs and seconds, but the schedule went back with the run, so they are
+    not in `schedule_tokens`."""
     step: int
     tokens: float
     flops: float
@@ -93,8 +97,9 @@ class RunNumbers:
     rewinds: int
     mfu: float | None
     spent: dict[str, float]
-    """Seconds by column, if logged: training, evaluation, checkpoints, compilation, the processor's, and by the wall
-    clock from the first to the last row, summed over segments without replaced steps."""
+    """Seconds by column, if logged: training, evaluation, checkpoints, compilation, the
+    processor's, and by the wall clock from the first to the last row, summed over segments without
+    replaced steps."""
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
     peak_lr: float = 0.0
@@ -102,14 +107,16 @@ class RunNumbers:
     warmup_tokens: float = 0.0
     """Tokens after the first step at the largest learning rate."""
     flops_lack_optimizer: bool = False
-    """Whether rows of a run with Muon were written before its Newton-Schulz iterations were counted."""
+    """Whether rows of a run with Muon were written before its Newton-Schulz iterations were
+    counted."""
     step_counts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Steps counted by what decides their time: `until` (step of the first evaluation from there on, rising), `kind`,
-    `flops` of one step, `steps`."""
+    """Steps counted by what decides their time: `until` (step of the first evaluation from there
+    on, rising), `kind`, `flops` of one step, `steps`."""
 
     @property
     def failed(self) -> bool:
-        """The run is over without a result: its loss or a gradient was not finite, or a divergence ended it."""
+        """The run is over without a result: its loss or a gradient was not finite, or a divergence
+        ended it."""
         return self.status == "diverged"
 
     @property
@@ -119,7 +126,8 @@ class RunNumbers:
 
     @property
     def final_loss(self) -> float | None:
-        """Validation loss of the last evaluation, nats per token; None for a run not finished or never evaluated."""
+        """Validation loss of the last evaluation, nats per token; None for a run not finished or
+        never evaluated."""
         losses = self.evaluated["val_loss"]
         return float(losses[-1]) if self.status == "finished" and len(losses) else None
 
@@ -137,7 +145,8 @@ class RunNumbers:
         return int(digits) if digits.isdigit() else -1
 
     def parts(self, family: str) -> dict[str, Series]:
-        """Return the series of a family of columns by part of the model, such as "h.0"; empty if the run has none."""
+        """Return the series of a family of columns by part of the model, such as "h.0"; empty if
+        the run has none."""
         return {
             name.removeprefix(family): series
             for name, series in self.series.items()
@@ -151,7 +160,8 @@ class RunNumbers:
 
 
 def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
-    """Read a run, with its zero-shot results if `zero_shot`; one that has not logged a step has empty columns.
+    """Read a run, with its zero-shot results if `zero_shot`; one that has not logged a step has
+    empty columns.
 
     Raises:
         DataError: a file is missing, damaged or of another format.
@@ -168,7 +178,8 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         frame.tokens += float(event.get("tokens_abandoned", 0)) * after
     step, tokens, flops, seconds = (_last(frame[name]) for name in ("step", *AXES.values()))
 
-    # No row holds the seconds of the save after the last step: a row counts what was saved before it.
+    # No row holds the seconds of the save after the last step: a row counts what was saved before
+    # it.
     last_save = 0.0
     for event in _events(run, "checkpoint"):
         saved = event.get("seconds")
@@ -230,9 +241,9 @@ def _events(run: SmallFiles, *kinds: str) -> list[dict[str, Any]]:
 def status_of(run: SmallFiles, rows: Metrics) -> str:
     """Return "running", "finished", "stopped", "diverged", "not started" or "crashed".
 
-    A run is finished if its budget is used up and its last step has a validation loss: one that was stopped in its
-    last evaluation has none yet, and one whose last validation loss was not finite has none either. A run that nobody
-    owns and that ended without saying so crashed.
+    A run is finished if its budget is used up and its last step has a validation loss: one that was
+    stopped in its last evaluation has none yet, and one whose last validation loss was not finite
+    has none either. A run that nobody owns and that ended without saying so crashed.
     """
     if run.locked:
         return "running"
@@ -335,7 +346,8 @@ def _evaluated(frame: pd.DataFrame) -> dict[str, np.ndarray]:
 
 
 def kinds_of_steps(frame: pd.DataFrame) -> pd.Series:
-    """Number the kinds of steps whose times do not compare by FLOPs: twice the stage, and 1 more if a method measured.
+    """Number the kinds of steps whose times do not compare by FLOPs: twice the stage, and 1 more if
+    a method measured.
 
     Args:
         frame: rows with STEP_COLUMNS.
@@ -395,7 +407,8 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
         for row in read_items(path):
             item = f"{row['doc_id']} {row.get('doc_hash')}"
             for name, score in row.items():
-                # Only accuracies: an item of a perplexity is a log-probability, whose mean is not the task's score.
+                # Only accuracies: an item of a perplexity is a log-probability, whose mean is not
+                # the task's score.
                 if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
                     items.setdefault((*key_of(row), name), {})[item] = float(score)
     except (ValueError, KeyError) as error:

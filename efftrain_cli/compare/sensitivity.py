@@ -1,12 +1,14 @@
-"""How much a recipe's final loss depends on its learning rate, from runs over a grid of learning rates.
+"""How much a recipe's final loss depends on its learning rate, from runs over a grid of learning
+rates.
 
-Learning-rate sensitivity (Wortsman et al. 2023, arXiv 2309.14322, section 2.2) is the mean over a logarithmic grid of
-min(loss, loss before training) less the best loss: 0 for a recipe that does not care, and the more it fails, the
-larger. A run that diverged counts with the loss before training. It is computed per seed, so that seeds give it a
-spread.
+Learning-rate sensitivity (Wortsman et al. 2023, arXiv 2309.14322, section 2.2) is the mean over a
+logarithmic grid of min(loss, loss before training) less the best loss: 0 for a recipe that does not
+care, and the more it fails, the larger. A run that diverged counts with the loss before training.
+It is computed per seed, so that seeds give it a spread.
 
-The lowest of a seed's losses is too low by its noise, so a noisier recipe looks more sensitive. A verdict takes every
-seed's loss at the rate whose mean over the seeds is the lowest, and as many rates around it for every recipe.
+The lowest of a seed's losses is too low by its noise, so a noisier recipe looks more sensitive. A
+verdict takes every seed's loss at the rate whose mean over the seeds is the lowest, and as many
+rates around it for every recipe.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Curve:
     rates: tuple[float, ...]
     """Learning rates, increasing."""
     losses: tuple[tuple[float | None, ...], ...]
-    """By rate, then by seed: final validation loss, nats per token; None where the run diverged or has not finished."""
+    """By rate, then by seed: final validation loss, nats per token; None where the run diverged or
+    has not finished."""
     initial: tuple[float, ...]
     """By seed: validation loss before step 1."""
     seeds: tuple[int, ...]
@@ -47,7 +50,8 @@ class Curve:
 
     @property
     def best(self) -> int | None:
-        """Return the index of the rate with the lowest mean loss, among those with which every seed finished."""
+        """Return the index of the rate with the lowest mean loss, among those with which every seed
+        finished."""
         means = [(mean, i) for i, mean in enumerate(self.means) if mean is not None]
         _, best = min(means, default=(math.nan, None))
         return best
@@ -67,9 +71,11 @@ def sensitivity(
     initial: float,
     best: int | None = None,
 ) -> float:
-    """Average min(loss, initial loss) over log learning rates, less the loss at rate `best`; None counts as `initial`.
+    """Average min(loss, initial loss) over log learning rates, less the loss at rate `best`; None
+    counts as `initial`.
 
-    Each rate stands for the stretch of log rates that is nearest to it, so an even grid gives the plain mean.
+    Each rate stands for the stretch of log rates that is nearest to it, so an even grid gives the
+    plain mean.
 
     Args:
         best: index of the best rate; None: the one with the lowest of these losses.
@@ -112,7 +118,8 @@ LR_SENSITIVITY = Question(
 
 
 def edge_warning(curve: Curve) -> str | None:
-    """Say that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it does not."""
+    """Say that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it
+    does not."""
     if curve.best is None:
         return (
             f"{curve.label}: there is no learning rate at which every seed finished: try lower ones"
@@ -123,9 +130,11 @@ def edge_warning(curve: Curve) -> str | None:
 
 
 def why_not_judged(curves: Sequence[Curve]) -> str:
-    """Return why sensitivities over one grid are not judged, and the learning rates to add; "" if they are.
+    """Return why sensitivities over one grid are not judged, and the learning rates to add; "" if
+    they are.
 
-    Of a curve that ends near its optimum, the mean says where the grid lies, not how much the rate matters.
+    Of a curve that ends near its optimum, the mean says where the grid lies, not how much the rate
+    matters.
     """
     for curve in curves:
         if curve.best is None:
@@ -147,7 +156,8 @@ def why_not_judged(curves: Sequence[Curve]) -> str:
 def windows(curves: Sequence[Curve]) -> list[slice]:
     """Return each curve's best rate with as many rates on either side as all curves have.
 
-    Over one grid for all, a recipe would look more sensitive the farther its best rate is from the grid's middle.
+    Over one grid for all, a recipe would look more sensitive the farther its best rate is from the
+    grid's middle.
     """
     best = [curve.best or 0 for curve in curves]
     reach = min(min(i, len(curve.rates) - 1 - i) for curve, i in zip(curves, best, strict=True))

@@ -1,19 +1,22 @@
-"""Looking at a study more than once: what every look costs, and the interval that holds at all of them together.
+"""Looking at a study more than once: what every look costs, and the interval that holds at all of
+them together.
 
-Who trains a few seeds, looks, and trains more where nothing shows yet, tests several times: at a nominal 5 % a look, 20
-looks find a difference between equal recipes in a quarter of all studies. Here the looks are planned. A study names its
-largest number of seeds and how often it is looked at; the boundary that every look must pass is the t test's at a
-stricter level, calibrated so that the chance to pass at any look is alpha where nothing differs.
+Who trains a few seeds, looks, and trains more where nothing shows yet, tests several times: at a
+nominal 5 % a look, 20 looks find a difference between equal recipes in a quarter of all studies.
+Here the looks are planned. A study names its largest number of seeds and how often it is looked at;
+the boundary that every look must pass is the t test's at a stricter level, calibrated so that the
+chance to pass at any look is alpha where nothing differs.
 
-The boundary is group-sequential with the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of `N` seeds a t
-test's p, expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE). Textbooks take C from known variances,
-which is wrong at three to twenty seeds; here C comes from simulated t tests at exactly the planned numbers of seeds.
-The distribution is free of mean and variance, so the level is exact for normal differences, up to the error of the
-simulation, which is added.
+The boundary is group-sequential with the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of
+`N` seeds a t test's p, expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE).
+Textbooks take C from known variances, which is wrong at three to twenty seeds; here C comes from
+simulated t tests at exactly the planned numbers of seeds. The distribution is free of mean and
+variance, so the level is exact for normal differences, up to the error of the simulation, which is
+added.
 
-The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided no more studies
-than the planned looks at any effect. docs/studies.md holds the table of both, made by
-`benchmarks/simulations/sequential_looks.py`.
+The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided
+no more studies than the planned looks at any effect. docs/studies.md holds the table of both, made
+by `benchmarks/simulations/sequential_looks.py`.
 """
 
 from __future__ import annotations
@@ -26,15 +29,18 @@ import numpy as np
 from scipy import special
 
 SHAPE = 0.25
-"""0: O'Brien and Fleming's boundary, strict early and nearly free at the end; 0.5: Pocock's, the same at every look."""
+"""0: O'Brien and Fleming's boundary, strict early and nearly free at the end; 0.5: Pocock's, the
+same at every look."""
 FIRST_LOOK = 3
-"""Seeds at the first look, at least: with two, a t test's boundary is beyond what any study reaches."""
+"""Seeds at the first look, at least: with two, a t test's boundary is beyond what any study
+reaches."""
 _DRAWS = 200_000
 _CHUNK = 20_000
 
 
 def schedule(seeds: int, looks: int) -> tuple[int, ...]:
-    """Return the numbers of seeds at which a study is looked at: evenly spread, the last at all `seeds`.
+    """Return the numbers of seeds at which a study is looked at: evenly spread, the last at all
+    `seeds`.
 
     Raises:
         ValueError: there are too few seeds for so many looks.
@@ -59,10 +65,11 @@ def sequential_p(
     sides: int,
     shape: float = SHAPE,
 ) -> float:
-    """Return the p-value of the looks so far together: small only if one of them passes its boundary.
+    """Return the p-value of the looks so far together: small only if one of them passes its
+    boundary.
 
-    It never grows with further looks, and where nothing differs it is below `a` in at most a share `a` of studies,
-    however early the study ends.
+    It never grows with further looks, and where nothing differs it is below `a` in at most a share
+    `a` of studies, however early the study ends.
 
     Args:
         p_values: the t test's p at each look so far, one- or two-sided as `sides` says.
@@ -101,11 +108,13 @@ def nominal_levels(
     sides: int,
     shape: float = SHAPE,
 ) -> tuple[float, ...]:
-    """Return the level that each look's own t test must pass, so that all looks together err with `alpha`."""
+    """Return the level that each look's own t test must pass, so that all looks together err with
+    `alpha`."""
     if len(plan) == 1:
         return (alpha,)
     null = _null_maxima(tuple(plan), sides, shape)
-    # The largest count k with k + 2 sqrt(k) + 2 <= alpha len(null): the inverse of what `sequential_p` adds.
+    # The largest count k with k + 2 sqrt(k) + 2 <= alpha len(null): the inverse of what
+    # `sequential_p` adds.
     count = math.floor((math.sqrt(max(0.0, alpha * len(null) - 1)) - 1) ** 2)
     boundary = float(null[len(null) - count - 1])
     levels = []
@@ -121,7 +130,8 @@ def _weight(n: int, plan: Sequence[int], shape: float) -> float:
 
 @cache
 def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
-    """Return, sorted, the largest weighted deviate over all looks of studies in which nothing differs."""
+    """Return, sorted, the largest weighted deviate over all looks of studies in which nothing
+    differs."""
     random = np.random.default_rng(20260217)
     maxima = []
     for _ in range(_DRAWS // _CHUNK):

@@ -1,4 +1,5 @@
-"""Where a comparison goes: the terminal, standard output or a file, as text, Markdown, LaTeX, CSV, JSON or HTML."""
+"""Where a comparison goes: the terminal, standard output or a file, as text, Markdown, LaTeX, CSV,
+JSON or HTML."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def show_comparison(
     Args:
         kind: table, markdown, csv, json, latex or html.
         first: values that stand before the comparison's own in JSON.
-        details: tables of every measure, test and run too; formats for documents and programs always have them.
+        details: tables of every measure, test and run too; formats for documents and programs
+            always have them.
 
     Raises:
         UsageError: the output cannot be written.
@@ -164,11 +166,12 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole, or the file that a link leads to; write to anything else (a pipe, /dev/stdout) as it is.
+    """Write a file whole, or the file that a link leads to; write to anything else (a pipe,
+    /dev/stdout) as it is.
 
     Raises:
-        DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier file is as it was
-            then.
+        DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier
+            file is as it was then.
         UsageError: this place cannot be written.
     """
     path = path.resolve()

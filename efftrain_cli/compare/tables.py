@@ -1,4 +1,5 @@
-"""A comparison as tables of text, views of its rows for people: terminal, Markdown, LaTeX and the report."""
+"""A comparison as tables of text, views of its rows for people: terminal, Markdown, LaTeX and the
+report."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Table:
 
 
 def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
-    """Return all tables of a comparison that have rows; the first ones, the key and the answers, have no title.
+    """Return all tables of a comparison that have rows; the first ones, the key and the answers,
+    have no title.
 
     Args:
         details: add the runs, every recipe key that differs, every measure and every test.
@@ -51,7 +53,8 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
 
 
 def opening_lines(comparison: Comparison) -> list[str]:
-    """Return what comes before every table: the verdicts in sentences, and the comparison's caveat."""
+    """Return what comes before every table: the verdicts in sentences, and the comparison's
+    caveat."""
     return [*verdict_sentences(comparison), *filter(None, [comparison.caveat])]
 
 
@@ -76,8 +79,8 @@ def key_table(comparison: Comparison) -> Table:
 def answers(comparison: Comparison, scores: bool = False) -> Table:
     """Answer each question about losses and costs, or with `scores` about zero-shot scores.
 
-    With two recipes a question is one row: both results, how they differ, and the verdict. With more each recipe has a
-    row of its own.
+    With two recipes a question is one row: both results, how they differ, and the verdict. With
+    more each recipe has a row of its own.
     """
     several = len(comparison.groups) > 2
     notes: dict[str, list[str]] = {}
@@ -109,7 +112,8 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
 
 
 def _notes_of(row: Row) -> list[str]:
-    """Return why a row is not judged, if its verdict does not say so, and how its verdict was reached."""
+    """Return why a row is not judged, if its verdict does not say so, and how its verdict was
+    reached."""
     is_seen = row["kind"] == "nothing" or (row["kind"] == "one_seed" and not row["items"])
     reason = None if is_seen else row["reason"]
     return list(filter(None, (reason, row["note"])))
@@ -202,7 +206,8 @@ def _measures(comparison: Comparison, asked: Sequence[Sequence[Row]], section: s
 
 
 def cell_text(row: Row) -> str:
-    """Write a measure of a group: mean ± standard deviation, or what is missing in how many seeds."""
+    """Write a measure of a group: mean ± standard deviation, or what is missing in how many
+    seeds."""
     if row["mean"] is not None:
         return format_number(row["mean"], row["unit"], row["axis"], row["sd"])
     values = row["values"]
@@ -252,7 +257,8 @@ def _could_see(row: Row) -> str:
 
 
 def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
-    """Show how many seeds per recipe would show true differences of these sizes, from the spread so far."""
+    """Show how many seeds per recipe would show true differences of these sizes, from the spread so
+    far."""
     rows = []
     for verdict in comparison.verdicts:
         question = verdict.question
@@ -287,11 +293,13 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
 
 
 def _strictest_level(comparison: Comparison, primary: bool) -> float:
-    """Return the level of Holm's first step in the family of the primary measure, or of all other losses and costs."""
+    """Return the level of Holm's first step in the family of the primary measure, or of all other
+    losses and costs."""
     family = []
     for verdict in comparison.verdicts:
         if verdict.question.is_primary == primary and verdict.question.tested != "score":
             family.append(verdict)
-    # Of questions that are withheld today none has a p: those with a spread are planned to be tested.
+    # Of questions that are withheld today none has a p: those with a spread are planned to be
+    # tested.
     planned = [replace(verdict, p=verdict.estimate.p) for verdict in family]
     return ALPHA / max(1, count_members(family) or count_members(planned))

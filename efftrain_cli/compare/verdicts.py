@@ -1,4 +1,5 @@
-"""Verdicts in words: a sentence about a recipe and its baseline, and the answer in the few characters of a table."""
+"""Verdicts in words: a sentence about a recipe and its baseline, and the answer in the few
+characters of a table."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from efftrain_cli.compare.measures import PRIMARY, Question, cost_question
 
 
 def verdict_sentences(comparison: Comparison) -> list[str]:
-    """Return sentences about each recipe: its final loss, its tokens if both are decided, and what else it changed."""
+    """Return sentences about each recipe: its final loss, its tokens if both are decided, and what
+    else it changed."""
     cost = cost_question("tokens", comparison.target_loss).key
     base, *arms = [f"{comparison.letter(group)} {group.label}" for group in comparison.groups]
     lines = []
@@ -29,7 +31,8 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
 
 
 def sentence(found: Verdict, arm: str, base: str) -> str:
-    """Return a verdict as one sentence: the claim; estimate, p-value and test; how it was reached."""
+    """Return a verdict as one sentence: the claim; estimate, p-value and test; how it was
+    reached."""
     question = found.question
     measure = question.title
     facts = []
@@ -60,7 +63,8 @@ def sentence(found: Verdict, arm: str, base: str) -> str:
 
 
 def note_of(found: Verdict) -> str:
-    """Return why nothing is judged, and how the verdict was reached if that is not by the estimate."""
+    """Return why nothing is judged, and how the verdict was reached if that is not by the
+    estimate."""
     why = found.why.text if found.why else ""
     return "; ".join(filter(None, (why, found.note)))
 
@@ -82,7 +86,8 @@ def margin_text(question: Question) -> str:
 
 
 def _detectable(found: Verdict) -> str:
-    """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if unknown or endless."""
+    """Return what such a study shows in 80 % of cases, with the spread's own interval; "" if
+    unknown or endless."""
     size = found.min_detectable_effect
     limits = found.min_detectable_range
     if size is None or limits is None or math.isinf(size):

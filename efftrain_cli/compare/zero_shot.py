@@ -1,9 +1,9 @@
 """Zero-shot scores side by side, paired per item where the items' scores were kept.
 
-Only results of the same task, protocol and limit stand in one row, and only checkpoints of equal tokens are judged.
-Over seeds the scores are compared by t as losses are; two single checkpoints are compared item by item: an item both
-get right or both get wrong says nothing about their difference. Either way Holm's correction goes over everything that
-is tested so.
+Only results of the same task, protocol and limit stand in one row, and only checkpoints of equal
+tokens are judged. Over seeds the scores are compared by t as losses are; two single checkpoints are
+compared item by item: an item both get right or both get wrong says nothing about their difference.
+Either way Holm's correction goes over everything that is tested so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def score_questions(groups: Sequence[Group]) -> list[Question]:
 
 
 def find_result(name: str, run: RunNumbers) -> ZeroShot | None:
-    """Return the result of that name of the run's latest checkpoint; of several the one evaluated last."""
+    """Return the result of that name of the run's latest checkpoint; of several the one evaluated
+    last."""
     results = [result for result in run.zero_shot if "/".join(result.key) == name]
     return max(reversed(results), key=lambda result: result.tokens or 0.0, default=None)
 
@@ -107,9 +108,9 @@ def _other_tokens(sides: Sequence[Results]) -> str:
 def compare_items(sides: Sequence[Results]) -> tuple[Estimate | None, float | None]:
     """Return the mean difference of two checkpoints' scores on the same items, and its p-value.
 
-    The interval is over items: it says how sure the difference of these two checkpoints is, and nothing about other
-    seeds. If items are right or wrong, p is McNemar's. (None, None) without one pair of checkpoints of one seed
-    whose items were kept.
+    The interval is over items: it says how sure the difference of these two checkpoints is, and
+    nothing about other seeds. If items are right or wrong, p is McNemar's. (None, None) without one
+    pair of checkpoints of one seed whose items were kept.
     """
     before, after = sides
     if len(before) != 1 or before.keys() != after.keys():

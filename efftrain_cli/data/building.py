@@ -1,8 +1,9 @@
-"""The building of one corpus: documents in, shards out, and a place on disk from which a killed build continues.
+"""The building of one corpus: documents in, shards out, and a place on disk from which a killed
+build continues.
 
-Whenever a shard is whole, `progress.json` says how far the documents were taken, what was counted, and where each open
-shard ends. A later start cuts the open shards there and goes on with the next document, so it gives the same bytes as a
-building that was never stopped.
+Whenever a shard is whole, `progress.json` says how far the documents were taken, what was counted,
+and where each open shard ends. A later start cuts the open shards there and goes on with the next
+document, so it gives the same bytes as a building that was never stopped.
 """
 
 from __future__ import annotations

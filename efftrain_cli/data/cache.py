@@ -1,4 +1,5 @@
-"""The cache of prepared data: where it is, who may write to it, and a memory of the hashes of unchanged files."""
+"""The cache of prepared data: where it is, who may write to it, and a memory of the hashes of
+unchanged files."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from efftrain_cli.foundation.files import free_bytes, open_to_write, sha256_of, 
 from efftrain_cli.foundation.records import digest_of, read_json
 
 _SETTLED_SECONDS = 2.0
-"""A file changed so recently may change again within the resolution of its time stamp, so its hash is not
-remembered."""
+"""A file changed so recently may change again within the resolution of its time stamp, so its hash
+is not remembered."""
 
 
 def cache_root() -> Path:

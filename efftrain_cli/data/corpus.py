@@ -1,9 +1,11 @@
-"""A prepared corpus: two splits of token shards, their tokenizer, and a manifest that binds them together.
+"""A prepared corpus: two splits of token shards, their tokenizer, and a manifest that binds them
+together.
 
-A shard is 1,024 bytes that say what the file is, and then the ids, little-endian. Shards written before are the same
-but for JSON in the first bytes, which nothing reads. The size is checked whenever a shard is opened, so truncation
-never goes unseen. The ids are checked all at once by `TokenShards.verify`, before training, or when a shard is first
-read, and again once the file has changed.
+A shard is 1,024 bytes that say what the file is, and then the ids, little-endian. Shards written
+before are the same but for JSON in the first bytes, which nothing reads. The size is checked
+whenever a shard is opened, so truncation never goes unseen. The ids are checked all at once by
+`TokenShards.verify`, before training, or when a shard is first read, and again once the file has
+changed.
 """
 
 from __future__ import annotations
@@ -24,13 +26,15 @@ from efftrain_cli.foundation.records import Record, read_record, text_digest
 
 MAGIC = "efftrain tokens"
 SCHEMA_VERSION = 2
-"""Of a corpus; in format 1 a shard had a header of its own, and the manifest said all of it but documents."""
+"""Of a corpus; in format 1 a shard had a header of its own, and the manifest said all of it but
+documents."""
 HEADER_BYTES = 1024
 _HEADER = MAGIC.encode().ljust(HEADER_BYTES)
 _HEADER_BEFORE = b'{"magic": "efftrain tokens", '
 """Of shards written before; the JSON goes on."""
 SHARD_TOKENS = 1 << 26
-"""A shard is closed with the document that reaches this many tokens: small enough to check in a tenth of a second."""
+"""A shard is closed with the document that reaches this many tokens: small enough to check in a
+tenth of a second."""
 _CHUNK = 1 << 22  # tokens checked at a time
 
 
@@ -53,7 +57,8 @@ def dtype_for(vocab_size: int) -> np.dtype:
 class ShardWriter:
     """Writes documents as shards `<prefix>-00000.bin`, ... into a folder that nobody reads yet.
 
-    Every file is synced to disk when it is closed; the folder becomes visible by a rename, which is the caller's.
+    Every file is synced to disk when it is closed; the folder becomes visible by a rename, which is
+    the caller's.
     """
 
     folder: Path
@@ -103,7 +108,8 @@ class ShardWriter:
         return self.folder / f"{self.prefix}-{len(self.entries):05d}.bin"
 
     def sync(self) -> dict[str, Any]:
-        """Flush what is written to disk and return where it ends: closed shards, and tokens of the open one."""
+        """Flush what is written to disk and return where it ends: closed shards, and tokens of the
+        open one."""
         if self._file is not None:
             self._flush(self._file)
         shards = [entry.model_dump() for entry in self.entries]
@@ -198,7 +204,8 @@ class Shard:
             self.verified = stamp
 
     def _verify(self) -> None:
-        """Read every id once; fail if one is not below the vocabulary size or the sha256 differs."""
+        """Read every id once; fail if one is not below the vocabulary size or the sha256
+        differs."""
         digest = hashlib.sha256()
         for start in range(0, len(self.ids), _CHUNK):
             chunk = self.ids[start : start + _CHUNK]
@@ -259,7 +266,8 @@ class TokenShards:
 
     shards: list[Shard]
     parts: tuple[Part, ...] = ()
-    """The sources in their order, where there are several; their tokens stand one after the other."""
+    """The sources in their order, where there are several; their tokens stand one after the
+    other."""
     documents: int = 0
     _ends: np.ndarray = field(init=False, repr=False)
 
@@ -381,7 +389,8 @@ def open_corpus(
     """Open a prepared corpus. Check that its files belong together and are of full size.
 
     Args:
-        sources: name and weight of each of several sources; the corpus itself does not depend on them.
+        sources: name and weight of each of several sources; the corpus itself does not depend on
+            them.
 
     Raises:
         DataError: a file is missing, cut short, damaged, or from another corpus or tokenizer.

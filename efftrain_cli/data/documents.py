@@ -1,7 +1,7 @@
 """Read the documents of one source, in order.
 
-Every kind of file is read here rather than through `datasets`, because a damaged file must be reported with its line
-and byte, and because memory stays bounded whatever a file holds.
+Every kind of file is read here rather than through `datasets`, because a damaged file must be
+reported with its line and byte, and because memory stays bounded whatever a file holds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def read_documents(
     empty file is a fault.
 
     Args:
-        text_field: field or column of the text, in JSON, CSV and Parquet; a source may name its own.
+        text_field: field or column of the text, in JSON, CSV and Parquet; a source may name its
+            own.
         bad: counts every document, and decides what becomes of those that cannot be read.
         eot_id: the token that ends a document in files of token ids.
 
@@ -199,7 +200,8 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[tuple[bytes, int]]:
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # of the disk, not of what the file holds
-        # What was decompressed just before the damage may be lost with it: the damage lies after this line.
+        # What was decompressed just before the damage may be lost with it: the damage lies after
+        # this line.
         raise DataError(
             f"{path}: the compressed file is damaged or cut short after line {number:,}: {error}"
         ) from error
@@ -276,7 +278,8 @@ def _parquet_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterat
             _require_column(path, text_field, file.schema_arrow.names)
             # A page is unpacked whole, and may hold a row group's text: refuse it unread.
             _check_unpacked(path, _declared_bytes(file.metadata, text_field), most)
-            # Few rows at a time: a row may be as long as a line, and a page of repeated rows is short.
+            # Few rows at a time: a row may be as long as a line, and a page of repeated rows is
+            # short.
             for batch in file.iter_batches(batch_size=8, columns=[text_field]):
                 for value in batch.column(0):
                     text = value.as_py()
@@ -344,7 +347,8 @@ def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
     """Cut a text into (train, valid): about the last `fraction` of it, from the nearest following
     start of a line.
 
-    Where no line starts there, the last line before it is taken; a text of one line stays whole in train.
+    Where no line starts there, the last line before it is taken; a text of one line stays whole in
+    train.
     """
     position = text.find("\n", int(len(text) * (1 - fraction))) + 1
     if position in (0, len(text)):
@@ -352,13 +356,15 @@ def cut_at_line(text: str, fraction: float) -> tuple[str, str]:
     return (text[:position], text[position:]) if position else (text, "")
 
 
-# --- token files of other programs ------------------------------------------------------------------------------------
+# --- token files of other programs ----------------------------------------------------------------
 #
-# nanoGPT's .bin is uint16 ids and nothing else, llm.c's a header of 256 int32 and then ids. The ids are taken as they
-# are. Which tokenizer made them is not written in the file: data.tokenizer must be that one.
+# nanoGPT's .bin is uint16 ids and nothing else, llm.c's a header of 256 int32 and then ids. The ids
+# are taken as they are. Which tokenizer made them is not written in the file: data.tokenizer must
+# be that one.
 
 LLMC = {20240520: ("<u2", 1), 20240801: ("<u4", 7)}
-"""llm.c's magic numbers (dev/data/data_common.py): type of the ids, and version. GPT-2's and Llama 3's tokens."""
+"""llm.c's magic numbers (dev/data/data_common.py): type of the ids, and version. GPT-2's and Llama
+3's tokens."""
 LLMC_HEADER_BYTES = 1024
 _IDS_AT_A_TIME = 1 << 24
 """Also the longest document."""

@@ -1,11 +1,13 @@
-"""GPT-2's kind of BPE through tiktoken, which encodes several times as fast as tokenizers and gives the same ids.
+"""GPT-2's kind of BPE through tiktoken, which encodes several times as fast as tokenizers and gives
+the same ids.
 
-Both libraries merge, in each word of GPT-2's pattern, the adjacent pair of the lowest rank. tokenizers merges the pairs
-that its list names, tiktoken any pair whose bytes together are a token. The two agree on every text if a token's rank
-is above those of its two parts and if each token, encoded alone, is itself: what stands between two borders that no
-merge crosses is then merged as it would be alone, so the pair that makes a token is always the listed one.
-`fast_encoding` checks this for the whole vocabulary; tests hold the word patterns of the two libraries together over
-all of Unicode.
+Both libraries merge, in each word of GPT-2's pattern, the adjacent pair of the lowest rank.
+tokenizers merges the pairs that its list names, tiktoken any pair whose bytes together are a token.
+The two agree on every text if a token's rank is above those of its two parts and if each token,
+encoded alone, is itself: what stands between two borders that no merge crosses is then merged as it
+would be alone, so the pair that makes a token is always the listed one. `fast_encoding` checks this
+for the whole vocabulary; tests hold the word patterns of the two libraries together over all of
+Unicode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Datasets and files of the Hugging Face Hub. Whether it can be reached is found out in a second, not after retries."""
+"""Datasets and files of the Hugging Face Hub. Whether it can be reached is found out in a second,
+not after retries."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ MODEL_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w.-]+))?")
 
 
 def hub_unreachable() -> str:
-    """Return why the Hub cannot be asked, or "", after `PROBE_SECONDS` and the look-up of its name at most."""
+    """Return why the Hub cannot be asked, or "", after `PROBE_SECONDS` and the look-up of its name
+    at most."""
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON"):
             return f"{name} is set"
@@ -31,7 +33,8 @@ def hub_unreachable() -> str:
     host = url.hostname or "huggingface.co"
     default_port = 80 if url.scheme == "http" else 443
     port = url.port or default_port
-    # The libraries try five times with growing pauses, whatever etag_timeout says: 24 s without network.
+    # The libraries try five times with growing pauses, whatever etag_timeout says: 24 s without
+    # network.
     try:
         socket.create_connection((host, port), timeout=PROBE_SECONDS).close()
     except OSError:
@@ -41,7 +44,8 @@ def hub_unreachable() -> str:
 
 @contextmanager
 def hub_off() -> Iterator[None]:
-    """Let the Hub's libraries read their caches only: else they ask the Hub, and wait for minutes."""
+    """Let the Hub's libraries read their caches only: else they ask the Hub, and wait for
+    minutes."""
     import datasets
     from huggingface_hub import constants
 
@@ -58,18 +62,20 @@ def hub_off() -> Iterator[None]:
 class HubReader:
     """Streams a Hub dataset, and says how far it has come, so that a later stream can begin there.
 
-    `source.name` may also be a local folder in the Hub's layout. If the Hub cannot be asked, a copy that `datasets`
-    has in its cache is read instead.
+    `source.name` may also be a local folder in the Hub's layout. If the Hub cannot be asked, a copy
+    that `datasets` has in its cache is read instead.
 
     Raises:
-        DataError: (by `documents`) the Hub, the dataset, its configuration, split or field cannot be had.
+        DataError: (by `documents`) the Hub, the dataset, its configuration, split or field cannot
+            be had.
     """
 
     source: HubDataset
     text_field: str
     bad: BadDocuments
     begin: dict[str, Any] | None = None
-    """What `state` returned; documents up to there are passed over, whole files of them without being downloaded."""
+    """What `state` returned; documents up to there are passed over, whole files of them without
+    being downloaded."""
     _row: int = 0
     _rows: Any = None
 

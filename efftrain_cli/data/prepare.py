@@ -1,11 +1,13 @@
-"""From `[data]` of a recipe to a corpus: token shards of training and validation text in a content-hashed cache.
+"""From `[data]` of a recipe to a corpus: token shards of training and validation text in a
+content-hashed cache.
 
     sources -> documents -> split -> tokenizer -> shards -> one rename
 
-A corpus is a folder `corpora/<key>` of the cache. The key is a hash of the files' contents and of the settings that
-decide the tokens, so two recipes on the same data share the folder, and a file that changes leads to another one. The
-folder is built beside its place under a lock and renamed when all of it is on disk: a kill leaves nothing that a later
-start takes for a corpus, but the shards that were whole, from which a later start goes on (`building`).
+A corpus is a folder `corpora/<key>` of the cache. The key is a hash of the files' contents and of
+the settings that decide the tokens, so two recipes on the same data share the folder, and a file
+that changes leads to another one. The folder is built beside its place under a lock and renamed
+when all of it is on disk: a kill leaves nothing that a later start takes for a corpus, but the
+shards that were whole, from which a later start goes on (`building`).
 """
 
 from __future__ import annotations
@@ -60,10 +62,11 @@ if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
 
 FEW_TEXT_FILES = 20
-"""With fewer .txt files than this, each file gives its end to validation instead of some files being held out whole."""
+"""With fewer .txt files than this, each file gives its end to validation instead of some files
+being held out whole."""
 TOKENIZER_SAMPLE = 100_000_000
-"""Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most; of several sources,
-each gives its share."""
+"""Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most;
+of several sources, each gives its share."""
 SECONDS_BETWEEN_LINES = 10.0
 """Seconds between two plain lines of the same work."""
 
@@ -77,12 +80,14 @@ def prepare(
 ) -> Corpus:
     """Open the corpus that a recipe's `[data]` describes; make it if the cache has none.
 
-    Another process that is making the same corpus is waited for. One that was stopped while making it is taken up.
+    Another process that is making the same corpus is waited for. One that was stopped while making
+    it is taken up.
 
     Args:
         limits: how much to prepare (`limits_of`); without them data.max_tokens, else all there is.
-        verify: "full" compares every token with its sha256 now, and reads source files again that seem unchanged;
-            "lazy" compares each shard when it is first read (training: all before step 1).
+        verify: "full" compares every token with its sha256 now, and reads source files again that
+            seem unchanged; "lazy" compares each shard when it is first read (training: all before
+            step 1).
         console: shows the progress of a preparation, and nothing if the corpus is ready.
 
     Raises:
@@ -199,7 +204,8 @@ def _build(folder: Path, data: Data, text: TextSources, limits: Limits, tell: Re
             partial.rename(folder)
             fsync(folder.parent)
     except BaseException as error:
-        # The Hub may be back tomorrow, and a disk have room; text that cannot be read will be other text.
+        # The Hub may be back tomorrow, and a disk have room; text that cannot be read will be other
+        # text.
         hub = any(isinstance(source, HubDataset) for source in split.train + split.valid)
         if not (partial / PROGRESS).exists() or (isinstance(error, DataError) and not hub):
             shutil.rmtree(partial, ignore_errors=True)
@@ -233,9 +239,10 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits, tell: Report) ->
 def limits_of(recipe: Recipe) -> Limits:
     """Return how much text to prepare for a recipe.
 
-    Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power of two, so that
-    recipes of about one budget share a corpus. Its validation text depends on eval.windows and model.seq_len alone: two
-    runs of different budgets are validated on the same text.
+    Without data.max_tokens, a Hub dataset is read as far as the budget needs, rounded up to a power
+    of two, so that recipes of about one budget share a corpus. Its validation text depends on
+    eval.windows and model.seq_len alone: two runs of different budgets are validated on the same
+    text.
     """
     data = recipe.data
     if not names_hub(data):

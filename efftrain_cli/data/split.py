@@ -1,8 +1,9 @@
 """Which documents train and which validate.
 
-Without validation text of its own, a corpus holds out the documents whose content hashes are smallest. So a document is
-on the same side wherever it stands, and exact copies of one never end up on both. Text files are held out as documents
-only where there are enough of them; few are cut at a line, each keeping its last part for validation.
+Without validation text of its own, a corpus holds out the documents whose content hashes are
+smallest. So a document is on the same side wherever it stands, and exact copies of one never end up
+on both. Text files are held out as documents only where there are enough of them; few are cut at a
+line, each keeping its last part for validation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Limits(NamedTuple):
-    """Tokens to prepare at most; the document that reaches a limit is the last. None: all there is."""
+    """Tokens to prepare at most; the document that reaches a limit is the last. None: all there
+    is."""
 
     train: int | None = None
     valid: int | None = None
@@ -130,8 +132,8 @@ def split_documents(
     """Yield every document with its side, "train" or "valid", and the number of its part; count it
     into `tally`.
 
-    Validation text of its own comes first, so that every repetition is seen. Documents held out by their hash need no
-    such order: copies fall on the same side.
+    Validation text of its own comes first, so that every repetition is seen. Documents held out by
+    their hash need no such order: copies fall on the same side.
     """
     cursor = cursor or Cursor()
     for number, source in enumerate(split.valid + split.train):
@@ -198,7 +200,8 @@ def survey(split: Split, tell: Report) -> tuple[Split, int | None]:
     """Read all local text once before anything is written: find every fault, and which documents to
     hold out.
 
-    A Hub dataset is too long to stream twice: its threshold is the fraction itself, and faults are met on the way.
+    A Hub dataset is too long to stream twice: its threshold is the fraction itself, and faults are
+    met on the way.
 
     Returns:
         The split with its threshold, and the bytes of text where known.

@@ -1,6 +1,8 @@
-"""Name text and its documents: find the sources that `[data]` names, say what becomes of documents that cannot be read.
+"""Name text and its documents: find the sources that `[data]` names, say what becomes of documents
+that cannot be read.
 
-A source is the standard library, a file, or a dataset on the Hugging Face Hub. `documents` and `hub` read them.
+A source is the standard library, a file, or a dataset on the Hugging Face Hub. `documents` and
+`hub` read them.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class TextFile(NamedTuple):
 
 
 class HubDataset(NamedTuple):
-    """A dataset on the Hugging Face Hub, written "owner/name", "owner/name/config" or "owner/name@revision"."""
+    """A dataset on the Hugging Face Hub, written "owner/name", "owner/name/config" or
+    "owner/name@revision"."""
 
     name: str
     config: str | None
@@ -146,8 +149,8 @@ MORE_SUFFIXES: dict[str, Kind] = {
     ".csv": "csv",
     ".bin": "bin",
 }
-"""Read where a file is named, or where a folder holds nothing of the above: beside text such files are often about
-it."""
+"""Read where a file is named, or where a folder holds nothing of the above: beside text such files
+are often about it."""
 _KINDS = ", ".join([*SUFFIXES, *MORE_SUFFIXES])
 
 _HUB = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:/([\w.-]+))?(?:@([\w.-]+))?")
@@ -168,7 +171,8 @@ def find_text(data: Data) -> TextSources:
     """Return the sources that `[data]` names.
 
     Raises:
-        DataError: an entry names nothing, or a folder is for the most part of a kind that is not read; all are listed.
+        DataError: an entry names nothing, or a folder is for the most part of a kind that is not
+            read; all are listed.
     """
     notes = []
     problems = []
@@ -349,7 +353,8 @@ def stdlib_files() -> list[Source]:
             name for name in folders if name not in _NOT_LIBRARY and not name.startswith("config-")
         ]
         for name in names:
-            # _sysconfigdata describes the machine that Python was built on; the other two are the administrator's.
+            # _sysconfigdata describes the machine that Python was built on; the other two are the
+            # administrator's.
             if name.endswith(".py") and not name.startswith(
                 ("_sysconfigdata", "sitecustomize", "usercustomize")
             ):

@@ -1,7 +1,9 @@
-"""Tokenizers: GPT-2's, any tokenizer.json, one of the Hub by its name, or a byte-level BPE of our own.
+"""Tokenizers: GPT-2's, any tokenizer.json, one of the Hub by its name, or a byte-level BPE of our
+own.
 
-All are read by the `tokenizers` library; what has GPT-2's pattern is encoded by tiktoken, which is faster and gives the
-same ids. Both are imported inside functions: a run on ready shards needs none of them until it samples.
+All are read by the `tokenizers` library; what has GPT-2's pattern is encoded by tiktoken, which is
+faster and gives the same ids. Both are imported inside functions: a run on ready shards needs none
+of them until it samples.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Text to token ids and back. The end-of-text token is never produced from text that merely spells it."""
+    """Text to token ids and back. The end-of-text token is never produced from text that merely
+    spells it."""
 
     backend: tokenizers.Tokenizer
     vocab_size: int
@@ -46,25 +49,27 @@ class Tokenizer:
     eot_id: int
     """Id of the end-of-text token."""
     sha256: str
-    """Fingerprint of what decides the ids: vocabulary, merges, normalizer, pre-tokenizer, end of text."""
+    """Fingerprint of what decides the ids: vocabulary, merges, normalizer, pre-tokenizer, end of
+    text."""
     cuttable: bool
-    """Long documents may be cut at `_safe_cut` without changing a token: byte-level, GPT-2's pattern, no normalizer."""
+    """Long documents may be cut at `_safe_cut` without changing a token: byte-level, GPT-2's
+    pattern, no normalizer."""
 
     parts: dict[str, Any] = field(repr=False, compare=False)
     """`backend` as its JSON, without what decides no id."""
 
     @cached_property
     def fast(self) -> tiktoken.Encoding | None:
-        """The same ids by tiktoken; None where they could differ. Made at first use: checking a vocabulary takes a
-        moment."""
+        """The same ids by tiktoken; None where they could differ. Made at first use: checking a
+        vocabulary takes a moment."""
         from efftrain_cli.data.gpt2_bpe import fast_encoding
 
         return fast_encoding(self.backend, self.parts) if self.cuttable else None
 
     @cached_property
     def byte_lengths(self) -> np.ndarray:
-        """UTF-8 bytes of each id's text, int64 (vocab_size,): what a byte-level vocabulary says without decoding.
-        Others are refused: there an id's text depends on its neighbours."""
+        """UTF-8 bytes of each id's text, int64 (vocab_size,): what a byte-level vocabulary says
+        without decoding. Others are refused: there an id's text depends on its neighbours."""
         import numpy as np
 
         if (self.parts["decoder"] or {}).get("type") != "ByteLevel":

@@ -1,12 +1,14 @@
-"""Windows: which tokens a training step sees, as a function of the position in the stream of windows and of nothing
-else.
+"""Windows: which tokens a training step sees, as a function of the position in the stream of
+windows and of nothing else.
 
-The tokens of an epoch are cut into windows of `seq_len` tokens (and one more, the last target), and the windows are put
-into an order by a keyed permutation that is computed, not stored: a Feistel network on the window's number. So any
-position of any epoch costs the same to find, resuming needs no state, and each window comes exactly once per epoch.
+The tokens of an epoch are cut into windows of `seq_len` tokens (and one more, the last target), and
+the windows are put into an order by a keyed permutation that is computed, not stored: a Feistel
+network on the window's number. So any position of any epoch costs the same to find, resuming needs
+no state, and each window comes exactly once per epoch.
 
-Several sources are mixed by position too: a fixed pattern of `_MIX` positions says whose window comes, every source as
-evenly as its weight allows, and how many of its windows came before says which one.
+Several sources are mixed by position too: a fixed pattern of `_MIX` positions says whose window
+comes, every source as evenly as its weight allows, and how many of its windows came before says
+which one.
 """
 
 from __future__ import annotations
@@ -35,14 +37,16 @@ _MIX = 10_000  # positions in the pattern of a mix: weights are met to a ten-tho
 MANY_EPOCHS = 50
 """From so many epochs on, a warning: the model learns the text by heart."""
 FEW_WINDOWS = 8
-"""With fewer validation windows than this, a warning: their loss depends on which text they happen to hold."""
+"""With fewer validation windows than this, a warning: their loss depends on which text they happen
+to hold."""
 
 
 @dataclass
 class Windows:
     """The full-length windows of one split of a corpus.
 
-    Raises (from every method that reads the order, not from the constructor, as validation needs no order):
+    Raises (from every method that reads the order, not from the constructor, as validation needs no
+    order):
         DataError: there are not enough tokens for one window at every shift of the cut.
     """
 
@@ -64,7 +68,8 @@ class Windows:
 
     @property
     def per_epoch(self) -> int:
-        """Windows in an epoch; of a mix, those until the first of its sources has been read once."""
+        """Windows in an epoch; of a mix, those until the first of its sources has been read
+        once."""
         for part, windows in zip(self._parts, self._windows, strict=True):
             if windows < 1:
                 raise DataError(
@@ -130,12 +135,13 @@ class Windows:
         """Return the sequences of a step, or those of one rank's micro-batches. This is the only
         place that cuts sequences.
 
-        `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at `plan.window_start` on: the first
-        `plan.sequences_per_window` sequences of each window, in order. The rest of a window, and what remains of the
-        last one, is dropped.
+        `plan.batch_size` sequences of `plan.seq_len` tokens come from the windows at
+        `plan.window_start` on: the first `plan.sequences_per_window` sequences of each window, in
+        order. The rest of a window, and what remains of the last one, is dropped.
 
         Returns:
-            tokens and targets, int64 (sequences, plan.seq_len); targets are the tokens one place later.
+            tokens and targets, int64 (sequences, plan.seq_len); targets are the tokens one place
+            later.
         """
         import torch
 
@@ -166,8 +172,8 @@ class Windows:
         """Return fixed windows spread evenly over the tokens, none overlapping another, int64 (n,
         seq_len + 1).
 
-        They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer where the text is
-        short; a `DataError` says that not even one fits.
+        They depend on the tokens, `seq_len` and `count`, not on the seed. n is `count`, or fewer
+        where the text is short; a `DataError` says that not even one fits.
         """
         import torch
 
@@ -254,8 +260,8 @@ def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return whose window stands at each of `_MIX` positions, and how many of its own stand before
     it: int64 (_MIX,) twice.
 
-    The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning of the stream holds
-    each source by its share to within a window or two.
+    The j-th of a source's n windows stands near (j + 1/2) / n of the way, so that every beginning
+    of the stream holds each source by its share to within a window or two.
     """
     keys = np.concatenate([(np.arange(share) + 0.5) / share for share in shares])
     owners = np.repeat(np.arange(len(shares)), shares)
@@ -267,8 +273,9 @@ def _pattern(shares: list[int]) -> tuple[np.ndarray, np.ndarray]:
 def permute(numbers: np.ndarray, n: int, key: np.ndarray) -> np.ndarray:
     """Apply a permutation of 0 .. n-1, chosen by `key`, to `numbers`.
 
-    A Feistel network permutes the smallest power of two that holds n; numbers that leave the range are sent through
-    again until they are back in it (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+    A Feistel network permutes the smallest power of two that holds n; numbers that leave the range
+    are sent through again until they are back in it (cycle walking; Black and Rogaway, "Ciphers
+    with arbitrary finite domains", 2002).
 
     Args:
         numbers: int64, each in 0 .. n-1.

@@ -1,1 +1,2 @@
-"""What every room stands on: errors, signals, whole files, the console and the types of recipe values."""
+"""What every room stands on: errors, signals, whole files, the console and the types of recipe
+values."""

@@ -23,4 +23,5 @@ UNPACKED_BYTES = 1 << 28
 UNPACKED_TIMES = 1000
 """Times its own size; text packs to a tenth, and gzip's best is a thousandth."""
 JSON_BYTES = 256 << 20
-"""Bytes of a .json file that is read whole, as a list of records is; longer ones are read as JSON lines."""
+"""Bytes of a .json file that is read whole, as a list of records is; longer ones are read as JSON
+lines."""

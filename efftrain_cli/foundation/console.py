@@ -44,7 +44,8 @@ def human_bytes(number: float) -> str:
 
 
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
-    """Return a number in thousands, millions, ..., and the prefix that says so; "" below a thousand.
+    """Return a number in thousands, millions, ..., and the prefix that says so; "" below a
+    thousand.
 
     What three digits would round up to a thousand is one of the next.
     """
@@ -105,7 +106,8 @@ Row = tuple[str, ...]
 
 
 def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
-    """Format a plain table: columns two spaces apart, numbers to the right; blocks if the terminal is too narrow."""
+    """Format a plain table: columns two spaces apart, numbers to the right; blocks if the terminal
+    is too narrow."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     terminal = shutil.get_terminal_size().columns
@@ -121,9 +123,11 @@ def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
-    """Format each row of a table as a block: its first cell, then its other ones below, wrapped to `width` characters.
+    """Format each row of a table as a block: its first cell, then its other ones below, wrapped to
+    `width` characters.
 
-    A row without a first cell goes on with the block above it. A first cell that is a number follows its title.
+    A row without a first cell goes on with the block above it. A first cell that is a number
+    follows its title.
     """
     lines = []
     for first, *cells in rows:
@@ -143,7 +147,8 @@ def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
 
 
 def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> None:
-    """Print lines that begin with a label of `indent` columns, folded in a terminal below their text."""
+    """Print lines that begin with a label of `indent` columns, folded in a terminal below their
+    text."""
     for line in lines:
         console.print(folded(line, indent), markup=False)
 
@@ -151,8 +156,8 @@ def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> 
 def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
     """Break a line at words to the width of the terminal, later lines indented by `indent` columns.
 
-    The line stays as it is if `stream`, standard output by default, is no terminal: programs read lines. A command in
-    backquotes is not broken.
+    The line stays as it is if `stream`, standard output by default, is no terminal: programs read
+    lines. A command in backquotes is not broken.
     """
     if not (stream or sys.stdout).isatty():
         return line
@@ -191,7 +196,8 @@ def print_json(values: object) -> None:
 
 
 def say(text: str) -> None:
-    """Print progress or a warning on standard error, away from data; if that cannot be written, print nothing."""
+    """Print progress or a warning on standard error, away from data; if that cannot be written,
+    print nothing."""
     with steady_output():
         print_folded(text, stream=sys.stderr)
 
@@ -215,7 +221,8 @@ def make_console(result: bool = False) -> Console:
     """Return standard output; lines are not folded where it is not a terminal.
 
     Args:
-        result: for what a command was asked for, which `--quiet` shows too; tables are as wide as they need in a pipe.
+        result: for what a command was asked for, which `--quiet` shows too; tables are as wide as
+            they need in a pipe.
     """
     from rich.console import Console
 
@@ -232,7 +239,8 @@ def make_console(result: bool = False) -> Console:
 
 
 class _Output(io.FileIO):
-    """A descriptor to write to whose faults (a full disk, a terminal that has gone) must not stop training."""
+    """A descriptor to write to whose faults (a full disk, a terminal that has gone) must not stop
+    training."""
 
     def write(self, data: Any) -> int:
         try:
@@ -266,7 +274,8 @@ def steady_output() -> Iterator[None]:
 
 
 def _steady(stream: TextIO, number: int) -> TextIO:
-    """Return a stream that writes to the same descriptor as `stream` and never fails; `stream` if it is no file."""
+    """Return a stream that writes to the same descriptor as `stream` and never fails; `stream` if
+    it is no file."""
     try:
         if stream.fileno() != number:
             return stream

@@ -22,7 +22,8 @@ RANGES = {
     "EFFTRAIN_HANG_SECONDS": (1, 10**6),
     "SOURCE_DATE_EPOCH": (0, 1 << 32),
 }
-"""Variable -> its smallest and its largest whole number. matplotlib and numpy read SOURCE_DATE_EPOCH too."""
+"""Variable -> its smallest and its largest whole number. matplotlib and numpy read
+SOURCE_DATE_EPOCH too."""
 
 
 def usable_cores() -> int:
@@ -61,7 +62,8 @@ def check_environment() -> None:
 
 
 def planned_device(device: str) -> str:
-    """Return "cpu" for "auto" if PyTorch will find no CUDA device, else `device`. Import no PyTorch.
+    """Return "cpu" for "auto" if PyTorch will find no CUDA device, else `device`. Import no
+    PyTorch.
 
     It finds none if CUDA_VISIBLE_DEVICES names none or it was built for CPUs.
     """

@@ -1,6 +1,8 @@
-"""The ways a command can end, each with its exit code. A message names thing, value, rule and way out.
+"""The ways a command can end, each with its exit code. A message names thing, value, rule and way
+out.
 
-Exit code 1 is a defect, with a traceback, or, with a message, several devices whose processes failed together.
+Exit code 1 is a defect, with a traceback, or, with a message, several devices whose processes
+failed together.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from dataclasses import dataclass
 
 
 class EfftrainError(Exception):
-    """A mistake or fault that the user can act on: printed without a traceback, with `exit_code`."""
+    """A mistake or fault that the user can act on: printed without a traceback, with
+    `exit_code`."""
 
     exit_code = 1
 
@@ -48,7 +51,8 @@ class UsageError(EfftrainError):
 
 
 class RecipeError(UsageError):
-    """A recipe that breaks its rules; the message lists every breach, `problems` holds them one by one."""
+    """A recipe that breaks its rules; the message lists every breach, `problems` holds them one by
+    one."""
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(message)
@@ -56,7 +60,8 @@ class RecipeError(UsageError):
 
 
 class DataError(EfftrainError):
-    """Text, tokens or tokenizer that are missing, damaged or do not fit; the message names file, line and byte."""
+    """Text, tokens or tokenizer that are missing, damaged or do not fit; the message names file,
+    line and byte."""
 
     exit_code = 3
 
@@ -88,7 +93,8 @@ class DamagedError(CheckpointError, DataError):
 
 
 class NewerFormatError(CheckpointError, DataError):
-    """Written by a newer efftrain, in a format that this one does not read: sound, and not to be touched."""
+    """Written by a newer efftrain, in a format that this one does not read: sound, and not to be
+    touched."""
 
 
 class DiskError(EfftrainError):

@@ -1,4 +1,5 @@
-"""Files that survive: whole or not at all, flushed, known by their sha256, and never written through a link."""
+"""Files that survive: whole or not at all, flushed, known by their sha256, and never written
+through a link."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def fsync(path: Path) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return where this process makes `path`: a name beside it with ours, this process and this machine."""
+    """Return where this process makes `path`: a name beside it with ours, this process and this
+    machine."""
     return path.with_name(f".{path.name[:64]}.efftrain-{os.getpid()}@{_machine()}.tmp")
 
 
@@ -120,8 +122,8 @@ def discard(path: Path) -> None:
 def made_beside(path: Path, first: bool = False) -> Iterator[Path]:
     """Yield where to make the file or folder `path`; after the block it is flushed and renamed.
 
-    So it appears whole or not at all. Of several processes each makes its own, and the last one's file stays. A link
-    at `path` is replaced, never followed.
+    So it appears whole or not at all. Of several processes each makes its own, and the last one's
+    file stays. A link at `path` is replaced, never followed.
 
     Args:
         first: a file that is there already stays, and is a FileExistsError.
@@ -181,7 +183,8 @@ def refuse_link(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder to write to, and those above it, where they are missing; otherwise as `refuse_link`."""
+    """Make a folder to write to, and those above it, where they are missing; otherwise as
+    `refuse_link`."""
     refuse_link(path)
     path.mkdir(parents=True, exist_ok=True)
 
@@ -191,8 +194,9 @@ def _machine() -> str:
 
 
 def csv_text(header: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV, each line ended by a newline alone. A text that a spreadsheet would take for a formula
-    gets a leading apostrophe; a number, or numbers with semicolons between them, stay as they are."""
+    """Return a table as CSV, each line ended by a newline alone. A text that a spreadsheet would
+    take for a formula gets a leading apostrophe; a number, or numbers with semicolons between them,
+    stay as they are."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(header)
@@ -223,7 +227,8 @@ def is_running(process: int | str) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a living process on this machine holds the lock file; False if there is none."""
+    """Return whether a living process on this machine holds the lock file; False if there is
+    none."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

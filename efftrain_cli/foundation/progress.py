@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Report = Callable[[str, int, int | None], None]
-"""Called with what is counted, how many are done, and how many there are; None if that is unknown."""
+"""Called with what is counted, how many are done, and how many there are; None if that is
+unknown."""
 
 
 @contextmanager

@@ -1,7 +1,9 @@
-"""Small files that efftrain writes and reads back: one pydantic model each, sealed by the sha256 of their content.
+"""Small files that efftrain writes and reads back: one pydantic model each, sealed by the sha256 of
+their content.
 
-The seal is the last key of the file's object, so that one rename writes content and seal. Files from before have none:
-they are read, and `efftrain runs verify` counts them. A run's recipe.toml is sealed by its last line, a comment.
+The seal is the last key of the file's object, so that one rename writes content and seal. Files
+from before have none: they are read, and `efftrain runs verify` counts them. A run's recipe.toml is
+sealed by its last line, a comment.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def read_record(path: Path, kind: type[R]) -> R:
     Raises:
         FileNotFoundError: there is no file.
         NewerFormatError: a newer efftrain wrote it.
-        DamagedError: it is not as it was written, or a field has a wrong type; the message names file and field.
+        DamagedError: it is not as it was written, or a field has a wrong type; the message names
+            file and field.
     """
     text = read_small_text(path, kind.restore)
     values = parse_json(path, text, kind.restore)
@@ -157,7 +160,8 @@ def parse_json(path: Path, text: str, restore: str) -> Any:
 
 
 def _find_unusable_number(value: object, field: str) -> str:
-    """Return the dotted name of the first number that is not finite or has over 63 bits, "" if there is none."""
+    """Return the dotted name of the first number that is not finite or has over 63 bits, "" if
+    there is none."""
     if isinstance(value, int) and value.bit_length() > 63:
         return field
     if isinstance(value, float) and not math.isfinite(value):
@@ -214,7 +218,8 @@ def read_toml_text(path: Path) -> str:
 
 
 def check_toml(path: Path) -> None:
-    """Refuse a TOML file of a run or a search of ours that does not match its last line, if that is a seal."""
+    """Refuse a TOML file of a run or a search of ours that does not match its last line, if that is
+    a seal."""
     beside = {"recipe.toml": "origin.json", "search.toml": "search.json"}.get(path.name)
     if beside is not None and path.with_name(beside).exists():
         read_toml_text(path)

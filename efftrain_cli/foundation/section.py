@@ -1,7 +1,9 @@
-"""What every recipe section is made of: one pydantic configuration and the value types that TOML lacks.
+"""What every recipe section is made of: one pydantic configuration and the value types that TOML
+lacks.
 
-A section is a frozen dataclass that is at once the recipe's table, the method's list of hyperparameters and the
-Python object that computes with them. Nothing here imports torch or numpy, so recipes load in milliseconds.
+A section is a frozen dataclass that is at once the recipe's table, the method's list of
+hyperparameters and the Python object that computes with them. Nothing here imports torch or numpy,
+so recipes load in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from efftrain_cli.foundation.bounds import HEADS, LAYERS, WIDTH
 SECTION = ConfigDict(
     extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
 )
-"""Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are descriptions."""
+"""Unknown keys are errors, nothing is silently converted, numbers are finite, docstrings are
+descriptions."""
 
 Blocks = Annotated[int, Field(ge=1, le=LAYERS)]
 """Transformer blocks."""

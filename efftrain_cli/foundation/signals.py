@@ -1,11 +1,12 @@
 """Stopping on SIGTERM, SIGHUP and Ctrl-C without losing or tearing anything.
 
-A signal never breaks into what must be whole: an optimizer update, a row, a checkpoint. It is remembered, and raised as
-`Stop` at once or at the next chance inside `interruptible()`: while data is prepared or read, and during forward,
-backward, compilation and evaluation, where the weights are still those of the last finished step. So stopping takes as
-long as a save, however long a step is.
+A signal never breaks into what must be whole: an optimizer update, a row, a checkpoint. It is
+remembered, and raised as `Stop` at once or at the next chance inside `interruptible()`: while data
+is prepared or read, and during forward, backward, compilation and evaluation, where the weights are
+still those of the last finished step. So stopping takes as long as a save, however long a step is.
 
-Signals belong to the process, so the state here does too. Without `stop_on_signals` nothing in this file does anything.
+Signals belong to the process, so the state here does too. Without `stop_on_signals` nothing in this
+file does anything.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from types import FrameType
 SECOND_CTRL_C = 5.0
 """A second Ctrl-C within so many seconds ends the process at once, with exit code 130."""
 PATIENCE = 5.0
-"""Python sees a signal only between two calls into C, and one backward pass of a large model on a CPU is a single such
-call. After so many seconds another thread saves in its place."""
+"""Python sees a signal only between two calls into C, and one backward pass of a large model on a
+CPU is a single such call. After so many seconds another thread saves in its place."""
 STOPPABLE = ("pretrain", "tune-warmup", "sweep", "study", "verify-resume")
 """Commands that a scheduler stops and requeues."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stop(BaseException):
-    """A signal asked to stop. Not an `Exception`, so that no handler on the way takes it for an error."""
+    """A signal asked to stop. Not an `Exception`, so that no handler on the way takes it for an
+    error."""
 
 
 class _Listener:
@@ -213,7 +215,8 @@ def interruptible(rescuable: bool = False) -> Iterator[None]:
     """Do work that may be abandoned anywhere without leaving a trace.
 
     Args:
-        rescuable: the work can hang in a long call into C, and the state that `rescued_by` saves is not part of it.
+        rescuable: the work can hang in a long call into C, and the state that `rescued_by` saves is
+            not part of it.
 
     Raises:
         Stop: a signal came, now or earlier.

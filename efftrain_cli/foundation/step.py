@@ -1,7 +1,9 @@
-"""The values that one training step is made of. Decisions about them live in `plan/plan.py`; nothing here computes.
+"""The values that one training step is made of. Decisions about them live in `plan/plan.py`;
+nothing here computes.
 
-`Progress` goes in, `StepPlan` says what the step will do, `StepResult` what it was, and `after_step` makes the next
-`Progress`. All are immutable. No torch at import, so that plans can be printed without it.
+`Progress` goes in, `StepPlan` says what the step will do, `StepResult` what it was, and
+`after_step` makes the next `Progress`. All are immutable. No torch at import, so that plans can be
+printed without it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class Progress(NamedTuple):
-    """How far a run has come: the readable numbers of a checkpoint. Everything a plan depends on is here.
+    """How far a run has come: the readable numbers of a checkpoint. Everything a plan depends on is
+    here.
 
     A tuple rather than a dataclass because a plan of 100,000 steps makes 100,000 of them.
     """
@@ -24,13 +27,15 @@ class Progress(NamedTuple):
     step: int = 0
     """Finished optimizer steps."""
     segment: int = 0
-    """Starts and resumes of this run so far, less one; in metrics.jsonl the highest segment of a step counts."""
+    """Starts and resumes of this run so far, less one; in metrics.jsonl the highest segment of a
+    step counts."""
     stage: int = 0
     """Stage of a staged recipe, from 0."""
     stage_step: int = 0
     """Step after which this stage began: 0, or the step at which the model grew."""
     stage_curve: tuple[tuple[int, float], ...] = ()
-    """Recent (schedule_tokens, validation loss) of this stage, newest last, where its switch reads them."""
+    """Recent (schedule_tokens, validation loss) of this stage, newest last, where its switch reads
+    them."""
     windows: int = 0
     """Full-length windows of the corpus consumed."""
     sequences: int = 0
@@ -50,11 +55,13 @@ class Progress(NamedTuple):
     schedule_tokens: int = 0
     """Tokens as the learning-rate schedule counts them; growth may set it."""
     lr_warmup_tokens: int = 0
-    """`schedule_tokens` at the end of the learning-rate warmup: where the decay by tokens begins."""
+    """`schedule_tokens` at the end of the learning-rate warmup: where the decay by tokens
+    begins."""
     best_loss: float | None = None
     """Lowest training loss of any finished step, nats per token."""
     evaluation_due: bool = False
-    """The validation loss of the last finished step is still to be measured: a stop came before it was."""
+    """The validation loss of the last finished step is still to be measured: a stop came before it
+    was."""
     simigrad_window: tuple[tuple[float, float, float], ...] = ()
     """SimiGrad's recent (<A,B>, |A|^2, |B|^2), newest last."""
 
@@ -76,7 +83,8 @@ class StepPlan(NamedTuple):
     sequences_per_window: int
     """Sequences cut from each window: 1 where the window is truncated to `seq_len`."""
     keep: tuple[float, ...]
-    """Keep probability of each block, length n_layer; gates are drawn where the forward pass runs."""
+    """Keep probability of each block, length n_layer; gates are drawn where the forward pass
+    runs."""
     evaluate: bool
     """Measure the validation loss after this step."""
     branch_scales: tuple[float, ...] | None = None
@@ -121,7 +129,8 @@ class Batch:
 
 
 class MicroBatch(NamedTuple):
-    """What one forward and backward pass takes: `tokens` and `targets` are int64 (sequences, seq_len)."""
+    """What one forward and backward pass takes: `tokens` and `targets` are int64 (sequences,
+    seq_len)."""
 
     number: int
     """From 0, in the whole step."""
@@ -134,22 +143,24 @@ class MicroBatch(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What one step was. Tensors stay on the device until `read_records` brings many of them over at once."""
+    """What one step was. Tensors stay on the device until `read_records` brings many of them over
+    at once."""
 
     tokens: int
     """Targets trained on, all ranks."""
     flops: float
-    """FLOPs executed: `flops.flops_per_token` over the blocks that ran, logits included, and `optimizer_flops`."""
+    """FLOPs executed: `flops.flops_per_token` over the blocks that ran, logits included, and
+    `optimizer_flops`."""
     flops_without_logits: float = 0.0
     optimizer_flops: float = 0.0
     """FLOPs of the optimizer's matrix products: Muon's Newton-Schulz iterations."""
     blocks_executed: float = 0.0
     """Blocks computed per sequence, averaged over the micro-batches."""
     scalars: Mapping[str, Tensor] = {}
-    """Column of metrics.jsonl -> 0-d fp32. `loss`: cross-entropy, nats per token over the whole step; a method's
-    further terms of the objective; from the update `grad_norm` (global l2 norm before clipping), the optimizer's
-    measures, and `nonfinite` (sticky: 1 from the first step whose loss or gradient was not finite; such updates are not
-    applied)."""
+    """Column of metrics.jsonl -> 0-d fp32. `loss`: cross-entropy, nats per token over the whole
+    step; a method's further terms of the objective; from the update `grad_norm` (global l2 norm
+    before clipping), the optimizer's measures, and `nonfinite` (sticky: 1 from the first step whose
+    loss or gradient was not finite; such updates are not applied)."""
     simigrad_dots: tuple[float, float, float] | None = None
     """<A,B>, |A|^2, |B|^2 of the two half-batch gradients, when SimiGrad read them this step."""
     grad_norm: Tensor | None = None

@@ -1,4 +1,5 @@
-"""Read and write safetensors files: named tensors and nothing else, so that no pickle is ever loaded."""
+"""Read and write safetensors files: named tensors and nothing else, so that no pickle is ever
+loaded."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Begin a new run with a run's whole training state, mapped to a larger model (`efftrain grow`).
 
-The new run's recipe is the staged recipe that leads here: the source's model up to this step, then the operators. So
-the new run continues with `efftrain pretrain --resume`, and its recipe alone trains the same from the start (unless an
-override changes what the steps before the growth read, such as the tokens at which the decay ends). The source is only
-read.
+The new run's recipe is the staged recipe that leads here: the source's model up to this step, then
+the operators. So the new run continues with `efftrain pretrain --resume`, and its recipe alone
+trains the same from the start (unless an override changes what the steps before the growth read,
+such as the tokens at which the decay ends). The source is only read.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def grow_run(
     checkpoint: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Grown:
-    """Create run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown by the operators.
+    """Create run `name` (default: SOURCE-grown), whose first checkpoint is `source`'s state grown
+    by the operators.
 
     Args:
         operators: one or more, as `parse_operator` reads them.
@@ -96,10 +97,11 @@ def grow_run(
         overrides: `key=value` changes of the new run's recipe.
 
     Raises:
-        UsageError: a taken name, an override of what the growth decides, or other data than the source's.
+        UsageError: a taken name, an override of what the growth decides, or other data than the
+            source's.
         RecipeError: the grown recipe breaks a rule.
-        CheckpointError: the source has no whole checkpoint, no optimizer state, or the growth would not keep the loss
-            that it claims to keep. Nothing is written in any of these cases.
+        CheckpointError: the source has no whole checkpoint, no optimizer state, or the growth would
+            not keep the loss that it claims to keep. Nothing is written in any of these cases.
     """
     source_path = existing_run(source)
     name = name or f"{source}-grown"
@@ -150,11 +152,12 @@ def grown_recipe(
     operators: Sequence[str],
     overrides: Sequence[str],
 ) -> Recipe:
-    """Return the new run's staged recipe: the source's up to `progress`, then a stage of the operators.
+    """Return the new run's staged recipe: the source's up to `progress`, then a stage of the
+    operators.
 
     Raises:
-        UsageError: an override of what the growth decides, or the source was grown in other variants before: a recipe
-            has one [staged_growth].
+        UsageError: an override of what the growth decides, or the source was grown in other
+            variants before: a recipe has one [staged_growth].
         RecipeError: the grown recipe breaks a rule.
     """
     earlier = list(source.stages[: progress.stage + 1]) or [Stage()]
@@ -194,7 +197,8 @@ def grown_recipe(
 
 
 def _check_override(override: str, last: int) -> None:
-    """Refuse an override of what follows from the source and the operators; `last` is the number of the new stage."""
+    """Refuse an override of what follows from the source and the operators; `last` is the number of
+    the new stage."""
     key = override.partition("=")[0].strip()
     own = f"stages.{last}."
     if key.startswith(own) and key != f"{own}operators":

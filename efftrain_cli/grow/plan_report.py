@@ -119,7 +119,8 @@ def curve_of(source: str, window: int = 31) -> Curve:
     """Read the validation curve of a run, to be fitted over `window` evaluations.
 
     Raises:
-        UsageError: there is no such run, its steps do not all cost the same, or its evaluations are too few.
+        UsageError: there is no such run, its steps do not all cost the same, or its evaluations are
+            too few.
     """
     run = find_run(source)
     recipe = load_recipe(str(run / "recipe.toml"))

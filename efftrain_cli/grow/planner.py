@@ -1,9 +1,10 @@
 """Plan when to grow from validation losses of two runs: a small one and one of the target's size.
 
-Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the validation loss and
-grows when it rises above a threshold. Released code takes the slope between neighbouring evaluations; here it is a
-regression over a window of them, because one noisy evaluation must not decide. With both curves at hand no threshold is
-needed: grow where most FLOPs are saved, which is where the marginal costs dC/dL of the two sizes are equal.
+Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the
+validation loss and grows when it rises above a threshold. Released code takes the slope between
+neighbouring evaluations; here it is a regression over a window of them, because one noisy
+evaluation must not decide. With both curves at hand no threshold is needed: grow where most FLOPs
+are saved, which is where the marginal costs dC/dL of the two sizes are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ PAPER_THRESHOLD: dict[tuple[str, ...], float] = {
 }
 """Slopes d log L / d log C at which the released code grows, by kinds of operators."""
 PAPER_OPTIMALITY = -0.052
-"""Slope at which it ends a run; -1 / (1/alpha_N + 1/alpha_S + 1/alpha_B) = -0.05199 with Kaplan's exponents."""
+"""Slope at which it ends a run; -1 / (1/alpha_N + 1/alpha_S + 1/alpha_B) = -0.05199 with Kaplan's
+exponents."""
 FEWEST_POINTS = 5
 
 
@@ -54,7 +56,8 @@ def make_curve(
     """Make a curve from step -> loss; step 0 is left out, for it has no logarithm.
 
     Args:
-        window: evaluations that one regression takes, odd; fewer if the curve would have less than three.
+        window: evaluations that one regression takes, odd; fewer if the curve would have less than
+            three.
 
     Raises:
         UsageError: there are fewer than `FEWEST_POINTS`, or a loss is not positive and finite.
@@ -91,7 +94,8 @@ class Fit(NamedTuple):
 def fitted(curve: Curve) -> Fit:
     """Fit a curve by regression of log loss on log step over the evaluations around each step.
 
-    Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log step is that on log C.
+    Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log
+    step is that on log C.
     """
     window = curve.window
     half = window // 2
@@ -109,7 +113,8 @@ def fitted(curve: Curve) -> Fit:
 
 
 def fitted_switch(curve: Curve, threshold: float) -> float | None:
-    """Return the first step after the steepest one whose fitted slope exceeds the threshold; None if there is none."""
+    """Return the first step after the steepest one whose fitted slope exceeds the threshold; None
+    if there is none."""
     fit = fitted(curve)
     steepest = int(np.argmin(fit.slopes))
     above = np.flatnonzero(fit.slopes[steepest:] > threshold)
@@ -119,7 +124,8 @@ def fitted_switch(curve: Curve, threshold: float) -> float | None:
 
 
 def target_step(small: Curve, target: Curve, step: float) -> float | None:
-    """Return the step where the target's fitted curve has the small model's loss at `step`; None if it never has."""
+    """Return the step where the target's fitted curve has the small model's loss at `step`; None if
+    it never has."""
     fit = fitted(small)
     loss = np.interp(math.log(step), np.log(fit.steps), fit.losses)
     reached = float(_steps_to(target, loss))
@@ -138,10 +144,12 @@ def _steps_to(curve: Curve, losses: np.ndarray) -> np.ndarray:
 
 
 def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
-    """Return the step of the small run at which growing saves most FLOPs, without logits, at a constant batch.
+    """Return the step of the small run at which growing saves most FLOPs, without logits, at a
+    constant batch.
 
-    The FLOPs that the target needs for the same loss then exceed the small run's by most, and both sizes lower the loss
-    at the same marginal cost dC/dL. None if the saving still rises where one of the curves ends.
+    The FLOPs that the target needs for the same loss then exceed the small run's by most, and both
+    sizes lower the loss at the same marginal cost dC/dL. None if the saving still rises where one
+    of the curves ends.
     """
     fit = fitted(small)
     target_flops = _steps_to(target, fit.losses) * target.step_flops_without_logits
@@ -191,7 +199,8 @@ class Projection:
 
 
 def project(small: Curve, target: Curve, step: float | None) -> Projection | None:
-    """Project a growth of the small run at `step`, until the target's fitted slope passes the paper's optimality.
+    """Project a growth of the small run at `step`, until the target's fitted slope passes the
+    paper's optimality.
 
     None if `step` is None, or if the target never has the small run's loss there.
     """

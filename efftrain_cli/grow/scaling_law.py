@@ -1,11 +1,13 @@
 """Plan the cheapest schedule of growing sizes from a scaling law.
 
-The law is Kaplan et al. 2020 (arXiv 2001.08361), as the authors of staged training use it (Shen et al. 2022, arXiv
-2203.06211, released notebook and `compute_optimal_schedule.py`): with Kaplan's constants, or fitted to runs of one's
-own. Sizes N are parameters without embeddings, 12 n_layer n_embd^2; steps S are optimizer steps, at the critical batch
-with Kaplan's constants, at the runs' batch where the law is fitted.
+The law is Kaplan et al. 2020 (arXiv 2001.08361), as the authors of staged training use it (Shen et
+al. 2022, arXiv 2203.06211, released notebook and `compute_optimal_schedule.py`): with Kaplan's
+constants, or fitted to runs of one's own. Sizes N are parameters without embeddings, 12 n_layer
+n_embd^2; steps S are optimizer steps, at the critical batch with Kaplan's constants, at the runs'
+batch where the law is fitted.
 
-A stage should end where the next one's model lowers the loss as cheaply: where the marginal costs dC/dL are equal.
+A stage should end where the next one's model lowers the loss as cheaply: where the marginal costs
+dC/dL are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from efftrain_cli.grow.planner import Curve
 
 @dataclass(frozen=True, kw_only=True)
 class ScalingLaw:
-    """L(N, S) = (n_c / N)^alpha_n + (2 s_c / S)^alpha_s, nats per token, at the critical batch size."""
+    """L(N, S) = (n_c / N)^alpha_n + (2 s_c / S)^alpha_s, nats per token, at the critical batch
+    size."""
 
     n_c: float = 8.8e13
     alpha_n: float = 0.076
@@ -43,7 +46,8 @@ class ScalingLaw:
         return float(self.floor(size) + (2 * self.s_c / steps) ** self.alpha_s)
 
     def steps(self, size: float, loss: float) -> float:
-        """Return the steps that `size` parameters need for `loss`; infinite at and below their floor."""
+        """Return the steps that `size` parameters need for `loss`; infinite at and below their
+        floor."""
         above = loss - self.floor(size)
         if above <= 0:
             return math.inf
@@ -54,11 +58,13 @@ class ScalingLaw:
         return float(self.b_star / loss ** (1 / self.alpha_b))
 
     def optimal_slope(self) -> float:
-        """Return d log L / d log C where a model of any size is the cheapest for its loss (C = 6 N B_crit(L) S)."""
+        """Return d log L / d log C where a model of any size is the cheapest for its loss (C = 6 N
+        B_crit(L) S)."""
         return -1 / (1 / self.alpha_n + 1 / self.alpha_s + 1 / self.alpha_b)
 
     def optimal_loss(self, size: float) -> float:
-        """Return the loss for which `size` is the cheapest size: (1 + alpha_n / alpha_s) times its floor."""
+        """Return the loss for which `size` is the cheapest size: (1 + alpha_n / alpha_s) times its
+        floor."""
         return (1 + self.alpha_n / self.alpha_s) * self.floor(size)
 
     def optimal_size(self, loss: float) -> float:
@@ -67,7 +73,8 @@ class ScalingLaw:
         return float(self.n_c / floor ** (1 / self.alpha_n))
 
     def switch_loss(self, size: float, factor: float) -> float:
-        """Return the loss at which growing `size` by `factor` pays: where both sizes' marginal costs are equal."""
+        """Return the loss at which growing `size` by `factor` pays: where both sizes' marginal
+        costs are equal."""
         q = factor ** (self.alpha_s / (1 + self.alpha_s))
         return self.floor(size) * (q - factor**-self.alpha_n) / (q - 1)
 
@@ -79,7 +86,8 @@ class ScalingLaw:
 KAPLAN = ScalingLaw()
 
 FITTED_FROM = 0.2
-"""Share of each curve that a fit leaves out at its beginning: the law does not describe a learning rate's warmup."""
+"""Share of each curve that a fit leaves out at its beginning: the law does not describe a learning
+rate's warmup."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +104,12 @@ class FittedLaw:
 
 
 def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> FittedLaw:
-    """Fit a law to (size, curve) pairs of runs from scratch that all trained `batch_tokens` tokens a step.
+    """Fit a law to (size, curve) pairs of runs from scratch that all trained `batch_tokens` tokens
+    a step.
 
-    Least squares of log loss over the four constants; every curve counts alike, however many evaluations it has. At one
-    batch size steps and tokens are one axis, so B_crit's constants are neither needed nor known. Curves of one size
-    alone are refused.
+    Least squares of log loss over the four constants; every curve counts alike, however many
+    evaluations it has. At one batch size steps and tokens are one axis, so B_crit's constants are
+    neither needed nor known. Curves of one size alone are refused.
     """
     from scipy.optimize import least_squares
 
@@ -209,11 +218,12 @@ def plan_schedule(
     target_size: float | None = None,
     batch: Literal["fixed", "varying"] = "fixed",
 ) -> list[PlannedStage]:
-    """Find the cheapest schedule of that many stages to a loss, all sizes free, by SLSQP over log sizes and losses.
+    """Find the cheapest schedule of that many stages to a loss, all sizes free, by SLSQP over log
+    sizes and losses.
 
-    With `target_size` the last stage has that size; without `target_loss` the loss is then the one for which that size
-    is the cheapest single stage. A "fixed" batch is the critical one of the target loss. A loss that cannot be reached
-    with that size is refused, and no target at all.
+    With `target_size` the last stage has that size; without `target_loss` the loss is then the one
+    for which that size is the cheapest single stage. A "fixed" batch is the critical one of the
+    target loss. A loss that cannot be reached with that size is refused, and no target at all.
     """
     from scipy.optimize import minimize
 
@@ -237,8 +247,9 @@ def plan_schedule(
     if target_size:
         free_sizes -= 1
 
-    # The point x: logarithms of the first size / e^20, if it is free, of each growth factor - 1, and of each drop of
-    # the loss from a stage's end to the next one's. So every x is a schedule whose sizes grow and whose losses fall.
+    # The point x: logarithms of the first size / e^20, if it is free, of each growth factor - 1,
+    # and of each drop of the loss from a stage's end to the next one's. So every x is a schedule
+    # whose sizes grow and whose losses fall.
     def unpack(x: np.ndarray) -> list[tuple[float, float]]:
         positive = np.exp(x)
         if target_size:
@@ -260,8 +271,8 @@ def plan_schedule(
             return 200.0
         return math.log(total)
 
-    # Start with sizes a factor of 3 apart, the last one free at twice the best single one, each stage up to where
-    # growth pays.
+    # Start with sizes a factor of 3 apart, the last one free at twice the best single one, each
+    # stage up to where growth pays.
     last = largest
     if not target_size:
         last *= 2
@@ -287,7 +298,8 @@ def plan_schedule(
 
 
 def relative_cost(law: ScalingLaw, planned: Sequence[PlannedStage]) -> float:
-    """Return the FLOPs of a schedule over those of the best single stage to its loss, at the critical batch."""
+    """Return the FLOPs of a schedule over those of the best single stage to its loss, at the
+    critical batch."""
     loss = planned[-1].loss
     size = law.optimal_size(loss)
     single = cost(law, [(size, loss)], law.critical_batch(loss))

@@ -1,16 +1,19 @@
-"""Batch size warmup: the schedule of GPT-3, and a baseline that sequence length warmup is compared with.
+"""Batch size warmup: the schedule of GPT-3, and a baseline that sequence length warmup is compared
+with.
 
-Brown et al.: "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batch size raised over the first tokens).
-The formula is Megatron-LM's `--rampup-batch-size START INCREMENT SAMPLES` (`microbatches.py`).
+Brown et al.: "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batch size raised
+over the first tokens). The formula is Megatron-LM's `--rampup-batch-size START INCREMENT SAMPLES`
+(`microbatches.py`).
 
-The first steps train on few sequences, of full length; the batch then grows by equal increments, each after the same
-number of sequences, until it is full.
+The first steps train on few sequences, of full length; the batch then grows by equal increments,
+each after the same number of sequences, until it is full.
 
     n = (B - start) / increment              B: train.batch_size
     B_t = start + floor(consumed_t / (sequences / n)) * increment          while consumed_t <= sequences
     B_t = B                                                                after that
 
-consumed_t counts the sequences trained before the step. It attaches to `plan_step`, which asks `batch_size_at`.
+consumed_t counts the sequences trained before the step. It attaches to `plan_step`, which asks
+`batch_size_at`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from efftrain_cli.methods.method import Changes, Method, Problems, Sections, var
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class BatchSizeWarmup(Method):
-    """Batch size warmup: begin with few sequences per step and add `increment` at a time over `sequences` sequences."""
+    """Batch size warmup: begin with few sequences per step and add `increment` at a time over
+    `sequences` sequences."""
 
     varies: ClassVar = frozenset({"batch"})
     aliases: ClassVar = {"": "rampup_batch_size batch_warmup batch_size_rampup"}
@@ -41,7 +45,8 @@ class BatchSizeWarmup(Method):
     """Length of the ramp, in sequences trained."""
 
     def batch_size_at(self, consumed: int, full: int) -> int:
-        """Return the sequences of the next step, after `consumed` of them; `full` is the final batch."""
+        """Return the sequences of the next step, after `consumed` of them; `full` is the final
+        batch."""
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)

@@ -1,25 +1,28 @@
 """Chunk-based accumulation: how few bits training can add with.
 
-Wang, Choi, Brand, Chen, Gopalakrishnan: "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS
-2018, arXiv 1812.08011. The bits that a sum needs by theory: Sakr et al., ICLR 2019 (`variance_retention.py`).
+Wang, Choi, Brand, Chen, Gopalakrishnan: "Training Deep Neural Networks with 8-bit Floating Point
+Numbers", NeurIPS 2018, arXiv 1812.08011. The bits that a sum needs by theory: Sakr et al., ICLR
+2019 (`variance_retention.py`).
 
-A matrix product is a sum of many small products, and an accumulator of few mantissa bits swallows what is added to a
-sum that has already grown. Cut into chunks, no partial sum grows far, and the sum over the chunks is short: so 8-bit
-operands can be added in 16 bits and less. This section lays the model's matrix products out in such accumulators, each
-of the three products of a linear layer in its own:
+A matrix product is a sum of many small products, and an accumulator of few mantissa bits swallows
+what is added to a sum that has already grown. Cut into chunks, no partial sum grows far, and the
+sum over the chunks is short: so 8-bit operands can be added in 16 bits and less. This section lays
+the model's matrix products out in such accumulators, each of the three products of a linear layer
+in its own:
 
     y   = x W^T     forward       sums over the inputs of a layer (n_embd or 4 n_embd)
     g_x = g W       grad_input    sums over its outputs (n_embd to 4 n_embd)
     g_W = g^T x     grad_weight   sums over the tokens of a micro-batch: by far the longest
 
-No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training becomes is measured, speed
-is not. fidelity = "blocked" rounds after every 32 products, "intra_fp32" only where a chunk joins the sum.
-fidelity = "hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
+No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training
+becomes is measured, speed is not. fidelity = "blocked" rounds after every 32 products, "intra_fp32"
+only where a chunk joins the sum. fidelity = "hardware" uses the fp8 matrix units of a GPU as they
+are, with the one switch they have.
 
-Attaches where the model is built: linear layers are replaced in one walk, the tied head by decision. Rounding to
-nearest has no state; stochastic rounding draws from (seed, step, micro-batch, layer, product), so a resumed run draws
-the same. Only the GEMMs are narrow: the papers' 16-bit weight update with stochastic rounding is left out, weights and
-moments stay fp32.
+Attaches where the model is built: linear layers are replaced in one walk, the tied head by
+decision. Rounding to nearest has no state; stochastic rounding draws from (seed, step, micro-batch,
+layer, product), so a resumed run draws the same. Only the GEMMs are narrow: the papers' 16-bit
+weight update with stochastic rounding is left out, weights and moments stay fp32.
 """
 
 from __future__ import annotations
@@ -47,22 +50,26 @@ UNIT = 16
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ChunkedAccumulation(Method):
-    """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators, in chunks."""
+    """Chunk-based accumulation: matrix products with narrow operands, added in narrow accumulators,
+    in chunks."""
 
     supports_sharding: ClassVar = False
     prefix: ClassVar = "chunked"
     aliases: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"
-    """Format of activations and weights; an 8-bit tensor has one scale, a power of two, by its largest magnitude."""
+    """Format of activations and weights; an 8-bit tensor has one scale, a power of two, by its
+    largest magnitude."""
     gradient_operands: Operands | None = None
     """Format of the gradients that come into a layer; absent: as operands."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """How the accumulator is rounded; operands are always rounded to nearest."""
     layers: Literal["all", "inner"] = "all"
-    """Blocks whose linear layers take part: all of them, or all but the first and the last, which stay fp32."""
+    """Blocks whose linear layers take part: all of them, or all but the first and the last, which
+    stay fp32."""
     head: bool = False
-    """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer wide."""
+    """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer
+    wide."""
     fidelity: Literal["blocked", "intra_fp32", "hardware"] = "blocked"
     """Emulated: rounded after every 32 products, or only between chunks; or the GPU's own."""
     forward: Accumulator | None = None
@@ -165,7 +172,8 @@ class ChunkedAccumulation(Method):
         ]
 
     def longest_sums(self, recipe: Sections) -> dict[str, int]:
-        """Return the products in the longest sum of each role, in the blocks' layers at full micro-batches."""
+        """Return the products in the longest sum of each role, in the blocks' layers at full
+        micro-batches."""
         model = recipe.model
         train = recipe.train
         sequences = min(train.batch_size, max(1, train.micro_batch_tokens // model.seq_len))
@@ -176,10 +184,11 @@ class ChunkedAccumulation(Method):
         }
 
     def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a step's columns, each 0-d fp64, from what its layers saw, fp64 (9,) as `linear.SaturationStats`.
+        """Return a step's columns, each 0-d fp64, from what its layers saw, fp64 (9,) as
+        `linear.SaturationStats`.
 
-        They are how many roundings saturated in each role whose exponents are narrow, and log2 of the smallest and the
-        largest scale of the 8-bit tensors of each kind.
+        They are how many roundings saturated in each role whose exponents are narrow, and log2 of
+        the smallest and the largest scale of the 8-bit tensors of each kind.
 
         With recomputed activations, a forward product counts as often as it is computed.
         """

@@ -1,6 +1,8 @@
-"""The growth operators of staged training (Shen et al. 2022): maps over named tensors, from a model to a larger one.
+"""The growth operators of staged training (Shen et al. 2022): maps over named tensors, from a model
+to a larger one.
 
-Before and after, for x the residual stream and W any of q, k, v, o, gate, up and down, each by itself:
+Before and after, for x the residual stream and W any of q, k, v, o, gate, up and down, each by
+itself:
 
     width, k = 2      tables [E E]   W -> [ W + A11   A12     ]   A11 + A12 = 0    norms [g g]   gains of q, k: g
     (copies)                             [ A21       W + A22 ]   A21 + A22 = 0
@@ -15,8 +17,8 @@ Before and after, for x the residual stream and W any of q, k, v, o, gate, up an
 
     depth             x + down(MLP(norm(x + o(attn(norm(x)))))) with o = down = 0, norms = 0, copied, or random
 
-What they compute for GPT-2, and why, is in `staged_growth.py`, the method's section. Gesmundo and Maile 2023, arXiv
-2308.06103, pad.
+What they compute for GPT-2, and why, is in `staged_growth.py`, the method's section. Gesmundo and
+Maile 2023, arXiv 2308.06103, pad.
 """
 
 from __future__ import annotations
@@ -50,21 +52,21 @@ NOISE_SCALE = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GrowthState:
-    """What an operator maps: a model's shape, its parameters and its optimizer's state, all by the model's parameter
-    names.
+    """What an operator maps: a model's shape, its parameters and its optimizer's state, all by the
+    model's parameter names.
 
-    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device. Operators may
-    share tensors that they leave alone with the state they were given.
+    Shapes are those of `efftrain_cli.model.gpt.GPT` (matrices (out, in)); any dtype and device.
+    Operators may share tensors that they leave alone with the state they were given.
     """
 
     config: GPTConfig
     parameters: Tensors
     optimizer: Mapping[str, Tensors] = dataclasses.field(default_factory=dict)
-    """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter name; a parameter may
-    have none of a kind. Empty where the state is lost."""
+    """For each kind of state (Adam's `exp_avg`, `exp_avg_sq` and `step`) its tensors by parameter
+    name; a parameter may have none of a kind. Empty where the state is lost."""
     gradient_powers: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """For each kind of state: with which power of the gradient it scales; 0 for a counter (0-d), which no operator
-    reshapes. See `efftrain_cli.optim.optimizer.Optimizer`."""
+    """For each kind of state: with which power of the gradient it scales; 0 for a counter (0-d),
+    which no operator reshapes. See `efftrain_cli.optim.optimizer.Optimizer`."""
 
 
 def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
@@ -77,7 +79,8 @@ def _parts(kind: str, tensor: Tensor, config: GPTConfig) -> Sequence[Tensor]:
 def _map_moments(
     state: GrowthState, grow_moment: Callable[[str, Tensor, int], Tensor]
 ) -> dict[str, Tensors]:
-    """Apply `grow_moment(name, tensor, power of the gradient)` to the optimizer's tensors; counters stay."""
+    """Apply `grow_moment(name, tensor, power of the gradient)` to the optimizer's tensors; counters
+    stay."""
     optimizer = {}
     for key, tensors in state.optimizer.items():
         power = state.gradient_powers[key]
@@ -100,7 +103,8 @@ def _spread(tensor: Tensor) -> Tensor:
 
 
 def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
-    """Repeat `tensor` to its k-fold shape, unscaled; `fill`: a matrix's blocks beside the diagonal are copies too."""
+    """Repeat `tensor` to its k-fold shape, unscaled; `fill`: a matrix's blocks beside the diagonal
+    are copies too."""
     if kind == "head_norm":
         return tensor
     if kind.endswith("embedding") or kind == "head":
@@ -113,7 +117,8 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
 
 
 def _cancelling_blocks(tensor: Tensor, factor: int, generator: torch.Generator) -> Tensor:
-    """Draw A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of blocks."""
+    """Draw A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of
+    blocks."""
     rows, columns = tensor.shape
     blocks = _normal((factor, factor, rows, columns), generator)
     blocks = (blocks * (OFFDIAG_SCALE * _spread(tensor))).to(tensor.dtype)
@@ -142,8 +147,9 @@ def grow_width(
 ) -> GrowthState:
     """Grow a model to `factor` times its width, with `factor` times as many heads of the same size.
 
-    Loss and logits stay to rounding, except with `symmetry="noise"`. `seed` draws A or the noise. Moments: m / k and
-    v / k^2, but as they are for the gains of q and k and for what is itself divided by k.
+    Loss and logits stay to rounding, except with `symmetry="noise"`. `seed` draws A or the noise.
+    Moments: m / k and v / k^2, but as they are for the gains of q and k and for what is itself
+    divided by k.
 
     Raises:
         ValueError: a parameter that is not a GPT's.
@@ -202,8 +208,8 @@ def grow_size(
 ) -> GrowthState:
     """Grow a model to the width of "pad", or the d_ff or n_kv_head, that `operator` sets.
 
-    Loss and logits stay to rounding. `seed` draws the new entries, as large as the old ones. Moments of new entries are
-    0; those of what is multiplied by c are m / c and v / c^2.
+    Loss and logits stay to rounding. `seed` draws the new entries, as large as the old ones.
+    Moments of new entries are 0; those of what is multiplied by c are m / c and v / c^2.
 
     Raises:
         ValueError: a parameter that is not a GPT's.
@@ -218,7 +224,8 @@ def grow_size(
         return parameter_kind(name) == "last_norm" or ".ln_" in name
 
     def enlarge(name: str, tensor: Tensor, power: int | None) -> Tensor:
-        """Enlarge the parameter, or with `power` a moment that scales with this power of its gradient."""
+        """Enlarge the parameter, or with `power` a moment that scales with this power of its
+        gradient."""
         kind = parameter_kind(name)
         is_fused = kind.startswith("fused")
         generator = _generator(seed, name)
@@ -245,9 +252,11 @@ def grow_size(
 
 
 def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
-    """Make the parameter `part` of a layer whose layer norms and biases are 0 and whose matrices are eye.
+    """Make the parameter `part` of a layer whose layer norms and biases are 0 and whose matrices
+    are eye.
 
-    The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms learn.
+    The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms
+    learn.
     """
     if part.endswith(("_affine.weight", "q_norm.weight", "k_norm.weight")):
         return torch.ones_like(like)
@@ -269,13 +278,15 @@ def grow_depth(
 ) -> GrowthState:
     """Grow a model to `factor` times as many layers.
 
-    With `copy_append` and `copies` layer j is a copy of layer j mod n_layer; with `random` the layers after the old
-    ones are drawn from `seed`, with moments and step counter 0; else the layers made from layer i follow it directly.
-    `identity` and `zero_out_proj` leave loss and logits bit for bit. A copied layer copies its moments too. An inserted
-    `zero_out_proj` layer starts with moments and step counter 0: before growth its gradients were 0 except in the two
-    projections. An inserted `identity` layer does so with `moments="paper"`, and then 3/4 of its MLP units are dead for
-    good (0 in and 0 out is a saddle); with "ema" it takes its source's moments, whose first steps wake them. (The
-    released code put eye matrices into the moments here; we do not.)
+    With `copy_append` and `copies` layer j is a copy of layer j mod n_layer; with `random` the
+    layers after the old ones are drawn from `seed`, with moments and step counter 0; else the
+    layers made from layer i follow it directly. `identity` and `zero_out_proj` leave loss and
+    logits bit for bit. A copied layer copies its moments too. An inserted `zero_out_proj` layer
+    starts with moments and step counter 0: before growth its gradients were 0 except in the two
+    projections. An inserted `identity` layer does so with `moments="paper"`, and then 3/4 of its
+    MLP units are dead for good (0 in and 0 out is a saddle); with "ema" it takes its source's
+    moments, whose first steps wake them. (The released code put eye matrices into the moments here;
+    we do not.)
 
     Raises:
         ValueError: a parameter that is not a GPT's.

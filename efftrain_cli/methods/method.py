@@ -1,9 +1,9 @@
-"""The questions that a recipe asks of each of its methods. The answers here are the baseline's: a method gives those
-that differ.
+"""The questions that a recipe asks of each of its methods. The answers here are the baseline's: a
+method gives those that differ.
 
-A method's section, its list of hyperparameters and the object with the paper's equations are one frozen dataclass, a
-`Method`. What it decides about a step is asked in `plan/plan.py`, how its gradient is computed in
-`training/gradient.py`, both by name.
+A method's section, its list of hyperparameters and the object with the paper's equations are one
+frozen dataclass, a `Method`. What it decides about a step is asked in `plan/plan.py`, how its
+gradient is computed in `training/gradient.py`, both by name.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Method:
     """A section of a recipe that switches a training-efficiency method on by being present."""
 
     varies: ClassVar[frozenset[str]] = frozenset()
-    """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps" where only training
-    shows how many steps the budget gives."""
+    """What differs from step to step: "length", "batch", "blocks" (which of them run); "steps"
+    where only training shows how many steps the budget gives."""
     supports_sharding: ClassVar[bool] = True
     """Whether it works where each device holds a share of the model."""
     gradients_held: ClassVar[int] = 0
@@ -64,9 +64,11 @@ class Method:
     prefix: ClassVar[str] = ""
     """What its columns of metrics.jsonl begin with, where that is not the section's name."""
     measured: ClassVar[str] = ""
-    """Column that only steps with a measurement of its own have; they take longer than others of equal FLOPs."""
+    """Column that only steps with a measurement of its own have; they take longer than others of
+    equal FLOPs."""
     aliases: ClassVar[Mapping[str, str]] = {}
-    """What other programs and papers call its keys, in lower case and with _ for -; "" is the section itself."""
+    """What other programs and papers call its keys, in lower case and with _ for -; "" is the
+    section itself."""
 
     def problems(self, recipe: Sections) -> Problems:
         """Yield (dotted key, rule) of everything in `recipe` that this method cannot work with."""
@@ -77,42 +79,50 @@ class Method:
         yield from ()
 
     def cut_matters(self) -> bool:
-        """Return whether a step's gradient depends on how it is cut into micro-batches by more than rounding.
+        """Return whether a step's gradient depends on how it is cut into micro-batches by more than
+        rounding.
 
-        If so, train.micro_batch_tokens is a setting of the method, and devices that cut it otherwise need
-        parallel.lanes.
+        If so, train.micro_batch_tokens is a setting of the method, and devices that cut it
+        otherwise need parallel.lanes.
         """
         return False
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
-        """Return the fewest and most sequences of a step whose number is not planned; train.batch_size is given."""
+        """Return the fewest and most sequences of a step whose number is not planned;
+        train.batch_size is given."""
         return batch_size, batch_size
 
     def batch_multiple(self) -> int:
-        """Return what the sequences of every step are a multiple of if their number is not planned; else 0."""
+        """Return what the sequences of every step are a multiple of if their number is not planned;
+        else 0."""
         return 0
 
     def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
-        """Return the bytes of its own tensors between two full steps, which each checkpoint holds too."""
+        """Return the bytes of its own tensors between two full steps, which each checkpoint holds
+        too."""
         return 0
 
     def assumptions(self, recipe: Sections) -> list[str]:
-        """List what a plan cannot know in advance, and what it assumes instead, one sentence each."""
+        """List what a plan cannot know in advance, and what it assumes instead, one sentence
+        each."""
         return []
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
-        """Return fields of the recipe that move this method's schedule into 2 x `half` steps of `batch_size` sequences.
+        """Return fields of the recipe that move this method's schedule into 2 x `half` steps of
+        `batch_size` sequences.
 
         It then changes before and after a stop in the middle. Empty if the method has no schedule.
         """
         return {}
 
     def without_schedule(self) -> Changes:
-        """Return fields of the recipe with which every step is a full one; empty if this method's steps are."""
+        """Return fields of the recipe with which every step is a full one; empty if this method's
+        steps are."""
         return {}
 
     def columns(self, recipe: Sections, plan: StepPlan, result: StepResult) -> Columns:
-        """Return this method's columns of a step's row in metrics.jsonl, each with the method's prefix."""
+        """Return this method's columns of a step's row in metrics.jsonl, each with the method's
+        prefix."""
         return {}
 
 

@@ -1,19 +1,20 @@
-"""Ouroboros: "Ouroboros: On Accelerating Training of Transformer-Based Language Models", Yang, Huo, Wang, Huang and
-Carin, NeurIPS 2019, arXiv 1909.06695; its relatives are decoupled parallel backpropagation (DDG, Huo et al., ICML 2018)
-and features replay (Huo et al., NeurIPS 2018).
+"""Ouroboros: "Ouroboros: On Accelerating Training of Transformer-Based Language Models", Yang, Huo,
+Wang, Huang and Carin, NeurIPS 2019, arXiv 1909.06695; its relatives are decoupled parallel
+backpropagation (DDG, Huo et al., ICML 2018) and features replay (Huo et al., NeurIPS 2018).
 
-The network is cut into K modules on K - 1 devices: the first and the last share one, because the input embedding and
-the output projection are one matrix. The forward pass of a batch goes through all modules at today's weights. The
-backward passes do not wait for each other: in step t, module k (1 .. K) does that of batch t - (K - k), with what
-module k + 1 sent it at the end of step t - 1.
+The network is cut into K modules on K - 1 devices: the first and the last share one, because the
+input embedding and the output projection are one matrix. The forward pass of a batch goes through
+all modules at today's weights. The backward passes do not wait for each other: in step t, module k
+(1 .. K) does that of batch t - (K - k), with what module k + 1 sent it at the end of step t - 1.
 
     tau_k   = K - k                                            staleness of module k in steps
     stash:    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k))              the gradient at the weights of that step
     replay:   the same batch, from its stored input of module k, run again at today's weights w_k^t
     V       : g_V = dF/dV_out(w^t; x_t) + dF/dV_in( . ; x_(t - K + 1))       the tied matrix: fresh, and K - 1 steps ago
 
-`sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no gradient in its first
-tau_k steps and is not updated; the gradients in flight at the end of a run are dropped.
+`sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no
+gradient in its first tau_k steps and is not updated; the gradients in flight at the end of a run
+are dropped.
 
 Attaches at the gradient: `training/delayed_gradients.py` delays it on one device.
 """
@@ -37,25 +38,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Ouroboros(Method):
-    """Ouroboros: train the model's modules on gradients that are up to K - 1 steps old, as a ring of devices would."""
+    """Ouroboros: train the model's modules on gradients that are up to K - 1 steps old, as a ring
+    of devices would."""
 
     supports_sharding: ClassVar = False
 
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
     variant: Literal["stash", "replay"] = "stash"
-    """A delayed gradient is that of its own step's weights ("stash"), or is computed at today's from a stored input."""
+    """A delayed gradient is that of its own step's weights ("stash"), or is computed at today's
+    from a stored input."""
     embedding_gradient: Literal["sum", "mean"] = "sum"
-    """How the gradients of the tied matrix's two uses are joined: as in the authors' code, or half of that."""
+    """How the gradients of the tied matrix's two uses are joined: as in the authors' code, or half
+    of that."""
     split: tuple[Annotated[int, Field(ge=0)], ...] | None = None
-    """Blocks of each module, in order; default: equal FLOPs on every device, with the head counted."""
+    """Blocks of each module, in order; default: equal FLOPs on every device, with the head
+    counted."""
     warmup_steps: int = Field(default=0, ge=0)
-    """First steps, of ordinary training: no delay, one norm for clipping, and the tied matrix's gradients summed."""
+    """First steps, of ordinary training: no delay, one norm for clipping, and the tied matrix's
+    gradients summed."""
     clip: Literal["global", "module"] = "global"
-    """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the authors' code."""
+    """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the
+    authors' code."""
     cosine_every: int = Field(default=0, ge=0)
-    """Steps between two measurements of the cosine between each module's delayed gradient and that of the same batch at
-    today's weights, each of which costs K - 1 more steps' forward and backward; 0: never."""
+    """Steps between two measurements of the cosine between each module's delayed gradient and that
+    of the same batch at today's weights, each of which costs K - 1 more steps' forward and
+    backward; 0: never."""
 
     @model_validator(mode="after")
     def _split_has_modules(self) -> Ouroboros:
@@ -158,12 +166,14 @@ class Ouroboros(Method):
         return self.split or balanced_split(self.modules, shape)
 
     def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
-        """See `Method`: tau_k fp32 gradients of each module, or of its inputs and one of their gradients."""
+        """See `Method`: tau_k fp32 gradients of each module, or of its inputs and one of their
+        gradients."""
         if self.modules == 1:
             return 0
         delayed = range(1, self.modules)
         if self.variant == "replay":
-            # The first module's inputs are token ids, int64; every delayed module has one gradient in flight.
+            # The first module's inputs are token ids, int64; every delayed module has one gradient
+            # in flight.
             tokens = batch_size * shape.seq_len
             ids = self.staleness(1) * tokens
             vectors = sum(self.staleness(module) for module in delayed[1:]) + len(delayed)
@@ -178,7 +188,8 @@ class Ouroboros(Method):
         return 4 * numbers
 
     def recomputed_share(self, shape: GPTConfig) -> float:
-        """Return the FLOPs of running the delayed modules forward a second time, as a share of a step's."""
+        """Return the FLOPs of running the delayed modules forward a second time, as a share of a
+        step's."""
         # A step is three forward passes: its backward pass is two.
         step = 3 * (shape.n_layer + head_in_blocks(shape))
         return sum(self.blocks(shape)[:-1]) / step
@@ -204,9 +215,9 @@ def head_in_blocks(shape: GPTConfig) -> float:
 def balanced_split(modules: int, shape: GPTConfig) -> tuple[int, ...]:
     """Split blocks over K modules so that the busiest of the K - 1 devices has least to do.
 
-    The head counts with the last module. The first device's blocks are halved between the first and the last module,
-    the last taking an odd one, as in the authors' code; so is the model if K = 2. The modules between take equal
-    shares, the earlier ones one block more if there is a remainder.
+    The head counts with the last module. The first device's blocks are halved between the first and
+    the last module, the last taking an odd one, as in the authors' code; so is the model if K = 2.
+    The modules between take equal shares, the earlier ones one block more if there is a remainder.
     """
     n_layer = shape.n_layer
     if modules == 1:

@@ -1,9 +1,10 @@
-"""Progressive layer dropping: "Accelerating Training of Transformer-Based Language Models with Progressive Layer
-Dropping", Zhang and He, NeurIPS 2020, arXiv 2010.13369.
+"""Progressive layer dropping: "Accelerating Training of Transformer-Based Language Models with
+Progressive Layer Dropping", Zhang and He, NeurIPS 2020, arXiv 2010.13369.
 
-In a pre-LN transformer the blocks refine one residual stream, so a block can be skipped at random and the rest still
-make sense. Deep blocks are skipped more often than shallow ones, and dropping sets in only after the first updates.
-A skipped block is not computed, so a step costs fewer FLOPs; at evaluation all blocks run.
+In a pre-LN transformer the blocks refine one residual stream, so a block can be skipped at random
+and the rest still make sense. Deep blocks are skipped more often than shallow ones, and dropping
+sets in only after the first updates. A skipped block is not computed, so a step costs fewer FLOPs;
+at evaluation all blocks run.
 
     theta(t) = (1 - theta) exp(-gamma t) + theta,   gamma = 100 / T,   t = updates done before the step
     p_l      = 1 - (l / L) (1 - theta(t)),          l = 1 .. L         keep probability of block l
@@ -11,17 +12,19 @@ A skipped block is not computed, so a step costs fewer FLOPs; at evaluation all 
     h        = x + G_l attn(LN(x)) / p_l
     y        = h + G_l ffn(LN(h)) / p_l
 
-Dividing by p_l keeps the expected output of a branch, given its input, equal to the dense one, so nothing is rescaled
-at evaluation. The expectation of y is exact for attention only: ffn reads LN(h), which the same gate has changed, and
-blocks are not linear, so further up the dense model is an approximation of the mean. The equations are those that later
-papers and re-implementations give; the released BERT example (DeepSpeedExamples, bing_bert) samples with the p of the
-block before and divides by the p of the block itself, which inflates every branch: `keep = "code"` does that, for
+Dividing by p_l keeps the expected output of a branch, given its input, equal to the dense one, so
+nothing is rescaled at evaluation. The expectation of y is exact for attention only: ffn reads
+LN(h), which the same gate has changed, and blocks are not linear, so further up the dense model is
+an approximation of the mean. The equations are those that later papers and re-implementations give;
+the released BERT example (DeepSpeedExamples, bing_bert) samples with the p of the block before and
+divides by the p of the block itself, which inflates every branch: `keep = "code"` does that, for
 comparison only.
 
-Attaches at two places. `plan_step` puts `keep_probabilities` into the plan. The forward pass asks `gates` which blocks
-to call, on the host, from a counter-based generator: equal on every rank, the same after a resume, and no device is
-waited for. A block that no micro-batch of a step called has a gradient of zero, as in DeepSpeed: AdamW still decays its
-weights and follows its momentum, and every parameter's Adam step count stays the run's.
+Attaches at two places. `plan_step` puts `keep_probabilities` into the plan. The forward pass asks
+`gates` which blocks to call, on the host, from a counter-based generator: equal on every rank, the
+same after a resume, and no device is waited for. A block that no micro-batch of a step called has a
+gradient of zero, as in DeepSpeed: AdamW still decays its weights and follows its momentum, and
+every parameter's Adam step count stays the run's.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ GAMMA_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class ProgressiveLayerDrop(Method):
-    """Progressive layer dropping: skip whole blocks at random, more of them later in training, deep ones more often."""
+    """Progressive layer dropping: skip whole blocks at random, more of them later in training, deep
+    ones more often."""
 
     varies: ClassVar = frozenset({"blocks"})
     supports_sharding: ClassVar = False
@@ -54,12 +58,14 @@ class ProgressiveLayerDrop(Method):
     aliases: ClassVar = {"": "pld layer_drop layerdrop stochastic_depth progressive_layer_dropping"}
 
     theta: float = Field(default=0.5, gt=0, le=1)
-    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses 0.5 to 0.9, 1 drops
-    nothing."""
+    """Keep probability of the last block that the schedule approaches, in (0, 1]; the paper uses
+    0.5 to 0.9, 1 drops nothing."""
     steps: int = Field(ge=0)
-    """T, optimizer steps of the whole run, which set the pace gamma = 100 / T; 0: no ramp, theta is constant."""
+    """T, optimizer steps of the whole run, which set the pace gamma = 100 / T; 0: no ramp, theta is
+    constant."""
     keep: Literal["equation", "code"] = "equation"
-    """Keep probabilities and scale: the paper's equation, or the released code's mismatched pair."""
+    """Keep probabilities and scale: the paper's equation, or the released code's mismatched
+    pair."""
     granularity: Literal["step", "micro_step"] = "micro_step"
     """How often the gates are drawn: once per optimizer step, or for every micro-batch."""
 
@@ -87,14 +93,16 @@ class ProgressiveLayerDrop(Method):
         return {"pld_theta": self.theta_at(plan.step), "pld_blocks": result.blocks_executed}
 
     def theta_at(self, step: int) -> float:
-        """Return theta(t) of 1-based `step`, t = step - 1: step 1 drops nothing, unless theta is constant."""
+        """Return theta(t) of 1-based `step`, t = step - 1: step 1 drops nothing, unless theta is
+        constant."""
         if self.steps == 0:
             return self.theta
         gamma = GAMMA_STEPS / self.steps
         return (1 - self.theta) * math.exp(-gamma * (step - 1)) + self.theta
 
     def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block first."""
+        """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block
+        first."""
         drop = 1 - self.theta_at(step)
         blocks = range(1, n_layer + 1)
         if self.keep == "code":
@@ -102,7 +110,8 @@ class ProgressiveLayerDrop(Method):
         return tuple(1 - block / n_layer * drop for block in blocks)
 
     def branch_scales(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """Return the factor of each block's branches in 1-based `step`: 1 / p_l of the equation, for both `keep`."""
+        """Return the factor of each block's branches in 1-based `step`: 1 / p_l of the equation,
+        for both `keep`."""
         drop = 1 - self.theta_at(step)
         return tuple(1 / (1 - block / n_layer * drop) for block in range(1, n_layer + 1))
 
@@ -120,9 +129,9 @@ class ProgressiveLayerDrop(Method):
         Args:
             keep: the plan's.
             micro_step: number of the micro-batch in the whole step, from 0.
-            paired: micro-batches 2j and 2j + 1 share their gates, for a method that compares the gradients of a batch's
-                two halves: with gates of their own the halves would differ by which blocks ran, and it would enlarge
-                the batch to average that away.
+            paired: micro-batches 2j and 2j + 1 share their gates, for a method that compares the
+                gradients of a batch's two halves: with gates of their own the halves would differ
+                by which blocks ran, and it would enlarge the batch to average that away.
         """
         draw = micro_step
         if self.granularity == "step":
@@ -133,9 +142,11 @@ class ProgressiveLayerDrop(Method):
 
 
 def draw_gates(keep: Sequence[float], *, seed: int, updates: int, draw: int) -> tuple[bool, ...]:
-    """Draw G_l ~ Bernoulli(keep_l) as a function of the arguments alone: the counter of Philox is (draw, updates).
+    """Draw G_l ~ Bernoulli(keep_l) as a function of the arguments alone: the counter of Philox is
+    (draw, updates).
 
-    A generator without state has nothing to save, to synchronise between ranks or to disturb by other random draws.
+    A generator without state has nothing to save, to synchronise between ranks or to disturb by
+    other random draws.
     """
     import numpy as np
 

@@ -1,26 +1,29 @@
 """Sequence length warmup.
 
-Li, Zhang, He: "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training GPT Models", NeurIPS
-2022, arXiv 2108.06084. The arithmetic is that of its public implementation, DeepSpeed's `curriculum_scheduler.py`.
+Li, Zhang, He: "The Stability-Efficiency Dilemma: Investigating Sequence Length Warmup for Training
+GPT Models", NeurIPS 2022, arXiv 2108.06084. The arithmetic is that of its public implementation,
+DeepSpeed's `curriculum_scheduler.py`.
 
-Long sequences make the first steps of a large-batch, large-LR training unstable. So the first steps train on short
-ones: each window of full length is cut off after the step's length, just before the forward pass. The length grows with
-the optimizer step until it is full; the tokens cut off are not trained on.
+Long sequences make the first steps of a large-batch, large-LR training unstable. So the first steps
+train on short ones: each window of full length is cut off after the step's length, just before the
+forward pass. The length grows with the optimizer step until it is full; the tokens cut off are not
+trained on.
 
     x_t = min(t / T, 1)                                   t: the step about to run, from 1; T: `steps`
     seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t)                      pacing = "linear"
     seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t ** (1 / degree))      pacing = "root"
     seqlen_t -= seqlen_t mod multiple;  at least `multiple`, at most seqlen_e
 
-With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training that the paper
-compares with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
+With pacing = "discrete" the lengths are given phase by phase; two phases are the two-stage training
+that the paper compares with (Shortformer: Press, Smith, Lewis, ACL 2021, arXiv 2012.15832).
 
-With batch = "tokens" a step keeps its tokens instead of its sequences: the most whole sequences of seqlen_t tokens
-within batch_size * seqlen_e, so that no step is small and noisy, and what short sequences save is attention.
+With batch = "tokens" a step keeps its tokens instead of its sequences: the most whole sequences of
+seqlen_t tokens within batch_size * seqlen_e, so that no step is small and noisy, and what short
+sequences save is attention.
 
-It attaches to `plan_step`, which asks `seq_len_at` for the step's length, `batch_size_at` for its sequences, and
-`sequences_per_window_at` for those that one window gives. The learning rate warms up by steps and decays by tokens, so
-that shorter steps do not decay it sooner.
+It attaches to `plan_step`, which asks `seq_len_at` for the step's length, `batch_size_at` for its
+sequences, and `sequences_per_window_at` for those that one window gives. The learning rate warms up
+by steps and decays by tokens, so that shorter steps do not decay it sooner.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ from efftrain_cli.methods.method import Changes, Method, Problems, Sections, var
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SeqLenWarmup(Method):
-    """Sequence length warmup: train on short sequences first and lengthen them over `steps` optimizer steps."""
+    """Sequence length warmup: train on short sequences first and lengthen them over `steps`
+    optimizer steps."""
 
     varies: ClassVar = frozenset({"length"})
     aliases: ClassVar = {
@@ -55,7 +59,8 @@ class SeqLenWarmup(Method):
     start: int = Field(default=8, ge=1)
     """seqlen_s, the length of the first sequences, in tokens."""
     steps: int | None = Field(default=None, ge=1)
-    """T, the optimizer step at which the full length is reached; needed unless pacing = "discrete"."""
+    """T, the optimizer step at which the full length is reached; needed unless pacing =
+    "discrete"."""
     multiple: int = Field(default=8, ge=1)
     """Lengths are rounded down to a multiple of this, in tokens."""
     pacing: Literal["linear", "root", "discrete"] = "linear"
@@ -63,12 +68,14 @@ class SeqLenWarmup(Method):
     degree: int = Field(default=2, ge=1)
     """Degree of the root, with pacing = "root"."""
     mode: Literal["truncate", "reshape"] = "truncate"
-    """What becomes of the rest of a full-length window: dropped, or cut into further short sequences."""
+    """What becomes of the rest of a full-length window: dropped, or cut into further short
+    sequences."""
     batch: Literal["sequences", "tokens"] = "sequences"
-    """What stays as train.batch_size says while sequences are short: their number, or the tokens of a step. "tokens"
-    cuts windows whole: mode is "reshape" then."""
+    """What stays as train.batch_size says while sequences are short: their number, or the tokens of
+    a step. "tokens" cuts windows whole: mode is "reshape" then."""
     lengths: tuple[int, ...] = ()
-    """With pacing = "discrete": the length of each phase, in tokens; the last one is the full length."""
+    """With pacing = "discrete": the length of each phase, in tokens; the last one is the full
+    length."""
     until: tuple[int, ...] = ()
     """With pacing = "discrete": the last step of each phase but the final one."""
 
@@ -123,11 +130,13 @@ class SeqLenWarmup(Method):
         return self
 
     def seq_len_at(self, step: int, full: int) -> int:
-        """Return the length, in tokens, of the sequences of 1-based `step`; `full` (seqlen_e) is the model's seq_len.
+        """Return the length, in tokens, of the sequences of 1-based `step`; `full` (seqlen_e) is
+        the model's seq_len.
 
-        DeepSpeed's floating-point expression, so that lengths agree with it to the step; without its defects: no length
-        is below `multiple` (DeepSpeed can give 0), a full length that is not a multiple is reached at step T (there:
-        later), and phases may also come down (there: latched).
+        DeepSpeed's floating-point expression, so that lengths agree with it to the step; without
+        its defects: no length is below `multiple` (DeepSpeed can give 0), a full length that is not
+        a multiple is reached at step T (there: later), and phases may also come down (there:
+        latched).
         """
         if self.steps is None:
             for end, length in zip(self.until, self.lengths, strict=False):
@@ -144,7 +153,8 @@ class SeqLenWarmup(Method):
         return min(max(length, self.multiple), full)
 
     def batch_size_at(self, seq_len: int, full: int, batch_size: int) -> int:
-        """Return the sequences of `seq_len` tokens in a step, if a full one has `batch_size` of `full` tokens."""
+        """Return the sequences of `seq_len` tokens in a step, if a full one has `batch_size` of
+        `full` tokens."""
         if self.batch == "sequences":
             return batch_size
         return batch_size * full // seq_len
@@ -152,8 +162,8 @@ class SeqLenWarmup(Method):
     def sequences_per_window_at(self, seq_len: int, full: int) -> int:
         """Return the sequences of `seq_len` tokens from one window of `full` tokens.
 
-        1 when truncating, floor(full / seq_len) when reshaping. What a batch does not need, and the remainder, is
-        discarded.
+        1 when truncating, floor(full / seq_len) when reshaping. What a batch does not need, and the
+        remainder, is discarded.
         """
         if self.mode == "truncate":
             return 1
@@ -167,7 +177,8 @@ class SeqLenWarmup(Method):
         return max(self.until, default=0)
 
     def phases(self, full: int) -> Iterator[tuple[int, int]]:
-        """Yield (first step, length) of every stretch of steps with one length, in order; the last has no end."""
+        """Yield (first step, length) of every stretch of steps with one length, in order; the last
+        has no end."""
         if self.steps is None:
             starts = [1, *(end + 1 for end in self.until)]
             yield from zip(starts, (min(length, full) for length in self.lengths), strict=True)
@@ -180,8 +191,8 @@ class SeqLenWarmup(Method):
             degree = self.degree
         while length < full:
             longer = min(length - length % self.multiple + self.multiple, full)
-            # Near where the pacing function has its inverse; then exactly, for rounding and for what is cut off at
-            # either end.
+            # Near where the pacing function has its inverse; then exactly, for rounding and for
+            # what is cut off at either end.
             share = min(1.0, max(0, longer - self.start) / max(1, full - self.start))
             near = math.ceil(share**degree * self.steps)
             first = min(self.steps, max(first + 1, near))
@@ -193,7 +204,8 @@ class SeqLenWarmup(Method):
             yield first, length
 
     def tokens_through(self, step: int, full: int, batch_size: int) -> int:
-        """Count the tokens trained by the end of `step`, if a full step has `batch_size` sequences."""
+        """Count the tokens trained by the end of `step`, if a full step has `batch_size`
+        sequences."""
         total = 0
         first = 1
         tokens = 0  # of each step from `first` on
@@ -208,8 +220,8 @@ class SeqLenWarmup(Method):
     def problems(self, recipe: Sections) -> Problems:
         train = recipe.train
         full = recipe.model.seq_len
-        # Where the batch is not planned, only the fewest sequences of a step are known: the tokens are then a lower
-        # bound.
+        # Where the batch is not planned, only the fewest sequences of a step are known: the tokens
+        # are then a lower bound.
         smallest = min(
             method.batch_bounds(train.batch_size)[0] for method in recipe.methods.values()
         )
@@ -274,7 +286,7 @@ class SeqLenWarmup(Method):
         def cost(steps: int) -> int:
             return replace(self, steps=steps).tokens_through(steps, full, batch_size)
 
-        # No length is below min(multiple, full), and no batch below batch_size, which bounds the steps that a budget
-        # can hold.
+        # No length is below min(multiple, full), and no batch below batch_size, which bounds the
+        # steps that a budget can hold.
         most = budget // (batch_size * min(self.multiple, full)) + 1
         return bisect_left(range(1, most + 1), budget + 1, key=cost)

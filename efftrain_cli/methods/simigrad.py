@@ -1,26 +1,29 @@
-"""SimiGrad: "SimiGrad: Fine-Grained Adaptive Batching for Large Scale Training using Gradient Similarity Measurement",
-Qin, Rajbhandari, Ruwase, Yan, Yang and He, NeurIPS 2021.
+"""SimiGrad: "SimiGrad: Fine-Grained Adaptive Batching for Large Scale Training using Gradient
+Similarity Measurement", Qin, Rajbhandari, Ruwase, Yan, Yang and He, NeurIPS 2021.
 
-The gradients of the two halves of a batch are compared by their cosine. A low cosine means that the batch is mostly
-noise and should grow; a high one, that a smaller batch would do. So the batch is moved by 10 % towards a target cosine.
+The gradients of the two halves of a batch are compared by their cosine. A low cosine means that the
+batch is mostly noise and should grow; a high one, that a smaller batch would do. So the batch is
+moved by 10 % towards a target cosine.
 
     phi = <A, B> / (|A| |B|)               A, B: gradients of the two halves, before clipping
     B'  = 1.1 B  if phi < target,  0.9 B  if phi > target
     lr  = schedule * sqrt(B / B_0)         B_0 = train.batch_size
 
-What phi measures: with A and B means over n sequences each, E<A,B> = |G|^2 and E|A|^2 = |G|^2 + tr(Sigma) / n, so
-phi = B / (B + 2 B_s) with the gradient noise scale B_s = tr(Sigma) / |G|^2 (McCandlish et al. 2018, arXiv 1812.06162),
-and the rule comes to rest at B = 2 target / (1 - target) * B_s. This relation is our derivation, not the paper's.
+What phi measures: with A and B means over n sequences each, E<A,B> = |G|^2 and E|A|^2 = |G|^2 +
+tr(Sigma) / n, so phi = B / (B + 2 B_s) with the gradient noise scale B_s = tr(Sigma) / |G|^2
+(McCandlish et al. 2018, arXiv 1812.06162), and the rule comes to rest at B = 2 target / (1 -
+target) * B_s. This relation is our derivation, not the paper's.
 
-`mode = "reference"` follows the released code (github.com/HeyangQin/SimiGrad, and for `interval` and `window` its
-successor in HeyangQin/DeepSpeed) to the sequence, defects included. The default mode mends them: bounds are rounded to
-the quantum and never exceeded, the batch can always shrink to its lower bound, smoothing averages the dot products (not
-the cosines) of measurements at one batch size, and non-finite measurements are left out.
+`mode = "reference"` follows the released code (github.com/HeyangQin/SimiGrad, and for `interval`
+and `window` its successor in HeyangQin/DeepSpeed) to the sequence, defects included. The default
+mode mends them: bounds are rounded to the quantum and never exceeded, the batch can always shrink
+to its lower bound, smoothing averages the dot products (not the cosines) of measurements at one
+batch size, and non-finite measurements are left out.
 
-Attaches at three places. `plan_step` takes the batch size from Progress, an even number of micro-batches and the
-scaled learning rate. `accumulate_by_halves` sums the gradient of the even micro-batches apart from that of the odd
-ones, takes `half_dots` and adds the two. `after_step` hands the dot products to `decide`, whose batch size the next
-step uses.
+Attaches at three places. `plan_step` takes the batch size from Progress, an even number of
+micro-batches and the scaled learning rate. `accumulate_by_halves` sums the gradient of the even
+micro-batches apart from that of the odd ones, takes `half_dots` and adds the two. `after_step`
+hands the dot products to `decide`, whose batch size the next step uses.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ Window = tuple[Dots, ...]
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class SimiGrad(Method):
-    """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given cosine similarity."""
+    """SimiGrad: adapt the batch size so that the gradients of the batch's two halves keep a given
+    cosine similarity."""
 
     varies: ClassVar = frozenset({"batch", "steps"})
     supports_sharding: ClassVar = False
@@ -73,7 +77,8 @@ class SimiGrad(Method):
     lr_scaling: Literal["sqrt", "linear", "none"] = "sqrt"
     """How the learning rate follows the batch size relative to train.batch_size."""
     lr_adjust_factor: float = Field(default=1.0, gt=0, le=1)
-    """f in (0, 1] damps that: the learning rate is multiplied by 1 + f (s - 1), where s is the scaling's own factor."""
+    """f in (0, 1] damps that: the learning rate is multiplied by 1 + f (s - 1), where s is the
+    scaling's own factor."""
     mode: Literal["default", "reference"] = "default"
     """"reference" follows the released code's batch sizes exactly, defects included."""
 
@@ -134,7 +139,8 @@ class SimiGrad(Method):
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
         if self.mode == "default":
             return self.lowest, self.highest
-        # The released code cuts off below the lower bound, and passes over an upper one that is not a multiple.
+        # The released code cuts off below the lower bound, and passes over an upper one that is not
+        # a multiple.
         quantum = self.quantum
         lowest = max(quantum, self.min_batch_size // quantum * quantum)
         return lowest, -(-self.max_batch_size // quantum) * quantum
@@ -166,20 +172,23 @@ class SimiGrad(Method):
     def measures_at(self, step: int) -> bool:
         """Return whether 1-based `step` measures the similarity.
 
-        The released code does so at the beginning of an interval and acts on it at the end, `interval` - 1 steps later.
+        The released code does so at the beginning of an interval and acts on it at the end,
+        `interval` - 1 steps later.
         """
         if self.mode == "reference":
             step -= 1
         return step % self.interval == 0
 
     def resting_batch_size(self, noise: float | None) -> float | None:
-        """Return the batch, in sequences, at which phi would meet a positive target with noise scale `noise`."""
+        """Return the batch, in sequences, at which phi would meet a positive target with noise
+        scale `noise`."""
         if noise is None or self.target <= 0:
             return None
         return 2 * self.target / (1 - self.target) * noise
 
     def lr_factor(self, batch_size: int, initial: int) -> float:
-        """Return the factor of the learning rate at `batch_size`, whose schedule was made for `initial` sequences."""
+        """Return the factor of the learning rate at `batch_size`, whose schedule was made for
+        `initial` sequences."""
         if self.lr_scaling == "none":
             return 1.0
         factor = batch_size / initial
@@ -192,7 +201,8 @@ class SimiGrad(Method):
     def next_batch_size(self, batch_size: int, phi: float | None) -> int:
         """Return the batch after a decision on `phi`, in sequences.
 
-        A multiple of the quantum within the bounds, different by a tenth or less, or by one quantum if that is more.
+        A multiple of the quantum within the bounds, different by a tenth or less, or by one quantum
+        if that is more.
         """
         if self.mode == "reference":
             return reference_batch_size(
@@ -214,11 +224,13 @@ class SimiGrad(Method):
         return max(self.lowest, min(wanted, self.highest))
 
     def columns(self, recipe: Sections, plan: StepPlan, result: StepResult) -> Columns:
-        """Return SimiGrad's columns, None in a step that did not measure, and if the value does not exist.
+        """Return SimiGrad's columns, None in a step that did not measure, and if the value does not
+        exist.
 
-        `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is as noisy as that;
-        the batch that was run is `batch_size`, in sequences like both of them. A ratio of noisy numbers is biased: to
-        average the noise scale over steps, average the three products first (`mean_dots`) and take the ratio of those.
+        `simigrad_batch_target` is the resting batch size by this step's noise scale alone, so it is
+        as noisy as that; the batch that was run is `batch_size`, in sequences like both of them. A
+        ratio of noisy numbers is biased: to average the noise scale over steps, average the three
+        products first (`mean_dots`) and take the ratio of those.
         """
         batch_size = plan.batch_size
         dots = result.simigrad_dots
@@ -247,19 +259,21 @@ class SimiGrad(Method):
         window: Window,
         dots: Dots | None,
     ) -> tuple[int, Window]:
-        """Return batch size and window after 1-based `step`, which ran `batch_size` sequences and measured `dots`.
+        """Return batch size and window after 1-based `step`, which ran `batch_size` sequences and
+        measured `dots`.
 
-        Default: a measurement joins the window; a full window is decided on and cleared, so that no decision sees
-        gradients of another batch size. (A sliding mean that is acted on every step drives the batch into a limit
-        cycle.) Reference: every `interval` steps, on the mean of the last `window` cosines.
+        Default: a measurement joins the window; a full window is decided on and cleared, so that no
+        decision sees gradients of another batch size. (A sliding mean that is acted on every step
+        drives the batch into a limit cycle.) Reference: every `interval` steps, on the mean of the
+        last `window` cosines.
         """
         if dots is None and self.measures_at(step):
             window = ()  # a plan that assumes no measurement: nothing is left to decide on
         elif dots is not None and similarity(dots) is None:
             dots = None
             if self.mode == "reference":
-                # The released code keeps the place of a non-finite cosine in its window; zeros have no cosine either,
-                # and fit JSON.
+                # The released code keeps the place of a non-finite cosine in its window; zeros have
+                # no cosine either, and fit JSON.
                 dots = (0.0, 0.0, 0.0)
         if dots is not None:
             window = (*window, dots)[-self.window :]
@@ -286,7 +300,8 @@ def similarity(dots: Dots) -> float | None:
 
 
 def mean_dots(window: Sequence[Dots]) -> Dots:
-    """Average the three products: their phi is less noisy than a mean of cosines, and nearly unbiased."""
+    """Average the three products: their phi is less noisy than a mean of cosines, and nearly
+    unbiased."""
     a_dot_b, a_square, b_square = (
         math.fsum(of_one) / len(window) for of_one in zip(*window, strict=True)
     )
@@ -294,10 +309,12 @@ def mean_dots(window: Sequence[Dots]) -> Dots:
 
 
 def noise_scale(dots: Dots, sequences_a: int, sequences_b: int) -> float | None:
-    """Estimate B_s = tr(Sigma) / |G|^2, in sequences, from the mean gradients of halves of so many sequences.
+    """Estimate B_s = tr(Sigma) / |G|^2, in sequences, from the mean gradients of halves of so many
+    sequences.
 
-    McCandlish et al. 2018, appendix A: <A,B> estimates |G|^2 and |A - B|^2 / (1/n_A + 1/n_B) estimates tr(Sigma), both
-    without bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None if <A,B> is not positive: too noisy to tell.
+    McCandlish et al. 2018, appendix A: <A,B> estimates |G|^2 and |A - B|^2 / (1/n_A + 1/n_B)
+    estimates tr(Sigma), both without bias; equal halves give (B / 4) |A - B|^2 / <A,B>. None if
+    <A,B> is not positive: too noisy to tell.
     """
     a_dot_b, a_square, b_square = dots
     if not all(map(math.isfinite, dots)) or a_dot_b <= 0:
@@ -312,10 +329,12 @@ def half_dots(
     sequences_a: int,
     sequences_b: int,
 ) -> Tensor:
-    """Compute (<A,B>, |A|^2, |B|^2), fp64 (3,), from gradients a, b of the halves' summed losses over one constant.
+    """Compute (<A,B>, |A|^2, |B|^2), fp64 (3,), from gradients a, b of the halves' summed losses
+    over one constant.
 
-    `a` and `b` list the same parameters; each is divided by its share of the sequences, so that halves of unequal size
-    are compared as means. Products are summed in fp32 over chunks that fit a CPU's cache, and the chunks in fp64.
+    `a` and `b` list the same parameters; each is divided by its share of the sequences, so that
+    halves of unequal size are compared as means. Products are summed in fp32 over chunks that fit a
+    CPU's cache, and the chunks in fp64.
     """
     import torch
 
@@ -343,11 +362,12 @@ def accumulate_by_halves(
     parameters: Sequence[Tensor],
     plan: StepPlan,
 ) -> Dots:
-    """Accumulate the gradient of all micro-batches into `.grad`, and return the dot products of its two halves.
+    """Accumulate the gradient of all micro-batches into `.grad`, and return the dot products of its
+    two halves.
 
-    The halves are the even micro-batches of the step and the odd ones, which differ by one sequence at most.
-    `micro_batches` are this rank's, while `accumulate` gives the sum over all ranks. Three numbers are read from the
-    device: the only read inside training, once per `interval`.
+    The halves are the even micro-batches of the step and the odd ones, which differ by one sequence
+    at most. `micro_batches` are this rank's, while `accumulate` gives the sum over all ranks. Three
+    numbers are read from the device: the only read inside training, once per `interval`.
     """
     import torch
 
@@ -378,10 +398,11 @@ def reference_batch_size(
 ) -> int:
     """Return the batch size after one decision of the released code.
 
-    github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound, then the quantum,
-    there the ranks' micro-batches. Kept as it is: an upper bound that is not a multiple of the quantum is passed over,
-    and a batch of one quantum never shrinks. `phi` is None where it is not finite; then, at the target, and at a batch
-    of 1 that should shrink, nothing is changed, not even to keep a bound.
+    github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound,
+    then the quantum, there the ranks' micro-batches. Kept as it is: an upper bound that is not a
+    multiple of the quantum is passed over, and a batch of one quantum never shrinks. `phi` is None
+    where it is not finite; then, at the target, and at a batch of 1 that should shrink, nothing is
+    changed, not even to keep a bound.
     """
     if phi is None or phi == target or (phi > target and batch_size == 1):
         return batch_size

@@ -1,30 +1,37 @@
-"""Staged training by growth operators (Shen, Walsh, Keutzer, Dodge, Peters, Beltagy, ICML 2022, arXiv 2203.06211).
+"""Staged training by growth operators (Shen, Walsh, Keutzer, Dodge, Peters, Beltagy, ICML 2022,
+arXiv 2203.06211).
 
-Train a small model, map its whole training state (weights, Adam moments, schedule) to a larger one, train on. Growth
-should keep the loss, and the loss should go on falling as fast as that of a model that had the larger size from the
-start. The schedule jumps to the step at which such a model would have reached this loss.
+Train a small model, map its whole training state (weights, Adam moments, schedule) to a larger one,
+train on. Growth should keep the loss, and the loss should go on falling as fast as that of a model
+that had the larger size from the start. The schedule jumps to the step at which such a model would
+have reached this loss.
 
 Width, factor k: every hidden vector x becomes [x; ...; x].
     vectors, embeddings      p' = [p; ...; p]
     matrices                 W' = blockdiag(W, ..., W) + A, the blocks of A summing to 0 along each row of blocks
     the last layer norm      g' = [g; ...; g] / k, because the output matrix is the embedding matrix
-A layer norm of a duplicated vector is the duplicated layer norm, heads double and keep their size, and every row of
-blocks of W' maps [u; ...; u] to W u: the logits stay, up to rounding. A = 0 is the paper's operator. With A = 0 the
-copies get equal gradients at every step, so the wide model never becomes more than the narrow one. The paper's runs had
-dropout, which made the copies differ; we have none, so the default draws A at random. With A = 0 the gradient after
-growth is g/k in every block, the zero blocks included, and g in the last layer norm: the running averages become m/k
-and v/k^2 in *every* block (`moments = "ema"`). With A drawn at random this is an approximation: the copies' gradients
-then differ. The released operator (`moments = "paper"`) leaves the zero blocks' averages at 0.
+A layer norm of a duplicated vector is the duplicated layer norm, heads double and keep their size,
+and every row of blocks of W' maps [u; ...; u] to W u: the logits stay, up to rounding. A = 0 is the
+paper's operator. With A = 0 the copies get equal gradients at every step, so the wide model never
+becomes more than the narrow one. The paper's runs had dropout, which made the copies differ; we
+have none, so the default draws A at random. With A = 0 the gradient after growth is g/k in every
+block, the zero blocks included, and g in the last layer norm: the running averages become m/k and
+v/k^2 in *every* block (`moments = "ema"`). With A drawn at random this is an approximation: the
+copies' gradients then differ. The released operator (`moments = "paper"`) leaves the zero blocks'
+averages at 0.
 
-Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases 0, matrices eye;
-`zero_out_proj`: a copy of the layer before, whose two projections into the residual stream are 0), or layers are
-copied (`copy_interleave`, `copy_append` or `copies`) or drawn (`random`), which keeps no loss.
+Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases
+0, matrices eye; `zero_out_proj`: a copy of the layer before, whose two projections into the
+residual stream are 0), or layers are copied (`copy_interleave`, `copy_append` or `copies`) or drawn
+(`random`), which keeps no loss.
 
-`pad`, `d_ff` and `n_kv_head` set a size instead: any width (RMS norms only), any number of hidden units, whole groups
-of heads. New entries are 0 where they would change the function, and random where they would not.
+`pad`, `d_ff` and `n_kv_head` set a size instead: any width (RMS norms only), any number of hidden
+units, whole groups of heads. New entries are 0 where they would change the function, and random
+where they would not.
 
-It attaches between two stages: `growth_operators.grow` takes (config, tensors by name) and gives larger ones. Here are
-the stages of a recipe and their switching rules; when to switch is planned in `efftrain_cli/grow/planner.py`.
+It attaches between two stages: `growth_operators.grow` takes (config, tensors by name) and gives
+larger ones. Here are the stages of a recipe and their switching rules; when to switch is planned in
+`efftrain_cli/grow/planner.py`.
 """
 
 from __future__ import annotations
@@ -66,20 +73,23 @@ OperatorKind = Literal["width", "depth", "pad", "d_ff", "n_kv_head"]
 Curve = tuple[tuple[int, float], ...]
 """(schedule_tokens, validation loss) of evaluations, newest last."""
 SAME_LOSS_STEPS = {"depth": 1.412, "width": 1.776}
-"""S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the target model. The
-authors' released constants, measured on their GPT-2 runs; for both at once they give 2.455 (`SAME_LOSS_STEPS_BOTH`)."""
+"""S_small / S_target: steps a model of 1/2 the depth or width needs for a loss, over those of the
+target model. The authors' released constants, measured on their GPT-2 runs; for both at once they
+give 2.455 (`SAME_LOSS_STEPS_BOTH`)."""
 SAME_LOSS_STEPS_BOTH = 2.455
 
 
 class Operator(NamedTuple):
-    """One growth operator: what is multiplied, and by how much; of pad (n_embd), d_ff and n_kv_head the new size."""
+    """One growth operator: what is multiplied, and by how much; of pad (n_embd), d_ff and n_kv_head
+    the new size."""
 
     kind: OperatorKind
     factor: int
 
 
 def parse_operator(text: str) -> Operator:
-    """Read "width", "depth" (both x 2), "width:3", and the sizes of "pad:192", "d_ff:512", "n_kv_head:4".
+    """Read "width", "depth" (both x 2), "width:3", and the sizes of "pad:192", "d_ff:512",
+    "n_kv_head:4".
 
     Raises:
         ValueError: another kind, or a factor that is not an integer of at least 2.
@@ -168,18 +178,21 @@ class Switch:
     """When a stage ends and the model grows."""
 
     rule: Literal["steps", "tokens", "flops", "loss", "slope"]
-    """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value` ("loss"); or its slope
-    d log loss / d log FLOPs, fitted to the last `window` evaluations of the stage, rises to `value` ("slope").
-    Evaluations during the learning rate's warmup and re-warmup do not count."""
+    """The run's "steps", "tokens" or "flops" reach `value`; the validation loss falls to `value`
+    ("loss"); or its slope d log loss / d log FLOPs, fitted to the last `window` evaluations of the
+    stage, rises to `value` ("slope"). Evaluations during the learning rate's warmup and re-warmup
+    do not count."""
     value: Annotated[float, BeforeValidator(_count_if_text)]
-    """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for "slope" (the paper's
-    released thresholds: -0.0575 before doubling the depth, -0.0475 before doubling the width)."""
+    """The threshold: counts as in 300_000_000 or "300M"; nats per token for "loss"; negative for
+    "slope" (the paper's released thresholds: -0.0575 before doubling the depth, -0.0475 before
+    doubling the width)."""
     window: int = Field(default=15, ge=5)
     """Evaluations that one slope is fitted to."""
     times: int = Field(default=3, ge=1)
     """Evaluations in a row at which the slope must be at or above the threshold."""
     latest: Annotated[Count, Field(ge=1)] | None = None
-    """Tokens of the run at which the stage ends in any case; a plan assumes them for a stage by "loss" or "slope"."""
+    """Tokens of the run at which the stage ends in any case; a plan assumes them for a stage by
+    "loss" or "slope"."""
 
     def reads_val_loss(self) -> bool:
         """Return whether the rule needs the validation losses of the stage."""
@@ -217,8 +230,8 @@ class Stage:
     model: StageModel = Field(default_factory=StageModel)
     """What differs from `[model]`; in the stages after the first the operators already say it."""
     operators: tuple[Annotated[str, AfterValidator(_check_operator)], ...] = ()
-    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), as "width:3", or to a size:
-    "pad:192" (n_embd), "d_ff:512", "n_kv_head:4"."""
+    """How this stage's model grows from the one before, in order: "depth", "width" (x 2), as
+    "width:3", or to a size: "pad:192" (n_embd), "d_ff:512", "n_kv_head:4"."""
     switch: Switch | None = None
     """When this stage ends; not for the last."""
     lr: float | None = Field(default=None, gt=0)
@@ -226,9 +239,9 @@ class Stage:
     rewarmup_steps: int = Field(default=150, ge=0)
     """Steps of linear warmup from 0 after the growth that begins this stage."""
     schedule_ratio: float | None = Field(default=None, gt=0, le=1)
-    """rho: the growth that begins this stage sets the schedule's step and tokens to rho times their value, the point at
-    which a model of the new size would have reached this loss. Default: the authors' constants, 0.708 for depth x 2,
-    0.563 for width x 2, 0.407 for both."""
+    """rho: the growth that begins this stage sets the schedule's step and tokens to rho times their
+    value, the point at which a model of the new size would have reached this loss. Default: the
+    authors' constants, 0.708 for depth x 2, 0.563 for width x 2, 0.407 for both."""
 
     @property
     def ratio(self) -> float:
@@ -253,15 +266,18 @@ class StagedGrowth(Method):
     aliases: ClassVar = {"": "growth"}
 
     moments: Moments = "ema"
-    """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0 ("paper"); what the
-    running averages would be, in every block ("ema"); or all 0, as a control ("reset")."""
+    """The optimizer's moments: those of the released operator, which leaves the zero blocks' at 0
+    ("paper"); what the running averages would be, in every block ("ema"); or all 0, as a control
+    ("reset")."""
     symmetry: Symmetry = "offdiag"
-    """What makes a wider model's copies differ: nothing, blocks that cancel (the loss stays), noise (it does not)."""
+    """What makes a wider model's copies differ: nothing, blocks that cancel (the loss stays), noise
+    (it does not)."""
     depth: Depth = "zero_out_proj"
-    """What a deeper model's new layers compute: the identity in two ways (the loss stays), a copy of each layer after
-    it or of all after all ("copies" too), or random weights (it does not)."""
+    """What a deeper model's new layers compute: the identity in two ways (the loss stays), a copy
+    of each layer after it or of all after all ("copies" too), or random weights (it does not)."""
     dynamics: Literal["target"] = "target"
-    """Learning rates after growth in width: those of the target model. Recipes of older versions have this key."""
+    """Learning rates after growth in width: those of the target model. Recipes of older versions
+    have this key."""
 
     def problems(self, recipe: Sections) -> Problems:
         if not recipe.stages:
@@ -325,14 +341,16 @@ class StagedGrowth(Method):
         return {"stages": ()}  # the model that they end with
 
     def preserves_loss(self, operators: Iterable[Operator]) -> bool:
-        """Return whether these operators, in this section's variants, claim to leave loss and logits as they are."""
+        """Return whether these operators, in this section's variants, claim to leave loss and
+        logits as they are."""
         exact_depth = self.depth in ("identity", "zero_out_proj")
         keeps = {"width": self.symmetry != "noise", "depth": exact_depth}
         return all(keeps.get(kind, True) for kind, _ in operators)
 
 
 def shapes_of_stages(target: S, stages: Sequence[Stage]) -> list[S]:
-    """Return the model of each stage: `target` with the first's changes, then what the operators make of it."""
+    """Return the model of each stage: `target` with the first's changes, then what the operators
+    make of it."""
     shape = stages[0].model.applied(target)
     shapes = [shape]
     for stage in stages[1:]:
@@ -439,10 +457,11 @@ def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
 
 
 def default_schedule_ratio(operators: Iterable[Operator]) -> float:
-    """Return rho = S_target / S_small of these operators, from the authors' constants per doubling (`SAME_LOSS_STEPS`).
+    """Return rho = S_target / S_small of these operators, from the authors' constants per doubling
+    (`SAME_LOSS_STEPS`).
 
-    A factor k other than 2 counts as log2(k) doublings, which is our extension. Operators to a size count nothing: set
-    `schedule_ratio` for them.
+    A factor k other than 2 counts as log2(k) doublings, which is our extension. Operators to a size
+    count nothing: set `schedule_ratio` for them.
     """
     doublings = {"depth": 0.0, "width": 0.0}
     for kind, factor in operators:
@@ -455,10 +474,11 @@ def default_schedule_ratio(operators: Iterable[Operator]) -> float:
 
 
 def rewarmup_factor(steps_in_stage: int, rewarmup_steps: int) -> float:
-    """Return the factor of the schedule's learning rate at the 1-based step of a stage: i / w up to step w, then 1.
+    """Return the factor of the schedule's learning rate at the 1-based step of a stage: i / w up to
+    step w, then 1.
 
-    The released code climbs to the value that the schedule has at the end of the re-warmup, we to the schedule itself,
-    which differs by less than the schedule falls in those w steps.
+    The released code climbs to the value that the schedule has at the end of the re-warmup, we to
+    the schedule itself, which differs by less than the schedule falls in those w steps.
     """
     if steps_in_stage >= rewarmup_steps:
         return 1.0

@@ -1,20 +1,23 @@
-"""Standardization loss: normalization as a term of what is minimized, in place of layers that normalize.
+"""Standardization loss: normalization as a term of what is minimized, in place of layers that
+normalize.
 
-Collins, Balle, Shlens: "Accelerating Training of Deep Neural Networks with a Standardization Loss", 2019, arXiv
-1903.00925. Beside the cross-entropy the network minimizes, over its activations before the nonlinearity, the divergence
-of each channel from N(0, 1):
+Collins, Balle, Shlens: "Accelerating Training of Deep Neural Networks with a Standardization Loss",
+2019, arXiv 1903.00925. Beside the cross-entropy the network minimizes, over its activations before
+the nonlinearity, the divergence of each channel from N(0, 1):
 
     L = cross-entropy + lambda sum_sites sum_channels (mu^2 + sigma^2 - log sigma^2 - 1) / 2
 
-mu and sigma^2 are a channel's mean and biased variance over the positions of a micro-batch. Nothing is normalized in
-the forward pass, so nothing of it remains when the model is used, and no position sees another's statistics.
+mu and sigma^2 are a channel's mean and biased variance over the positions of a micro-batch. Nothing
+is normalized in the forward pass, so nothing of it remains when the model is used, and no position
+sees another's statistics.
 
-The paper's networks are convolutional and its lambda multiplies a sum; here `weight` multiplies the mean over sites and
-channels, so that it keeps its meaning over widths and depths: weight_sum is the paper's lambda. What is ours: which
-activations of a transformer take the place of "before the nonlinearity" (`sites`), moments per token, and eps.
+The paper's networks are convolutional and its lambda multiplies a sum; here `weight` multiplies the
+mean over sites and channels, so that it keeps its meaning over widths and depths: weight_sum is the
+paper's lambda. What is ours: which activations of a transformer take the place of "before the
+nonlinearity" (`sites`), moments per token, and eps.
 
-Attaches to the objective: blocks show the activations that are asked for, and return their divergences beside their
-output.
+Attaches to the objective: blocks show the activations that are asked for, and return their
+divergences beside their output.
 """
 
 from __future__ import annotations
@@ -42,12 +45,14 @@ SITES: dict[str, tuple[str, ...]] = {
     "ln_input": ("ln_1", "ln_2", "ln_f"),
     "all_linear": ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
 }
-"""The activations that each choice of sites asks for, in the order in which a model computes them."""
+"""The activations that each choice of sites asks for, in the order in which a model computes
+them."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class StandardizationLoss(Method):
-    """Standardization loss: draw activations towards mean 0 and variance 1 by a term of the loss, not by layers."""
+    """Standardization loss: draw activations towards mean 0 and variance 1 by a term of the loss,
+    not by layers."""
 
     supports_sharding: ClassVar = False
     prefix: ClassVar = "std"
@@ -57,18 +62,22 @@ class StandardizationLoss(Method):
     }
 
     weight: float = Field(ge=0)
-    """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes nothing."""
+    """Factor of the divergence, a mean over sites and channels in nats; 0 measures it and changes
+    nothing."""
     sites: Literal["preact", "ln_input", "all_linear"] = "preact"
-    """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and ln_f take in or
-    would; or the outputs of all linear layers of the blocks."""
+    """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and
+    ln_f take in or would; or the outputs of all linear layers of the blocks."""
     moments: Literal["channel", "token"] = "channel"
-    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token over its channels."""
+    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token
+    over its channels."""
     affine: bool = False
-    """Let a learned scale and shift of each channel follow the sites; they fold into neighbouring matrices later."""
+    """Let a learned scale and shift of each channel follow the sites; they fold into neighbouring
+    matrices later."""
     eps: float = Field(default=1e-6, gt=0)
     """Added to the variance inside the logarithm; the paper has none."""
     skip_first_position: bool = False
-    """Leave each sequence's first position, whose activations are often far the largest, out of the moments."""
+    """Leave each sequence's first position, whose activations are often far the largest, out of the
+    moments."""
 
     def names(self) -> tuple[str, ...]:
         """Name the activations that are asked for, of a block and of the end."""
@@ -90,7 +99,8 @@ class StandardizationLoss(Method):
         return sites
 
     def site_weights(self, config: Dimensions) -> list[float]:
-        """Weigh each site in the mean over sites and channels, with moments per token over sites: the sum is 1."""
+        """Weigh each site in the mean over sites and channels, with moments per token over sites:
+        the sum is 1."""
         sizes = self._channels_of_sites(config)
         if self.moments == "token":
             sizes = [1] * len(sizes)
@@ -182,7 +192,8 @@ class StandardizationLoss(Method):
             block.term = of_site  # type: ignore[assignment]
 
     def site_loss(self, activation: Tensor) -> Tensor:
-        """Compute the mean divergence of one site's activation (B, T, channels), 0-d fp32, nats per channel."""
+        """Compute the mean divergence of one site's activation (B, T, channels), 0-d fp32, nats per
+        channel."""
         from efftrain_cli.model.standardization import standardization_loss
 
         if self.weight == 0:
@@ -190,7 +201,8 @@ class StandardizationLoss(Method):
         return standardization_loss(activation, self.moments, self.eps, self.skip_first_position)
 
     def of_sites(self, terms: Sequence[Tensor], gates: Gates, x: Tensor, n_layer: int) -> Tensor:
-        """Return the divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks that did not run.
+        """Return the divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks
+        that did not run.
 
         Args:
             terms: of each block that ran, its sites' (sites of a block,).
@@ -218,9 +230,11 @@ class StandardizationLoss(Method):
         gates: Sequence[Gates],
         n_layer: int,
     ) -> Tensors:
-        """Return a step's columns, each 0-d: the mean, and in steps that are evaluated the divergence of each site.
+        """Return a step's columns, each 0-d: the mean, and in steps that are evaluated the
+        divergence of each site.
 
-        That of a site is over the micro-batches in which its block ran; a block that never ran has no column.
+        That of a site is over the micro-batches in which its block ran; a block that never ran has
+        no column.
         """
         columns = {"standardization_loss": (divergences * shares).sum()}
         if not plan.evaluate:

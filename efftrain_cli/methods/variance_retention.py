@@ -1,10 +1,12 @@
-"""Predict how many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al., ICLR 2019.
+"""Predict how many mantissa bits an accumulator needs: the variance retention ratio of Sakr et al.,
+ICLR 2019.
 
-"Accumulation Bit-Width Scaling For Ultra-Low Precision Training of Deep Networks", arXiv 1901.06588.
+"Accumulation Bit-Width Scaling For Ultra-Low Precision Training of Deep Networks", arXiv
+1901.06588.
 
-A sum of n products that is rounded after every addition loses variance: what is far below the running sum is swallowed
-("swamping"). The ratio VRR = Var(computed) / Var(exact) says how much is left, and an accumulator is called wide enough
-where v(n) = exp(n (1 - VRR)) < 50.
+A sum of n products that is rounded after every addition loses variance: what is far below the
+running sum is swallowed ("swamping"). The ratio VRR = Var(computed) / Var(exact) says how much is
+left, and an accumulator is called wide enough where v(n) = exp(n (1 - VRR)) < 50.
 
     Q(x)    = P(N(0, 1) > x)
     alpha_j = 2^(m_acc - 3 m_p) / 3 * sum_{i=1}^{j-1} 2^i (2^i - 1) (2^(i+1) - 1),    alpha = alpha_(m_p + 1)
@@ -14,10 +16,11 @@ where v(n) = exp(n (1 - VRR)) < 50.
     k_3 = 1 - 2 Q(2^(m_acc-m_p+1) / sqrt(n))
     VRR = (sum (i - alpha) q_i [i > alpha] + sum (n - alpha_j) q'_j [n > alpha_j] + n k_3) / (n (k_1 + k_2 + k_3))
 
-The formula assumes products of mean zero, independent and alike, and a sum that stops for good at its first swamping;
-it is therefore pessimistic for such products, and blind to a mean that is not zero, which is the worse case in language
-models. With chunks, the sums within chunks and the sum over them are judged one by one ("stagewise"); that reading, and
-the bound of 50, are recollected from the paper, the equations are those of a public implementation.
+The formula assumes products of mean zero, independent and alike, and a sum that stops for good at
+its first swamping; it is therefore pessimistic for such products, and blind to a mean that is not
+zero, which is the worse case in language models. With chunks, the sums within chunks and the sum
+over them are judged one by one ("stagewise"); that reading, and the bound of 50, are recollected
+from the paper, the equations are those of a public implementation.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def swamping_offset(m_acc: int, m_p: int, stage: int | None = None) -> float:
 
 
 def variance_retention(m_acc: int, m_p: int, n: float) -> float:
-    """Return the VRR of a sum of `n` products of `m_p` mantissa bits in an accumulator of `m_acc`; 1: no loss."""
+    """Return the VRR of a sum of `n` products of `m_p` mantissa bits in an accumulator of `m_acc`;
+    1: no loss."""
     import numpy as np
     from scipy.special import erf, erfc
 
@@ -86,7 +90,8 @@ def log_v(m_acc: int, m_p: int, n: float) -> float:
 
 
 def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, float]]:
-    """Return (mantissa bits of the terms, additions) of each stage: one, or within chunks and over them.
+    """Return (mantissa bits of the terms, additions) of each stage: one, or within chunks and over
+    them.
 
     A sum of n_1 products grows by log2(n_1) bits, as far as the accumulator holds them.
     """
@@ -99,7 +104,8 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
 
 @lru_cache(maxsize=1024)
 def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
-    """Return the fewest mantissa bits with v < 50 in every stage; `MOST_BITS` if no number suffices."""
+    """Return the fewest mantissa bits with v < 50 in every stage; `MOST_BITS` if no number
+    suffices."""
     for m_acc in range(1, MOST_BITS):
         stages = stages_of(m_acc, m_p, n, chunk)
         if all(log_v(m_acc, bits, length) < LN_50 for bits, length in stages):
@@ -116,11 +122,12 @@ MANTISSA_BITS = {
 
 
 def product_bits(a: str, b: str) -> int:
-    """Return the mantissa bits of exact products: (1 + m_a) + (1 + m_b) significant ones, one of them implicit."""
+    """Return the mantissa bits of exact products: (1 + m_a) + (1 + m_b) significant ones, one of
+    them implicit."""
     return MANTISSA_BITS[a] + MANTISSA_BITS[b] + 1
 
 
-# --- lengths that were not run ---------------------------------------------------------------------------------------
+# --- lengths that were not run --------------------------------------------------------------------
 
 
 def parse_shape(text: str) -> tuple[int, int]:
@@ -136,7 +143,8 @@ def parse_shape(text: str) -> tuple[int, int]:
 
 
 def sums_of(n_embd: int, tokens: int, vocab_rows: int) -> list[tuple[str, str, int]]:
-    """Return (layer, role, products in a sum) of every product of a GPT-2 of that width, one block standing for all."""
+    """Return (layer, role, products in a sum) of every product of a GPT-2 of that width, one block
+    standing for all."""
     layers = {
         "attn.c_attn": (n_embd, 3 * n_embd),
         "attn.c_proj": (n_embd, n_embd),

@@ -17,6 +17,8 @@ class Accumulator:
     chunk: int = Field(default=0, ge=0)
     """Products per chunk; 0: no chunks."""
     exponent_bits: int = Field(default=8, ge=2, le=8)
-    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range; beyond its largest number it saturates."""
+    """Exponent bits, 2 to 8: 6 is the papers' (1, 6, 9), 8 is fp32's range; beyond its largest
+    number it saturates."""
     fast_accumulation: bool = False
-    """With fidelity = "hardware": the tensor core's own accumulator throughout, never promoted to fp32 in between."""
+    """With fidelity = "hardware": the tensor core's own accumulator throughout, never promoted to
+    fp32 in between."""

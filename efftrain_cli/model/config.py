@@ -22,7 +22,8 @@ class MlpFacts:
     is_gated: bool = False
     """Whether `c_up` multiplies the activation of `c_fc`."""
     has_slope_at_zero: bool = False
-    """Whether the gradient at a hidden layer of zeros is not zero: growth by "identity" begins there."""
+    """Whether the gradient at a hidden layer of zeros is not zero: growth by "identity" begins
+    there."""
 
 
 MLPS: dict[str, MlpFacts] = {
@@ -53,7 +54,8 @@ class InitFacts:
     """Properties of one initialization; biases are 0, norms and scales 1."""
 
     std: float | None = 0.02
-    """Standard deviation of matrices and tables. None: activations and logits of variance 1 without norms."""
+    """Standard deviation of matrices and tables. None: activations and logits of variance 1 without
+    norms."""
     shrinks_projections: bool = True
     """Whether projections into the residual stream are divided by sqrt(2 n_layer)."""
 
@@ -70,11 +72,14 @@ class NormFacts:
     """Properties of one kind of norm."""
 
     vectors: tuple[str, ...]
-    """Its parameters, each with an entry per channel: "weight", and "bias" if linear layers have biases."""
+    """Its parameters, each with an entry per channel: "weight", and "bias" if linear layers have
+    biases."""
     is_centered: bool = False
-    """Whether it subtracts the mean. Growth by "pad" refuses it: the zero channels that pad adds change the mean."""
+    """Whether it subtracts the mean. Growth by "pad" refuses it: the zero channels that pad adds
+    change the mean."""
     keeps_fp32: bool = False
-    """Whether eager mode keeps the normalized value in fp32 for the backward pass (for memory estimates)."""
+    """Whether eager mode keeps the normalized value in fp32 for the backward pass (for memory
+    estimates)."""
 
 
 NORMS: dict[str, NormFacts] = {
@@ -93,7 +98,8 @@ class QkvRows(NamedTuple):
 
 
 class Dimensions:
-    """Derive sizes that are not given, for `GPTConfig` and a recipe's [model]: head_dim from n_embd / n_head, ..."""
+    """Derive sizes that are not given, for `GPTConfig` and a recipe's [model]: head_dim from n_embd
+    / n_head, ..."""
 
     n_layer: int
     n_head: int
@@ -164,7 +170,8 @@ class Dimensions:
 
     @property
     def ff_size(self) -> int:
-        """Hidden units of the MLP; default: 4 n_embd, or 8/3 n_embd rounded up to a multiple of 32 with a gate."""
+        """Hidden units of the MLP; default: 4 n_embd, or 8/3 n_embd rounded up to a multiple of 32
+        with a gate."""
         if self.d_ff is not None:
             return self.d_ff
         if self.mlp_facts.is_gated:
@@ -215,12 +222,13 @@ class GPTConfig(Dimensions):
     vocab_size: int
     """Token ids that exist."""
     padded_vocab_size: int
-    """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a loss or a sample."""
+    """Rows of the embedding matrix: vocab_size rounded up for the matmul. The rest never reaches a
+    loss or a sample."""
     norm: Norm = "layernorm"
     init: Init = "gpt2"
     affine: tuple[str, ...] = ()
-    """Activations (of `flops.channels`) that a learned scale and shift follow; "ln_1", "ln_2" and "ln_f" only without
-    norms."""
+    """Activations (of `flops.channels`) that a learned scale and shift follow; "ln_1", "ln_2" and
+    "ln_f" only without norms."""
     n_kv_head: int | None = None
     head_dim: int | None = None
     mlp: Mlp = "gelu"

@@ -1,9 +1,9 @@
 """The head's summed cross-entropy over a large vocabulary, with one buffer of logits.
 
-Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it picks, and the
-gradient of the logits. Here the logits are turned into their own gradient, chunk by chunk, in the forward pass; the
-backward pass is then two matrix products. Nothing is computed twice. `torch.compile` fuses the plain form as well as
-this, so compiled code does not come here.
+Plain autograd holds three arrays of (tokens, vocabulary): the log-softmax, the gradient of what it
+picks, and the gradient of the logits. Here the logits are turned into their own gradient, chunk by
+chunk, in the forward pass; the backward pass is then two matrix products. Nothing is computed
+twice. `torch.compile` fuses the plain form as well as this, so compiled code does not come here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 _CHUNK_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
-"""Bytes of fp32 logits that are turned into their gradient, or exist without one, at once; 1 << 28 elsewhere."""
+"""Bytes of fp32 logits that are turned into their gradient, or exist without one, at once; 1 << 28
+elsewhere."""
 
 
 def _chunk_tokens(x: Tensor, rows: int) -> int:
@@ -32,7 +33,8 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Return `softcap` tanh(logits / softcap), in fp32 (fp64 if they are); the logits themselves if it is None.
+    """Return `softcap` tanh(logits / softcap), in fp32 (fp64 if they are); the logits themselves if
+    it is None.
 
     Source: Gemma Team 2024, arXiv 2408.00118, section 2.
     """
@@ -42,7 +44,8 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 def summed_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Sum the cross-entropy, nats, and the squares of log-sum-exp, of `capped` logits (tokens, V): (2,) fp32.
+    """Sum the cross-entropy, nats, and the squares of log-sum-exp, of `capped` logits (tokens, V):
+    (2,) fp32.
 
     Source: Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, section 5, for the second.
     """
@@ -59,13 +62,15 @@ def summed_cross_entropy(
     softcap: float | None = None,
     with_squares: bool = False,
 ) -> Tensor:
-    """Sum the cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against `targets`.
+    """Sum the cross-entropy, nats, 0-d fp32, of the logits `x @ weight.T`, `capped`, against
+    `targets`.
 
     With `with_squares`, return `summed_losses`, (2,).
 
     Args:
         x: (tokens, n_embd).
-        weight: (rows, n_embd); rows from `vocab_size` on are padding, enter nothing and get a gradient of exactly 0.
+        weight: (rows, n_embd); rows from `vocab_size` on are padding, enter nothing and get a
+            gradient of exactly 0.
         targets: int64 (tokens,).
     """
     if with_squares or torch.compiler.is_compiling():
@@ -110,7 +115,8 @@ class _SummedCrossEntropy(Function):
     ) -> Tensor:
         logits = x @ weight.t()
         tokens = _chunk_tokens(x, logits.shape[1])
-        # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's plain form.
+        # Narrow types are worked on in fp32, so that only the gradient is rounded, as in autocast's
+        # plain form.
         is_narrow = logits.dtype in (torch.bfloat16, torch.float16)
         chunks = logits[:, :vocab_size].split(tokens)
         losses = []
@@ -147,7 +153,8 @@ class _SummedCrossEntropy(Function):
         scale = grad_loss
         if x.dtype == torch.float64:
             scale = grad_loss.double()
-        # The factor goes to the small sides of the products; the gradient of the logits is left as it is.
+        # The factor goes to the small sides of the products; the gradient of the logits is left as
+        # it is.
         grad_x = (grad_logits @ weight).mul_(scale)
         grad_weight = grad_logits.t() @ (x * scale)
         return grad_x, grad_weight, None, None, None

@@ -1,9 +1,11 @@
-"""Count parameters and FLOPs of a step, and the peak rates of devices. No torch, so that plans can be costed.
+"""Count parameters and FLOPs of a step, and the peak rates of devices. No torch, so that plans can
+be costed.
 
-Convention (reported with every figure): (6 N + 12 n_layer n_head head_dim seq_len) FLOPs per trained token over the
-blocks that ran, forward and backward together. N counts norms and biases, and of the embeddings only the one that makes
-the logits; GPT-2's n_head head_dim is n_embd. The logit matmul adds 6 * vocabulary rows * n_embd; figures exist
-with and without it. That attention is causal is not counted: with it the second term would be half.
+Convention (reported with every figure): (6 N + 12 n_layer n_head head_dim seq_len) FLOPs per
+trained token over the blocks that ran, forward and backward together. N counts norms and biases,
+and of the embeddings only the one that makes the logits; GPT-2's n_head head_dim is n_embd. The
+logit matmul adds 6 * vocabulary rows * n_embd; figures exist with and without it. That attention is
+causal is not counted: with it the second term would be half.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class FlopsPerToken(NamedTuple):
 
 
 def channels(config: Dimensions) -> dict[str, int]:
-    """Return the channels of the activations that have a name, in the order in which a model computes them.
+    """Return the channels of the activations that have a name, in the order in which a model
+    computes them.
 
     They are inputs of norms and outputs of linear layers. All but "ln_f" are in every block.
     """
@@ -47,7 +50,8 @@ def norm_parameters(config: GPTConfig) -> int:
 
 
 def block_matrices(config: Dimensions) -> list[tuple[int, int]]:
-    """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three matrices."""
+    """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three
+    matrices."""
     width = config.n_embd
     units = config.ff_size
     outputs = [*config.qkv_rows, units]
@@ -60,7 +64,8 @@ def block_matrices(config: Dimensions) -> list[tuple[int, int]]:
 def newton_schulz_flops(config: Dimensions) -> float:
     """Return the FLOPs of Muon's Newton-Schulz iterations in one optimizer step of a whole model.
 
-    On a matrix X of sides s <= l an iteration computes X X^T (2 s^2 l), its square (2 s^3) and that times X (2 s^2 l).
+    On a matrix X of sides s <= l an iteration computes X X^T (2 s^2 l), its square (2 s^3) and that
+    times X (2 s^2 l).
     """
     total = 0.0
     for matrix in block_matrices(config):
@@ -73,8 +78,8 @@ def newton_schulz_flops(config: Dimensions) -> float:
 def block_parameters(config: GPTConfig) -> int:
     """Count the parameters of one block.
 
-    They are the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a scale and shift for
-    each of the block's activations in `affine`.
+    They are the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a
+    scale and shift for each of the block's activations in `affine`.
     """
     total = 2 * norm_parameters(config)
     for rows, columns in block_matrices(config):
@@ -90,7 +95,8 @@ def block_parameters(config: GPTConfig) -> int:
 
 
 def last_norm_parameters(config: GPTConfig) -> int:
-    """Count the parameters between the last block and the head, of a norm or of a scale and shift in its place."""
+    """Count the parameters between the last block and the head, of a norm or of a scale and shift
+    in its place."""
     if "ln_f" in config.affine:
         return 2 * config.n_embd
     return norm_parameters(config)
@@ -102,7 +108,8 @@ def inner_parameters(config: GPTConfig) -> int:
 
 
 def parameter_count(config: GPTConfig) -> int:
-    """Count the parameters: table of tokens, table of positions if learned, blocks, final norm, head if untied."""
+    """Count the parameters: table of tokens, table of positions if learned, blocks, final norm,
+    head if untied."""
     rows = config.padded_vocab_size
     if not config.tied:
         rows += config.padded_vocab_size
@@ -112,7 +119,8 @@ def parameter_count(config: GPTConfig) -> int:
 
 
 def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerToken:
-    """Return FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be fractional)."""
+    """Return FLOPs per token at `seq_len` if `blocks` blocks were executed (an average may be
+    fractional)."""
     attention = 12.0 * config.attention_size * seq_len
     block = 6.0 * block_parameters(config) + attention
     without_logits = blocks * block + 6.0 * last_norm_parameters(config)
@@ -123,9 +131,10 @@ def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerT
     )
 
 
-# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity (a sparse peak is
-# halved, a system's divided by its GPUs): (bf16 with fp32 accumulation, TF32, fp32). None: bf16 would be emulated, or
-# PyTorch has no such mode there. Names are PyTorch's, without "NVIDIA " before.
+# Dense matmul peaks in TFLOP/s from the vendors' data sheets and white papers, without sparsity (a
+# sparse peak is halved, a system's divided by its GPUs): (bf16 with fp32 accumulation, TF32, fp32).
+# None: bf16 would be emulated, or PyTorch has no such mode there. Names are PyTorch's, without
+# "NVIDIA " before.
 _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
     "GB200": (2500, 1250, 80),  # a seventy-second of a GB200 NVL72
     "B300 SXM6 AC": (2250, 1125, 75),  # an eighth of an HGX B300
@@ -165,10 +174,11 @@ _PEAK_TFLOPS: dict[str, tuple[float | None, float | None, float]] = {
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Return the peak dense matmul rate of a device by PyTorch's name for it, FLOP/s, for "bf16", "tf32" or "fp32".
+    """Return the peak dense matmul rate of a device by PyTorch's name for it, FLOP/s, for "bf16",
+    "tf32" or "fp32".
 
-    Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU and a CPU have no
-    entry, and their MFU is null rather than a guess.
+    Only whole names count: a slice of a GPU (MIG), a laptop's GPU of the same number, any other GPU
+    and a CPU have no entry, and their MFU is null rather than a guess.
     """
     peaks = _PEAK_TFLOPS.get(device_name.removeprefix("NVIDIA "), (None, None, None))
     tflops = peaks[("bf16", "tf32", "fp32").index(dtype)]

@@ -1,9 +1,9 @@
 """GPT-2's GELU (the tanh approximation), with most of its cost taken out on CPUs.
 
-PyTorch's kernels evaluate a slow tanh in the forward pass and the same one again in the backward pass: 6 % of a step at
-6 layers x 384. Here 0.5 x (1 + tanh(u)) is x sigmoid(2u), and the forward pass leaves the slope behind, so that the
-backward pass is one multiplication. The slope takes the place of x among what is kept for the backward pass: no more
-memory is held.
+PyTorch's kernels evaluate a slow tanh in the forward pass and the same one again in the backward
+pass: 6 % of a step at 6 layers x 384. Here 0.5 x (1 + tanh(u)) is x sigmoid(2u), and the forward
+pass leaves the slope behind, so that the backward pass is one multiplication. The slope takes the
+place of x among what is kept for the backward pass: no more memory is held.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _CHUNK = 1 << 19
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Compute x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is PyTorch's tanh form within rounding."""
+    """Compute x sigmoid(2u), u = sqrt(2 / pi) (x + 0.044715 x^3), which is PyTorch's tanh form
+    within rounding."""
     is_wide = x.dtype in (torch.float32, torch.float64)
     if x.device.type != "cpu" or not is_wide or torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")
@@ -49,7 +50,8 @@ class _Gelu(Function):
 
 
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
-    """Compute the function of `x`, contiguous; write its derivative to `slope` unless that is None."""
+    """Compute the function of `x`, contiguous; write its derivative to `slope` unless that is
+    None."""
     y = torch.empty_like(x)
     # Scratch of one chunk: z = 2u, and s = sigmoid(z).
     z, s = x.new_empty(2, min(_CHUNK, x.numel()))

@@ -1,7 +1,7 @@
 """Text from a trained GPT, token by token, keeping keys and values of what it has read.
 
-`generate` is a generator of token columns, so its caller decides when to stop. The padding of the vocabulary is never
-sampled: the head cuts it off.
+`generate` is a generator of token columns, so its caller decides when to stop. The padding of the
+vocabulary is never sampled: the head cuts it off.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class Sampling:
     top_k: int | None = None
     """Draw among the k most probable tokens only; None draws among all."""
     top_p: float | None = None
-    """Draw among the fewest most probable tokens whose probabilities, after `temperature` and `top_k`, add up to this
-    or more (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751); None draws among all."""
+    """Draw among the fewest most probable tokens whose probabilities, after `temperature` and
+    `top_k`, add up to this or more (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751); None
+    draws among all."""
     seed: int = 0
     """Same seed, same text, on the same device type."""
 
@@ -40,10 +41,11 @@ def generate(
     sampling: Sampling,
     context_length: int | None = None,
 ) -> Iterator[Tensor]:
-    """Continue `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and step.
+    """Continue `prompt` (batch, n >= 1) without end: yields int64 (batch,), one token per row and
+    step.
 
-    At most `context_length` (default: the model's) positions are used. When they are full, reading starts anew with the
-    later half of them, so the text goes on with less context behind it.
+    At most `context_length` (default: the model's) positions are used. When they are full, reading
+    starts anew with the later half of them, so the text goes on with less context behind it.
     """
     length = context_length or model.config.seq_len
     # Drawn on the CPU, so that a device has no say in the random numbers.
@@ -53,7 +55,8 @@ def generate(
     caches = model.new_caches()
 
     while True:
-        # Entered for each step and left before `yield`: the caller's own torch code is not to run in this mode.
+        # Entered for each step and left before `yield`: the caller's own torch code is not to run
+        # in this mode.
         with torch.inference_mode(), attention_kernels(prompt.device, same_shape=False):
             if caches[0].length + unread.shape[1] > length:
                 half = max(1, length // 2)
@@ -70,7 +73,8 @@ def generate(
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits' device."""
+    """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits'
+    device."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
 

@@ -1,12 +1,14 @@
-"""A pre-norm transformer decoder: GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023) and what lies between.
+"""A pre-norm transformer decoder: GPT-2 (Radford et al. 2019), Llama (Touvron et al. 2023) and what
+lies between.
 
-Every choice is a field of `GPTConfig`. Whatever they are, parameters have GPT-2's names (`wte wpe h.N.ln_1 attn.c_attn
-attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), beside which there are `attn.q_norm attn.k_norm` with norms of q and k,
-`mlp.c_up` with a gate (c_fc is then the gate's), and `lm_head` if it is not tied. Embedding, blocks and head can be
-called apart: a block that is not called costs nothing. There is no dropout.
+Every choice is a field of `GPTConfig`. Whatever they are, parameters have GPT-2's names (`wte wpe
+h.N.ln_1 attn.c_attn attn.c_proj ln_2 mlp.c_fc mlp.c_proj ln_f`), beside which there are
+`attn.q_norm attn.k_norm` with norms of q and k, `mlp.c_up` with a gate (c_fc is then the gate's),
+and `lm_head` if it is not tied. Embedding, blocks and head can be called apart: a block that is not
+called costs nothing. There is no dropout.
 
-Shapes: B sequences, T tokens in each, C = n_embd channels, H query heads of D = head_dim channels, K heads of keys and
-values, V = vocab_size token ids.
+Shapes: B sequences, T tokens in each, C = n_embd channels, H query heads of D = head_dim channels,
+K heads of keys and values, V = vocab_size token ids.
 
     tokens (B, T) -> embed -> (B, T, C) -> blocks -> (B, T, C) -> head -> logits (B, T, V)
 """
@@ -35,16 +37,17 @@ from efftrain_cli.model.linear import NarrowHead
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
 See = Callable[[str, Tensor], None]
-"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the layer's name in its
-block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`), each (B, T, channels); and `attn.q`,
-`attn.k` as the attention multiplies them, (B, H, T, D)."""
+"""(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the
+layer's name in its block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`),
+each (B, T, channels); and `attn.q`, `attn.k` as the attention multiplies them, (B, H, T, D)."""
 Note = Callable[[Tensor], None]
-"""(residual stream after the last block, (B, T, C)) -> nothing: reads what a forward pass notes and does not minimize,
-where the weights of the head are whole."""
+"""(residual stream after the last block, (B, T, C)) -> nothing: reads what a forward pass notes and
+does not minimize, where the weights of the head are whole."""
 Gates = Sequence[bool] | None
 """The blocks that a micro-batch runs, one flag per block; None: all."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
-"""(name, activation) -> its term of the objective (0-d), None where the activation is not asked for."""
+"""(name, activation) -> its term of the objective (0-d), None where the activation is not asked
+for."""
 
 
 def ignore(name: str, activation: Tensor) -> None:
@@ -52,7 +55,8 @@ def ignore(name: str, activation: Tensor) -> None:
 
 
 class KeyValueCache:
-    """Keys and values of the positions that one block has read, for generation: each (B, K, positions, D).
+    """Keys and values of the positions that one block has read, for generation: each (B, K,
+    positions, D).
 
     Keys are kept rotated, so that a new token rotates only its own.
     """
@@ -188,7 +192,8 @@ class CausalSelfAttention(nn.Module):
         qkv = self.c_attn(x)
         see("attn.c_attn", qkv)
         qkv = self.c_attn_affine(qkv)
-        # Split before the heads are taken apart: the backward pass then joins the three gradients in one copy.
+        # Split before the heads are taken apart: the backward pass then joins the three gradients
+        # in one copy.
         parts = qkv.split(self.rows, dim=2)
         q, k, v = (part.view(batch, seq_len, -1, self.head_size) for part in parts)
         if self.q_norm is not None and self.k_norm is not None:
@@ -202,7 +207,8 @@ class CausalSelfAttention(nn.Module):
             k, v = cache.extend(k, v)
 
         if self.queries_per_key > 1:
-            # Query head j reads head j // queries_per_key. Repeated, as not every kernel knows groups.
+            # Query head j reads head j // queries_per_key. Repeated, as not every kernel knows
+            # groups.
             k = k.repeat_interleave(self.queries_per_key, dim=1)
             v = v.repeat_interleave(self.queries_per_key, dim=1)
         see("attn.q", q)
@@ -233,7 +239,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
-    """GELU, SwiGLU (Shazeer 2020, arXiv 2002.05202) or squared ReLU (So et al. 2021, arXiv 2109.08668)."""
+    """GELU, SwiGLU (Shazeer 2020, arXiv 2002.05202) or squared ReLU (So et al. 2021, arXiv
+    2109.08668)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -265,8 +272,8 @@ class Block(nn.Module):
         self.ln_2 = _norm(config, "ln_2")
         self.mlp = MLP(config)
         self.term: ActivationTerm | None = None
-        """A method's term of the objective, of each of this block's activations that it asks for, where gradients are
-        wanted."""
+        """A method's term of the objective, of each of this block's activations that it asks for,
+        where gradients are wanted."""
 
     def forward(
         self,
@@ -275,8 +282,8 @@ class Block(nn.Module):
         cache: KeyValueCache | None = None,
         see: See = ignore,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the block's output (B, T, C), and its terms (activations asked for,) if it has a term and gradients
-        are wanted: `see` is not called then.
+        """Return the block's output (B, T, C), and its terms (activations asked for,) if it has a
+        term and gradients are wanted: `see` is not called then.
 
         Args:
             scale: 0-d factor of both residual branches; None: 1.
@@ -305,7 +312,8 @@ class Block(nn.Module):
 
 
 RunBlock = Callable[[Block, Tensor, Tensor | None], Tensor | tuple[Tensor, Tensor]]
-"""(block, x, scale) -> what the block returns: how `GPT.run_blocks` computes one, for code that compiles blocks."""
+"""(block, x, scale) -> what the block returns: how `GPT.run_blocks` computes one, for code that
+compiles blocks."""
 
 
 def run_eagerly(block: Block, x: Tensor, scale: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
@@ -338,14 +346,16 @@ class GPT(nn.Module):
         if not config.tied:
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)
         self.lockstep = False
-        """Several ranks make each call of `loss_sum` together, because each keeps a share of the weights."""
+        """Several ranks make each call of `loss_sum` together, because each keeps a share of the
+        weights."""
         self.with_squares = False
         """Training also asks for the squares of log-sum-exp, the z-loss."""
         self.narrow_head: NarrowHead | None = None
-        """Computes the product with the vocabulary in an accumulator of its choice; None: as PyTorch does."""
+        """Computes the product with the vocabulary in an accumulator of its choice; None: as
+        PyTorch does."""
         self.residual_dtype = torch.float32
-        """Type of the residual stream where autocast is on: in bf16 half the bytes pass between matmuls. Layer norms
-        compute in fp32 on CUDA anyway, on a CPU in this type."""
+        """Type of the residual stream where autocast is on: in bf16 half the bytes pass between
+        matmuls. Layer norms compute in fp32 on CUDA anyway, on a CPU in this type."""
 
     @property
     def device(self) -> torch.device:
@@ -353,7 +363,8 @@ class GPT(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """The matrix that makes the logits, (padded_vocab_size, n_embd): the embedding's if it is tied."""
+        """The matrix that makes the logits, (padded_vocab_size, n_embd): the embedding's if it is
+        tied."""
         if self.lm_head is not None:
             return self.lm_head.weight
         return self.wte.weight
@@ -368,11 +379,13 @@ class GPT(nn.Module):
         return {name: parameter_kind(name) for name, _ in self.named_parameters()}
 
     def init_weights(self, seed: int) -> None:
-        """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and scales 1.
+        """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and
+        scales 1.
 
-        Matrices and tables are N(0, std) with `InitFacts.std`; without it, for models without norms, the sum of token
-        and position embedding has variance 1 and matrices are N(0, 1 / sqrt(inputs)). Padding rows are 0. Drawn on the
-        CPU, so that every device starts from the same weights.
+        Matrices and tables are N(0, std) with `InitFacts.std`; without it, for models without
+        norms, the sum of token and position embedding has variance 1 and matrices are N(0, 1 /
+        sqrt(inputs)). Padding rows are 0. Drawn on the CPU, so that every device starts from the
+        same weights.
         """
         generator = torch.Generator().manual_seed(seed)
         vocab_size = self.config.vocab_size
@@ -403,7 +416,8 @@ class GPT(nn.Module):
         return std
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
-        """Embed token ids (B, T) in the residual stream (B, T, C); the first token stands at `position`.
+        """Embed token ids (B, T) in the residual stream (B, T, C); the first token stands at
+        `position`.
 
         Raises:
             ValueError: the sequence reaches beyond the model's positions.
@@ -432,9 +446,11 @@ class GPT(nn.Module):
         Args:
             gates: a block whose gate is False is skipped, not masked.
             scales: (n_layer,), of each block's branches; None: 1.
-            recompute: compute a block's activations again in the backward pass instead of storing them.
+            recompute: compute a block's activations again in the backward pass instead of storing
+                them.
             run_block: computes one block.
-            terms: each block's terms, (activations asked for,), are appended to it, in the order of the blocks.
+            terms: each block's terms, (activations asked for,), are appended to it, in the order of
+                the blocks.
         """
         for i, module in enumerate(self.h):
             block = cast(Block, module)
@@ -457,7 +473,8 @@ class GPT(nn.Module):
         return x
 
     def before_head(self, x: Tensor) -> Tensor:
-        """Return what is multiplied with the vocabulary, (..., C), of the residual stream (..., C)."""
+        """Return what is multiplied with the vocabulary, (..., C), of the residual stream (...,
+        C)."""
         x = self.ln_f(x)
         if self.config.logit_scale != 1:
             x = x * self.config.logit_scale
@@ -473,7 +490,8 @@ class GPT(nn.Module):
         return capped(logits[..., : self.config.vocab_size], self.config.softcap)
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
-        """Sum the cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets (B, T).
+        """Sum the cross-entropy, nats (0-d fp32), of the residual stream (B, T, C) against targets
+        (B, T).
 
         While gradients are wanted of a model `with_squares`, return `summed_losses`, (2,).
         """

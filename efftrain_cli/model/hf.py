@@ -1,10 +1,10 @@
-"""GPT-2, Llama and Qwen3 as `transformers` stores them: weights, configuration and tokenizer, both ways and without
-loss.
+"""GPT-2, Llama and Qwen3 as `transformers` stores them: weights, configuration and tokenizer, both
+ways and without loss.
 
-GPT-2's parameter names are ours. Its linear layers are `Conv1D` with weights (in, out) where ours are (out, in), and
-its names begin with "transformer." in files that transformers writes and without it in those that OpenAI's weights were
-released in. Llama has q, k and v apart. No table there has padding rows. Nothing here imports transformers: the formats
-are safetensors and JSON.
+GPT-2's parameter names are ours. Its linear layers are `Conv1D` with weights (in, out) where ours
+are (out, in), and its names begin with "transformer." in files that transformers writes and without
+it in those that OpenAI's weights were released in. Llama has q, k and v apart. No table there has
+padding rows. Nothing here imports transformers: the formats are safetensors and JSON.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ LLAMA_NAMES = {
     "ln_f": ("model.norm",),
     "lm_head": ("lm_head",),
 }
-"""Our modules -> those of LlamaForCausalLM and Qwen3ForCausalLM; of a block without "model.layers.N."."""
+"""Our modules -> those of LlamaForCausalLM and Qwen3ForCausalLM; of a block without
+"model.layers.N."."""
 
 SAYS: dict[str, dict[str, Any]] = {
     "GPT-2": {
@@ -81,8 +82,8 @@ SAYS: dict[str, dict[str, Any]] = {
         "affine": (),
     },
 }
-"""What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is Llama with norms of q
-and k."""
+"""What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is
+Llama with norms of q and k."""
 
 Vocabulary = Annotated[int, Field(ge=1, le=bounds.VOCABULARY)]
 Context = Annotated[int, Field(ge=1, le=bounds.CONTEXT)]
@@ -92,7 +93,8 @@ Off = Literal[False] | None
 
 
 class _HfConfig(BaseModel):
-    """Keys of a config.json, with the values that our GPT can compute. Other keys change nothing that it computes."""
+    """Keys of a config.json, with the values that our GPT can compute. Other keys change nothing
+    that it computes."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -204,7 +206,8 @@ def is_llama(config: GPTConfig) -> bool:
 
 
 def refuse_unsayable(config: GPTConfig) -> None:
-    """Raise a UsageError, naming every field, if no class of transformers computes what this model computes."""
+    """Raise a UsageError, naming every field, if no class of transformers computes what this model
+    computes."""
     name = "GPT-2"
     if is_llama(config):
         name = "Llama"
@@ -231,7 +234,8 @@ def refuse_unsayable(config: GPTConfig) -> None:
 
 
 def hf_names(name: str, config: GPTConfig) -> tuple[str, ...]:
-    """Return the names of one of our parameters there, in the order of its rows: three of Llama's q, k and v."""
+    """Return the names of one of our parameters there, in the order of its rows: three of Llama's
+    q, k and v."""
     if not is_llama(config):
         return (name,)
     module, _, end = name.rpartition(".")
@@ -283,11 +287,12 @@ def to_hf(model: GPT) -> Tensors:
 
 
 def from_hf(tensors: Tensors, config: GPTConfig) -> Tensors:
-    """Return the weights under our names and in our shapes, fp32; padding rows of the embedding are 0.
+    """Return the weights under our names and in our shapes, fp32; padding rows of the embedding are
+    0.
 
     Raises:
-        CheckpointError: tensors are missing, left over or of another shape (all are named), or the output matrix is not
-            the embedding.
+        CheckpointError: tensors are missing, left over or of another shape (all are named), or the
+            output matrix is not the embedding.
     """
     given = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     if config.tied:
@@ -334,7 +339,8 @@ def from_hf(tensors: Tensors, config: GPTConfig) -> Tensors:
 
 
 def to_hf_config(config: GPTConfig, eot_id: int) -> dict[str, Any]:
-    """Return the config.json of a class of transformers that computes what this model computes, without dropout."""
+    """Return the config.json of a class of transformers that computes what this model computes,
+    without dropout."""
     keys = _gpt2_keys(config)
     if is_llama(config):
         keys = _llama_keys(config)
@@ -403,11 +409,12 @@ def _llama_keys(config: GPTConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
-    """Return the model's shape in a config.json, the vocabulary padded to a multiple of `vocab_multiple`.
+    """Return the model's shape in a config.json, the vocabulary padded to a multiple of
+    `vocab_multiple`.
 
     Raises:
-        CheckpointError: it describes another function than this GPT computes. Every key that is wrong by itself is
-            named, or every size that does not fit the others.
+        CheckpointError: it describes another function than this GPT computes. Every key that is
+            wrong by itself is named, or every size that does not fit the others.
     """
     given = {key: value for key, value in hf_config.items() if value is not None}
     family = given.get("model_type", "gpt2")
@@ -465,7 +472,8 @@ def write_hf(
 ) -> None:
     """Write a directory that `AutoModelForCausalLM` and `AutoTokenizer` load without network.
 
-    `tokenizer_json` is the text of a `tokenizers` file; it is stored as it is, so that both sides split text alike.
+    `tokenizer_json` is the text of a `tokenizers` file; it is stored as it is, so that both sides
+    split text alike.
 
     Args:
         others: texts of further files by name.
@@ -477,7 +485,8 @@ def write_hf(
     added = json.loads(tokenizer_json).get("added_tokens", [])
     eot = {token["id"]: token["content"] for token in added}.get(eot_id)
     tokenizer_config = {
-        # The plain class takes tokenizer.json as it is; GPT2Tokenizer would build its own from vocabulary and merges.
+        # The plain class takes tokenizer.json as it is; GPT2Tokenizer would build its own from
+        # vocabulary and merges.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": model.config.seq_len,
         "clean_up_tokenization_spaces": False,
@@ -527,7 +536,8 @@ def read_hf(directory: Path, vocab_multiple: int = 64) -> GPT:
     """Read the GPT in a directory with config.json and model.safetensors (whole or in shards).
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot compute.
+        CheckpointError: a file is missing or unreadable, or holds a model that this GPT cannot
+            compute.
     """
     config = from_hf_config(read_hf_config(directory), vocab_multiple)
     tensors = read_hf_tensors(directory)
@@ -549,7 +559,8 @@ def _as_fp32(tensor: Tensor, name: str) -> Tensor:
     """Return a weight in fp32.
 
     Raises:
-        CheckpointError: it is of a type that is no weight, or not finite in fp32; the message begins with `name`.
+        CheckpointError: it is of a type that is no weight, or not finite in fp32; the message
+            begins with `name`.
     """
     if tensor.dtype not in READABLE:
         raise CheckpointError(
@@ -583,11 +594,12 @@ def _check_size(config: GPTConfig, tensors: Tensors, path: Path) -> None:
 
 
 def read_hf_tensors(directory: Path) -> Tensors:
-    """Read every tensor of model.safetensors, or of the shards that model.safetensors.index.json names.
+    """Read every tensor of model.safetensors, or of the shards that model.safetensors.index.json
+    names.
 
     Raises:
-        CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are never opened:
-            loading a pickle can run code.
+        CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are
+            never opened: loading a pickle can run code.
     """
     index = directory / "model.safetensors.index.json"
     names = ["model.safetensors"]

@@ -13,12 +13,12 @@ import torch
 def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
     """Limit the kernels that attention may choose from, where shapes keep changing.
 
-    Enter it around the backward pass too, as activation checkpointing chooses again there. Compiled code keeps the
-    choice of its compilation, so each kind of shape needs a graph of its own.
+    Enter it around the backward pass too, as activation checkpointing chooses again there. Compiled
+    code keeps the choice of its compilation, so each kind of shape needs a graph of its own.
 
-    PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its choice stands where
-    one shape is asked for again and again (`same_shape`). cuDNN makes a plan for every shape, so where shapes keep
-    changing it is left out.
+    PyTorch itself prefers cuDNN where that is fast and safe (sm90 and sm100 from 2.11 on), and its
+    choice stands where one shape is asked for again and again (`same_shape`). cuDNN makes a plan
+    for every shape, so where shapes keep changing it is left out.
     """
     if device.type != "cuda" or same_shape:
         yield
@@ -32,7 +32,8 @@ def attention_kernels(device: torch.device, same_shape: bool) -> Iterator[None]:
 
 
 def choose_matmul_precision(dtype: str, device: torch.device) -> None:
-    """Let fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) only if `dtype` is "tf32".
+    """Let fp32 matrix products on CUDA round their factors to TF32 (10 bits of mantissa) only if
+    `dtype` is "tf32".
 
     It holds for the whole process.
     """
@@ -43,8 +44,8 @@ def choose_matmul_precision(dtype: str, device: torch.device) -> None:
 def choose_determinism(deterministic: bool) -> None:
     """Let PyTorch use only kernels that repeat bit for bit, or any kernels; for the whole process.
 
-    Call it before the first matrix product: cuBLAS reads its setting once. cuDNN's attention is not deterministic, so
-    FlashAttention takes its place.
+    Call it before the first matrix product: cuBLAS reads its setting once. cuDNN's attention is not
+    deterministic, so FlashAttention takes its place.
     """
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -52,5 +53,6 @@ def choose_determinism(deterministic: bool) -> None:
     if torch.are_deterministic_algorithms_enabled() == deterministic:
         return
     torch.use_deterministic_algorithms(deterministic)
-    # Our code reads no memory that it has not written; filling it first would cost a pass over every new tensor.
+    # Our code reads no memory that it has not written; filling it first would cost a pass over
+    # every new tensor.
     torch.utils.deterministic.fill_uninitialized_memory = not deterministic  # type: ignore[attr-defined]

@@ -1,14 +1,14 @@
 """Compute a linear layer whose three matrix products add in chosen accumulators.
 
-Shapes: x (tokens, in), weight (out, in), gradient of the output g (tokens, out). What is summed over, and so how long
-the sums are:
+Shapes: x (tokens, in), weight (out, in), gradient of the output g (tokens, out). What is summed
+over, and so how long the sums are:
 
     forward      y   = x weight^T   over `in`
     grad_input   g_x = g weight     over `out`
     grad_weight  g_w = g^T x        over tokens of a micro-batch: the longest by far
 
-A product whose operands are fp32 and whose accumulator is wide is the one that PyTorch's own linear layer computes, bit
-for bit. The bias is added, and its gradient summed, in fp32.
+A product whose operands are fp32 and whose accumulator is wide is the one that PyTorch's own linear
+layer computes, bit for bit. The bias is added, and its gradient summed, in fp32.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Arithmetic:
     grad_weight: Accumulator | None = None
 
     def is_wide(self, role: Accumulator | None) -> bool:
-        """Return whether a role's sum is one fp32 sum: absent, or emulated with nothing left to round."""
+        """Return whether a role's sum is one fp32 sum: absent, or emulated with nothing left to
+        round."""
         if role is None:
             return True
         return self.fidelity == "intra_fp32" and role == Accumulator()
@@ -60,7 +61,8 @@ class Arithmetic:
         draw: Tensor | None,
         saturated: Tensor,
     ) -> Tensor:
-        """Multiply `a` (m, k) by `b` (k, n), operands in their formats, emulated in the accumulator of `role`.
+        """Multiply `a` (m, k) by `b` (k, n), operands in their formats, emulated in the accumulator
+        of `role`.
 
         Add to `saturated`, 0-d, how many roundings saturated.
         """
@@ -79,12 +81,14 @@ class Arithmetic:
 
 
 class SaturationStats:
-    """Places in a narrow layer's buffer `seen`, fp64 (9,): what its passes had since it was last cleared."""
+    """Places in a narrow layer's buffer `seen`, fp64 (9,): what its passes had since it was last
+    cleared."""
 
     SATURATED = 0
     """This place and the two after it: roundings that saturated in each role."""
     LARGEST = 3
-    """This place and the two after it: log2 of the largest scale of inputs, weights and gradients; -inf: no scale."""
+    """This place and the two after it: log2 of the largest scale of inputs, weights and gradients;
+    -inf: no scale."""
     SMALLEST = 6
     """This place and the two after it: -log2 of the smallest scale."""
 
@@ -116,7 +120,8 @@ def clear_seen(model: nn.Module) -> None:
 
 @contextmanager
 def unnoticed(model: nn.Module, places: Sequence[int] = range(9)) -> Iterator[None]:
-    """Restore `places` of what the narrow layers below `model` have seen: passes inside are none of the step's."""
+    """Restore `places` of what the narrow layers below `model` have seen: passes inside are none of
+    the step's."""
     before = [(layer, layer.seen.clone()) for layer in _narrow_layers(model)]
     yield
     for layer, seen in before:
@@ -130,7 +135,8 @@ def seen_by_layers(model: nn.Module) -> Tensor:
 
 
 def combine_stats(seen: Tensor) -> Tensor:
-    """Combine the buffers of layers or of ranks, fp64 (n, 9), into one of (9,): counts add up, scales are extremes."""
+    """Combine the buffers of layers or of ranks, fp64 (n, 9), into one of (9,): counts add up,
+    scales are extremes."""
     counts = seen[:, : SaturationStats.LARGEST]
     scales = seen[:, SaturationStats.LARGEST :]
     return torch.cat([counts.sum(0), scales.amax(0)])
@@ -141,14 +147,16 @@ def _narrow_layers(model: nn.Module) -> Iterator[NarrowLinear | NarrowHead]:
 
 
 def _register_buffers(layer: nn.Module, device: torch.device) -> None:
-    """Give a narrow layer `draw`, 0-d int32, of which its next pass makes random bits, and what it has `seen`."""
+    """Give a narrow layer `draw`, 0-d int32, of which its next pass makes random bits, and what it
+    has `seen`."""
     draw = torch.zeros((), dtype=torch.int32, device=device)
     layer.register_buffer("draw", draw, persistent=False)
     layer.register_buffer("seen", nothing_seen(device), persistent=False)
 
 
 class NarrowLinear(nn.Linear):
-    """`nn.Linear` computing by an `Arithmetic`; its parameters are those of the layer that it replaces."""
+    """`nn.Linear` computing by an `Arithmetic`; its parameters are those of the layer that it
+    replaces."""
 
     draw: Tensor
     seen: Tensor
@@ -171,7 +179,8 @@ class NarrowLinear(nn.Linear):
 
 
 class NarrowHead(nn.Module):
-    """The product with the vocabulary, computing by an `Arithmetic`; the tied matrix belongs to the embedding."""
+    """The product with the vocabulary, computing by an `Arithmetic`; the tied matrix belongs to the
+    embedding."""
 
     draw: Tensor
     seen: Tensor
@@ -200,9 +209,11 @@ def narrow_linear(
     draw: Tensor,
     seen: Tensor,
 ) -> Tensor:
-    """Multiply x (..., in) by weight (out, in) transposed, add the bias: (..., out), in the run's compute type.
+    """Multiply x (..., in) by weight (out, in) transposed, add the bias: (..., out), in the run's
+    compute type.
 
-    Without gradients, stochastic rounding gives way to rounding to nearest: a validation loss has no noise of its own.
+    Without gradients, stochastic rounding gives way to rounding to nearest: a validation loss has
+    no noise of its own.
     """
     device = x.device.type
     dtype = torch.float32
@@ -222,7 +233,8 @@ def narrow_linear(
 
 
 def note_scale(seen: Tensor, scale: Tensor | None, kind: int) -> None:
-    """Record the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None: it has no scale."""
+    """Record the scale of an operand of `kind`, INPUTS, WEIGHTS or GRADIENTS, in `seen`; None: it
+    has no scale."""
     if scale is not None:
         torch.ops.efftrain.note_scale(seen, scale, kind)
 
@@ -310,14 +322,15 @@ def _next_draw(draw: Tensor | None, product: int) -> Tensor | None:
 
 
 def _unscaled(product: Tensor, *scales: Tensor | None) -> Tensor:
-    """Divide the product by its operands' scales, one by one: the product of two small scales might underflow."""
+    """Divide the product by its operands' scales, one by one: the product of two small scales might
+    underflow."""
     for scale in scales:
         if scale is not None:
             product = product / scale
     return product
 
 
-# --- fp8 by the device's own matrix units ----------------------------------------------------------------------------
+# --- fp8 by the device's own matrix units ---------------------------------------------------------
 
 
 class _Hardware(Function):
@@ -403,9 +416,9 @@ def fp8_matmul(
 
     Return the product (m, n) in `dtype`, and the scales.
 
-    The units want the left operand by rows and the right one by columns, hence `b` transposed. A CPU has no such units:
-    there it is the fp32 product of the fp8 operands, as `torch._scaled_mm` would compute it a thousand times slower,
-    and `fast` changes nothing.
+    The units want the left operand by rows and the right one by columns, hence `b` transposed. A
+    CPU has no such units: there it is the fp32 product of the fp8 operands, as `torch._scaled_mm`
+    would compute it a thousand times slower, and `fast` changes nothing.
     """
     if a.device.type == "cpu":
         left, of_a = to_operand(a.float(), format_a)

@@ -1,12 +1,15 @@
-"""Sum in an accumulator of few mantissa bits: rounding, long sums in order, and the matrix product made of them.
+"""Sum in an accumulator of few mantissa bits: rounding, long sums in order, and the matrix product
+made of them.
 
-Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv 1812.08011. In s + p
-the smaller number is shifted to the larger one's exponent, so a long sum in few bits swallows what is added late
-("swamping"). Chunks mend it: sums of `chunk` products each, then the sum of those.
+Wang et al., "Training Deep Neural Networks with 8-bit Floating Point Numbers", NeurIPS 2018, arXiv
+1812.08011. In s + p the smaller number is shifted to the larger one's exponent, so a long sum in
+few bits swallows what is added late ("swamping"). Chunks mend it: sums of `chunk` products each,
+then the sum of those.
 
-Values lie in fp32. The accumulator has fp32's exponents, or fewer: then it saturates at its largest number, and below
-its smallest normal one its numbers are evenly spaced, as IEEE's subnormals. Rounding to nearest sends ties to the even
-neighbour. Stochastic rounding goes up with the probability of what it drops, so its expectation is the number itself.
+Values lie in fp32. The accumulator has fp32's exponents, or fewer: then it saturates at its largest
+number, and below its smallest normal one its numbers are evenly spaced, as IEEE's subnormals.
+Rounding to nearest sends ties to the even neighbour. Stochastic rounding goes up with the
+probability of what it drops, so its expectation is the number itself.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import torch
 from torch import Tensor
 
 BLOCK = 32
-"""Products that `narrow_matmul` adds in fp32 before it rounds, where it rounds within chunks: what tensor cores do,
-roughly."""
+"""Products that `narrow_matmul` adds in fp32 before it rounds, where it rounds within chunks: what
+tensor cores do, roughly."""
 _TILE = 1 << 16
 """Elements of the result worked on at once on a CPU: they and their scratch stay in the cache."""
 _SUMS = 1 << 14
@@ -49,7 +52,8 @@ def mix(value: int) -> int:
 
 
 def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
-    """Return the int32 that all random bits of a layer in one forward and backward pass are made from."""
+    """Return the int32 that all random bits of a layer in one forward and backward pass are made
+    from."""
     value = seed
     for part in (seed >> 32, step, micro_step, layer):
         value = mix(value) + part * _GOLDEN + 1
@@ -88,7 +92,8 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
     if drop <= 0:
         return x
     last = torch.bitwise_right_shift(x.view(torch.int32), drop, out=scratch)
-    # Half of the last bit kept, less one bit where that is 0: a tie goes up only from an odd number.
+    # Half of the last bit kept, less one bit where that is 0: a tie goes up only from an odd
+    # number.
     addend = last.bitwise_and_(1).add_((1 << (drop - 1)) - 1)
     return _add_and_cut_(x, drop, addend)
 
@@ -111,7 +116,8 @@ def round_stochastic_(
     random: Tensor,
     scratch: Tensor | None = None,
 ) -> Tensor:
-    """Round `x`, fp32, to `bits` mantissa bits, in place, away from zero with the probability of the dropped part.
+    """Round `x`, fp32, to `bits` mantissa bits, in place, away from zero with the probability of
+    the dropped part.
 
     Args:
         random: int32, the shape of `x`; the high ones of its 32 random bits are used.
@@ -133,10 +139,11 @@ def round_in_range_(
     random: Tensor | None = None,
     scratch: Tensor | None = None,
 ) -> Tensor:
-    """Round `x`, fp32, in place to the numbers of the format (1, exponent_bits, bits), as IEEE 754 defines them.
+    """Round `x`, fp32, in place to the numbers of the format (1, exponent_bits, bits), as IEEE 754
+    defines them.
 
-    Exponents are 2 - 2^(e-1) to 2^(e-1) - 1. Smaller numbers become multiples of the smallest one, larger ones the
-    largest. Infinity and NaN stay.
+    Exponents are 2 - 2^(e-1) to 2^(e-1) - 1. Smaller numbers become multiples of the smallest one,
+    larger ones the largest. Infinity and NaN stay.
 
     Args:
         exponent_bits: 2 to 7.
@@ -171,16 +178,18 @@ def round_in_range_(
     return saturates.sum()
 
 
-# --- operands --------------------------------------------------------------------------------------------------------
+# --- operands -------------------------------------------------------------------------------------
 
 FP8 = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 """(1, 4, 3) with a largest number of 448, and (1, 5, 2) with 57344."""
 
 
 def scale_of(x: Tensor, operands: str) -> Tensor:
-    """Return the power of two, 0-d fp32 and at most 2^126, that brings the largest of |x| just inside the format.
+    """Return the power of two, 0-d fp32 and at most 2^126, that brings the largest of |x| just
+    inside the format.
 
-    It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format rounds.
+    It is 1 if `x` is 0 or not finite. A power of two changes no mantissa, so only the format
+    rounds.
     """
     if operands not in FP8:
         return torch.ones((), device=x.device)
@@ -207,11 +216,12 @@ def to_operand(x: Tensor, operands: str) -> tuple[Tensor, Tensor | None]:
     return (x * scale).to(FP8[operands]).float(), scale
 
 
-# --- sums ------------------------------------------------------------------------------------------------------------
+# --- sums -----------------------------------------------------------------------------------------
 
 
 def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
-    """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks; chunk 0: one chunk."""
+    """Reshape (n, ...) to (chunk, chunks, ...), whose rows are added to the sums of all chunks;
+    chunk 0: one chunk."""
     n, *rest = terms.shape
     chunk = min(chunk or n, n)
     count = math.ceil(n / chunk)
@@ -222,11 +232,11 @@ def _in_chunks(terms: Tensor, chunk: int) -> Tensor:
 
 
 def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tensor:
-    """Sum `terms` over their first dimension, in order, rounding to nearest after every addition, in accumulators of
-    several widths at once.
+    """Sum `terms` over their first dimension, in order, rounding to nearest after every addition,
+    in accumulators of several widths at once.
 
-    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which seldom matters if the
-    width is far smaller.
+    The running sums lie in fp32: an addition is rounded twice, to 23 bits and to the width, which
+    seldom matters if the width is far smaller.
 
     Args:
         terms: (n, samples), fp32, below 2^100.
@@ -236,7 +246,8 @@ def sums_in_order(terms: Tensor, widths: Sequence[int], chunk: int = 0) -> Tenso
     Returns:
         (widths, samples), fp32.
     """
-    # Adding and subtracting 1.5 x 2^(23 - bits) times a number's power of two rounds it, to even, in two passes.
+    # Adding and subtracting 1.5 x 2^(23 - bits) times a number's power of two rounds it, to even,
+    # in two passes.
     of_widths = [1.5 * 2.0 ** (23 - bits) for bits in widths]
     factors = torch.tensor(of_widths, device=terms.device).view(-1, 1, 1)
 
@@ -273,10 +284,12 @@ def narrow_matmul(
     exponent_bits: int = 8,
     saturated: Tensor | None = None,
 ) -> Tensor:
-    """Multiply `a` (m, k) by `b` (k, n), fp32, in an accumulator of `bits` mantissa bits: fp32 (m, n).
+    """Multiply `a` (m, k) by `b` (k, n), fp32, in an accumulator of `bits` mantissa bits: fp32 (m,
+    n).
 
-    `block` products are summed in fp32 and added to the accumulator, which is then rounded. With `chunk` > 0 the
-    accumulator begins anew after every `chunk` products, and what it held is added to a second one, rounded too.
+    `block` products are summed in fp32 and added to the accumulator, which is then rounded. With
+    `chunk` > 0 the accumulator begins anew after every `chunk` products, and what it held is added
+    to a second one, rounded too.
 
     Args:
         chunk: products per chunk; 0 or at least k: one sum.
@@ -289,7 +302,8 @@ def narrow_matmul(
     n = b.shape[1]
     chunk = min(chunk or k, k)
     if block == 0:
-        # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks is the only one.
+        # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks
+        # is the only one.
         chunk, block = k, chunk
     block = min(block, chunk)
     out = a.new_empty(m, n)
@@ -351,7 +365,8 @@ def _round_(
         round_stochastic_(x, bits, random, scratch)
 
 
-# torch.ops.efftrain.narrow_matmul: torch.compile then sees one call instead of thousands of roundings, with their bits.
+# torch.ops.efftrain.narrow_matmul: torch.compile then sees one call instead of thousands of
+# roundings, with their bits.
 _LIBRARY = torch.library.Library("efftrain", "DEF")
 _LIBRARY.define(
     "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block, Tensor? draw, SymInt exponent_bits, "

@@ -1,4 +1,5 @@
-"""Tell the kinds of a GPT's parameters by name: growth, weight decay and Muon treat them differently. No torch."""
+"""Tell the kinds of a GPT's parameters by name: growth, weight decay and Muon treat them
+differently. No torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How far activations are from standard normal, and models whose scales and shifts have been folded away: Collins,
-Balle, Shlens 2019, arXiv 1903.00925, section 2.
+"""How far activations are from standard normal, and models whose scales and shifts have been folded
+away: Collins, Balle, Shlens 2019, arXiv 1903.00925, section 2.
 
 The divergence of N(mu, v) from N(0, 1) is (mu^2 + v - log v - 1) / 2 nats.
 """
@@ -19,11 +19,12 @@ Moments = Literal["channel", "token"]
 
 
 class _Divergence(torch.autograd.Function):
-    """Mean divergence of the moments of x (samples, channels) along `dim`, 0-d in fp32 (fp64 where x is).
+    """Mean divergence of the moments of x (samples, channels) along `dim`, 0-d in fp32 (fp64 where
+    x is).
 
-    Keeps the activations as they are, which others keep anyway, and the moments: autograd's own derivative would keep a
-    copy in fp32. With n values behind each of m moments, d/dx = (mu + (x - mu) (1 - 1 / (v + eps))) / (n m), and n m is
-    the size of x.
+    Keeps the activations as they are, which others keep anyway, and the moments: autograd's own
+    derivative would keep a copy in fp32. With n values behind each of m moments, d/dx = (mu + (x -
+    mu) (1 - 1 / (v + eps))) / (n m), and n m is the size of x.
     """
 
     @staticmethod
@@ -62,11 +63,13 @@ def standardization_loss(
     eps: float = 0.0,
     skip_first: bool = False,
 ) -> Tensor:
-    """Compute the divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in fp32 (fp64 if x is).
+    """Compute the divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in
+    fp32 (fp64 if x is).
 
     Args:
-        moments: "channel": of each channel over all sequences and positions, as in the paper; the mean is over
-            channels. "token": of each token over its channels, as in a layer norm; the mean is over tokens.
+        moments: "channel": of each channel over all sequences and positions, as in the paper; the
+            mean is over channels. "token": of each token over its channels, as in a layer norm; the
+            mean is over tokens.
         eps: added to the variance in the logarithm.
         skip_first: leave the first position of each sequence out of the moments.
     """
@@ -77,10 +80,12 @@ def standardization_loss(
 
 
 def folded(model: GPT) -> GPT:
-    """Fold scales and shifts into the neighbouring matrices: return a model that computes the same to rounding.
+    """Fold scales and shifts into the neighbouring matrices: return a model that computes the same
+    to rounding.
 
-    y = (W x + b) g + s has the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What follows the last block
-    stays: the matrix after it is the embedding too. `model` is not changed, and is returned itself if it has no others.
+    y = (W x + b) g + s has the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What
+    follows the last block stays: the matrix after it is the embedding too. `model` is not changed,
+    and is returned itself if it has no others.
     """
     kept = tuple(name for name in model.config.affine if name == "ln_f")
     if kept == model.config.affine:

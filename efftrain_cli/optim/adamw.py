@@ -1,4 +1,5 @@
-"""AdamW over named parameters, and the two measures of its second moment that predict instability."""
+"""AdamW over named parameters, and the two measures of its second moment that predict
+instability."""
 
 from __future__ import annotations
 
@@ -25,11 +26,13 @@ _ALIGNMENT = 32
 """Elements: 128 bytes of fp32, so that every view starts where vector loads may."""
 
 _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Elements whose roots exist at once: on a CPU 1 MiB of fp32, which its cache holds; on CUDA a bound on memory."""
+"""Elements whose roots exist at once: on a CPU 1 MiB of fp32, which its cache holds; on CUDA a
+bound on memory."""
 
 
 class AdamW:
-    """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one flat buffer."""
+    """An `Optimizer`: PyTorch's fused AdamW (Loshchilov and Hutter 2019), all second moments in one
+    flat buffer."""
 
     gradient_powers: Mapping[str, int] = {"exp_avg": 1, "exp_avg_sq": 2, "step": 0}
     columns_by_max = frozenset({"adam_sqrt_v_max"})
@@ -54,7 +57,8 @@ class AdamW:
             lines = math.ceil(parameter.numel() / _ALIGNMENT)
             sizes.append(lines * _ALIGNMENT)
         first = next(iter(named.values()))
-        # fp32 (elements,): all of `exp_avg_sq`, each parameter's padded with zeros to whole cache lines.
+        # fp32 (elements,): all of `exp_avg_sq`, each parameter's padded with zeros to whole cache
+        # lines.
         self._second_moments = first.new_zeros(sum(sizes))
 
         self._state = {}
@@ -84,16 +88,19 @@ class AdamW:
         return tensors
 
     def columns(self) -> Tensors:
-        """Return sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias correction).
+        """Return sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias
+        correction).
 
-        Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs no root.
+        Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs
+        no root.
         """
         moments = self._second_moments
         if not moments.numel():  # a rank that holds no rows
             zero = moments.new_zeros(())
             return {"adam_sqrt_v_l1": zero, "adam_sqrt_v_max": zero.clone()}
 
-        # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in the cache.
+        # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in
+        # the cache.
         size = min(_CHUNK.get(moments.device.type, 1 << 22), moments.numel())
         roots = moments.new_empty(size)
         sums = []

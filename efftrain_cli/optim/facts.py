@@ -1,4 +1,5 @@
-"""What recipes, plans and `compare` need to know of each optimizer. No torch; its class is in `training/build.py`."""
+"""What recipes, plans and `compare` need to know of each optimizer. No torch; its class is in
+`training/build.py`."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from efftrain_cli.foundation.tensors import Tensors
 def fill_gradients(parameters: Sequence[Tensor]) -> None:
     """Give each parameter of a block that no micro-batch ran the gradient that it has: zero.
 
-    An optimizer skips a parameter without `.grad`: neither decay nor momentum would act on it, and its step count would
-    fall behind.
+    An optimizer skips a parameter without `.grad`: neither decay nor momentum would act on it, and
+    its step count would fall behind.
     """
     for parameter in parameters:
         if parameter.grad is None:
@@ -27,7 +27,8 @@ def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def take_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Take the parameters' gradients, zeros for a missing one; `.grad` is None then, so that a new sum can begin."""
+    """Take the parameters' gradients, zeros for a missing one; `.grad` is None then, so that a new
+    sum can begin."""
     fill_gradients(parameters)
     gradients = gradients_of(parameters)
     for parameter in parameters:

@@ -1,10 +1,12 @@
-"""Lion: Chen et al. 2023, "Symbolic discovery of optimization algorithms", arXiv 2302.06675, algorithm 2.
+"""Lion: Chen et al. 2023, "Symbolic discovery of optimization algorithms", arXiv 2302.06675,
+algorithm 2.
 
     step      w <- w - lr (sign(b1 m + (1 - b1) g) + weight_decay w)
     momentum  m <- b2 m + (1 - b2) g
 
-Every entry of the sign is 1 or -1, so updates are larger than AdamW's: the paper advises a learning rate 3 to 10 times
-smaller and a weight decay as many times larger (section 5), and betas of 0.9 and 0.99.
+Every entry of the sign is 1 or -1, so updates are larger than AdamW's: the paper advises a learning
+rate 3 to 10 times smaller and a weight decay as many times larger (section 5), and betas of 0.9 and
+0.99.
 """
 
 from __future__ import annotations

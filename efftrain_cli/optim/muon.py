@@ -1,9 +1,10 @@
 """Muon for the matrices of the blocks, AdamW for everything else.
 
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"
-(https://kellerjordan.github.io/posts/muon/): the momentum of a matrix is brought close to the nearest orthogonal matrix
-by five Newton-Schulz iterations in bf16, and that is the update. The iterations are torch.optim.Muon's. As the paper
-recommends, q, k and v are orthogonalized one by one, not as the one matrix that they are stored in.
+(https://kellerjordan.github.io/posts/muon/): the momentum of a matrix is brought close to the
+nearest orthogonal matrix by five Newton-Schulz iterations in bf16, and that is the update. The
+iterations are torch.optim.Muon's. As the paper recommends, q, k and v are orthogonalized one by
+one, not as the one matrix that they are stored in.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class _TorchMuon(WithoutCompiler, torch.optim.Muon):
 
 
 class _Matrix(NamedTuple):
-    """A matrix of a block, and the parts of it that are orthogonalized one by one: q, k and v of a fused one."""
+    """A matrix of a block, and the parts of it that are orthogonalized one by one: q, k and v of a
+    fused one."""
 
     whole: nn.Parameter
     momentum: Tensor
@@ -38,7 +40,8 @@ class _Matrix(NamedTuple):
 
 
 class Muon:
-    """An `Optimizer`: torch's Muon with its default adjustment of the learning rate, sqrt(max(1, rows / columns))."""
+    """An `Optimizer`: torch's Muon with its default adjustment of the learning rate, sqrt(max(1,
+    rows / columns))."""
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
     columns_by_max: frozenset[str] = frozenset()
@@ -87,8 +90,8 @@ class Muon:
                 for part, gradient in zip(matrix.parts, gradients, strict=True):
                     part.grad = gradient
 
-        # torch's Muon does not take `found_inf`: what it changes is kept, and put back on the device if the step must
-        # not count.
+        # torch's Muon does not take `found_inf`: what it changes is kept, and put back on the
+        # device if the step must not count.
         before = [tensor.clone() for tensor in changed]
         self._muon.step()
         skip = found_inf.bool()
@@ -100,12 +103,14 @@ class Muon:
                 part.grad = None
 
     def tensors(self) -> Tensors:
-        """See `Optimizer.tensors`: `momentum_buffer.NAME` of each matrix, AdamW's three of each other parameter."""
+        """See `Optimizer.tensors`: `momentum_buffer.NAME` of each matrix, AdamW's three of each
+        other parameter."""
         tensors = {}
         for name, matrix in self._matrices.items():
             tensors[f"momentum_buffer.{name}"] = matrix.momentum
         return tensors | self._adamw.tensors()
 
     def columns(self) -> Tensors:
-        """Return no columns: sqrt(v) of the few parameters of AdamW would be taken for that of a whole model."""
+        """Return no columns: sqrt(v) of the few parameters of AdamW would be taken for that of a
+        whole model."""
         return {}

@@ -49,11 +49,13 @@ def decays(kind: ParameterKind) -> bool:
 
 
 class Optimizer(Protocol):
-    """Updates named parameters by their gradients. `training/build.py` alone chooses among them by name."""
+    """Updates named parameters by their gradients. `training/build.py` alone chooses among them by
+    name."""
 
     gradient_powers: Mapping[str, int]
-    """For each kind of state: with which power of the gradient it scales, 0 for a counter of steps. Growth reads it:
-    where a wider model's gradients are 1/k of the small one's, first moments become 1/k and second moments 1/k^2."""
+    """For each kind of state: with which power of the gradient it scales, 0 for a counter of steps.
+    Growth reads it: where a wider model's gradients are 1/k of the small one's, first moments
+    become 1/k and second moments 1/k^2."""
 
     columns_by_max: frozenset[str]
     """Columns of which the largest over all ranks is that of a sharded model; the others add up."""
@@ -64,18 +66,21 @@ class Optimizer(Protocol):
     def step(self, lr: float, found_inf: Tensor) -> None:
         """Update every parameter that has a gradient, at the step's learning rate.
 
-        If `found_inf` (0-d fp32 on the device) is 1, weights, moments and counters keep every bit. The host does not
-        wait to find out.
+        If `found_inf` (0-d fp32 on the device) is 1, weights, moments and counters keep every bit.
+        The host does not wait to find out.
         """
 
     def tensors(self) -> Tensors:
-        """Return the whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`, to be saved or written into.
+        """Return the whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`, to be saved or
+        written into.
 
-        They are the tensors themselves, and exist from the start, so that step 0 can be saved and grown.
+        They are the tensors themselves, and exist from the start, so that step 0 can be saved and
+        grown.
         """
 
     def columns(self) -> Tensors:
-        """Return measures of stability by column of metrics.jsonl: 0-d fp32 tensors on the device."""
+        """Return measures of stability by column of metrics.jsonl: 0-d fp32 tensors on the
+        device."""
 
 
 def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -86,7 +91,8 @@ def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) ->
 
 
 class WithoutCompiler:
-    """PyTorch's own `add_param_group` imports its compiler, which costs eager training two seconds of start."""
+    """PyTorch's own `add_param_group` imports its compiler, which costs eager training two seconds
+    of start."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as torch.optim.Optimizer does."""

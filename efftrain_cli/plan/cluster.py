@@ -1,13 +1,14 @@
-"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from the rate of one
-device and the bandwidth of the slowest link. No torch.
+"""What a recipe is expected to cost on many devices: a model of a step's time and of memory, from
+the rate of one device and the bandwidth of the slowest link. No torch.
 
     compute   FLOPs of the device with most sequences / rate
     ring      2 (W - 1) / W bytes / bandwidth + 2 (W - 1) latency: each byte passes the slowest link of a ring twice
 
-Replicas: compute + ring(gradient, fp32), one after the other, although on CUDA a part of the ring hides behind the
-last backward pass. Shards: PyTorch gathers a block's weights twice and scatters its gradient once per micro-batch, each
-half a ring, beside the computation: max(compute, all of it). Nothing else is counted: neither data, evaluation,
-saving, nor what a slow device costs the others. The update is part of the rate.
+Replicas: compute + ring(gradient, fp32), one after the other, although on CUDA a part of the ring
+hides behind the last backward pass. Shards: PyTorch gathers a block's weights twice and scatters
+its gradient once per micro-batch, each half a ring, beside the computation: max(compute, all of
+it). Nothing else is counted: neither data, evaluation, saving, nor what a slow device costs the
+others. The update is part of the rate.
 """
 
 from __future__ import annotations
@@ -43,11 +44,13 @@ class Cluster:
     flops_per_second: float
     """Of one device, over whole steps."""
     bandwidth: float
-    """Bytes per second of the slowest link of a ring: out of a device, or out of a node if there are several."""
+    """Bytes per second of the slowest link of a ring: out of a device, or out of a node if there
+    are several."""
     latency: float = LATENCY
 
     def ring(self, size: float) -> float:
-        """Return the seconds in which `size` bytes of every device are added up on all: twice around a ring."""
+        """Return the seconds in which `size` bytes of every device are added up on all: twice
+        around a ring."""
         return 2 * (self.devices - 1) * (size / self.devices / self.bandwidth + self.latency)
 
 
@@ -112,7 +115,8 @@ def step_time(
 
 
 def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int) -> int:
-    """Return one device's bytes: activations, and the state or its share and two gathered blocks."""
+    """Return one device's bytes: activations, and the state or its share and two gathered
+    blocks."""
     dtype = planned_dtype(recipe)
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     state = training_bytes(recipe, config, 0, seq_len, dtype=dtype, ranks=devices)
@@ -126,7 +130,8 @@ def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int
 
 
 StepKind = tuple[int, int, bool]
-"""(batch size, sequence length, whether the halves' gradients are compared): steps of one kind cost the same."""
+"""(batch size, sequence length, whether the halves' gradients are compared): steps of one kind cost
+the same."""
 
 
 def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:

@@ -18,7 +18,8 @@ from efftrain_cli.recipe.recipe import Recipe
 GPT2_VOCABULARY = 50257
 """Tokens of GPT-2's tokenizer."""
 PROCESS = 450 * 10**6
-"""Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a CPU."""
+"""Bytes that Python and PyTorch take before there is a model; measured with PyTorch 2.13 on a
+CPU."""
 ROW = 700
 """Bytes of a row of metrics.jsonl, about."""
 CONTROL_GROUP = Path("/sys/fs/cgroup")
@@ -34,7 +35,8 @@ class PlanCost:
     parameters: int
     """Of [model], embeddings included."""
     memory_bytes: int
-    """Weights, gradients, optimizer's state and the activations of the largest micro-batch, by `training_bytes`."""
+    """Weights, gradients, optimizer's state and the activations of the largest micro-batch, by
+    `training_bytes`."""
     dtype: str
     """What memory_bytes assumes, by `planned_dtype`."""
     checkpoint_bytes: int
@@ -42,7 +44,8 @@ class PlanCost:
 
 
 def vocabulary_of(tokenizer: str) -> int | None:
-    """Return the tokens of a tokenizer, if its name or file says; "bpe:N" may come out smaller on a small text."""
+    """Return the tokens of a tokenizer, if its name or file says; "bpe:N" may come out smaller on a
+    small text."""
     if tokenizer == "gpt2":
         return GPT2_VOCABULARY
     if tokenizer.startswith("bpe:") and tokenizer[4:].isdigit():
@@ -56,7 +59,8 @@ def vocabulary_of(tokenizer: str) -> int | None:
 
 
 def likely_vocabulary(tokenizer: str) -> int:
-    """Return `vocabulary_of`, or GPT-2's, the largest that is usual, if only preparing the data would tell."""
+    """Return `vocabulary_of`, or GPT-2's, the largest that is usual, if only preparing the data
+    would tell."""
     return vocabulary_of(tokenizer) or GPT2_VOCABULARY
 
 
@@ -68,7 +72,8 @@ def planned_dtype(recipe: Recipe) -> str:
 
 
 def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
-    """Return what training `recipe` costs, to step `until` or its end; None if only preparing shows the vocabulary."""
+    """Return what training `recipe` costs, to step `until` or its end; None if only preparing shows
+    the vocabulary."""
     vocab_size = vocabulary_of(recipe.data.tokenizer)
     if vocab_size is None:
         return None
@@ -86,19 +91,22 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
 
 
 def in_flight_bytes(recipe: Recipe, config: GPTConfig) -> int:
-    """Return the bytes of delayed gradients between two full steps, which each checkpoint holds too."""
+    """Return the bytes of delayed gradients between two full steps, which each checkpoint holds
+    too."""
     methods = recipe.methods.values()
     return sum(method.in_flight_bytes(config, recipe.train.batch_size) for method in methods)
 
 
 def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
-    """Return how many gradients of the whole model one of so many ranks holds: also methods', and lanes' that wait."""
+    """Return how many gradients of the whole model one of so many ranks holds: also methods', and
+    lanes' that wait."""
     waiting = max(0, ((recipe.lanes or 0) // ranks).bit_length() - 1)
     return 1 + waiting + sum(method.gradients_held for method in recipe.methods.values())
 
 
 def checkpoint_bytes(recipe: Recipe, config: GPTConfig) -> int:
-    """Return the bytes of a checkpoint, about: weights, the optimizer's state and delayed gradients, in fp32."""
+    """Return the bytes of a checkpoint, about: weights, the optimizer's state and delayed
+    gradients, in fp32."""
     numbers = parameter_count(config) + recipe.optim.facts.state_size(config)
     return 4 * numbers + in_flight_bytes(recipe, config)
 
@@ -126,18 +134,19 @@ def training_bytes(
     recompute: bool | None = None,
     ranks: int = 1,
 ) -> int:
-    """Estimate the bytes of device memory that training on micro-batches of (sequences, seq_len) tokens holds at most.
+    """Estimate the bytes of device memory that training on micro-batches of (sequences, seq_len)
+    tokens holds at most.
 
-    The state in fp32, with autocast's copy of the weights. Per token and block, in elements of the compute type: the
-    residual stream twice, both norms' outputs, q, k, v, attention's output, the MLP's hidden units, and what norms,
-    rotation and shared heads keep beside them: 16 n_embd in GPT-2; and one fp32 log-sum-exp a head. The logits and
-    their gradient once each.
+    The state in fp32, with autocast's copy of the weights. Per token and block, in elements of the
+    compute type: the residual stream twice, both norms' outputs, q, k, v, attention's output, the
+    MLP's hidden units, and what norms, rotation and shared heads keep beside them: 16 n_embd in
+    GPT-2; and one fp32 log-sum-exp a head. The logits and their gradient once each.
 
     Args:
         config: shape of a model of the recipe.
         dtype: "bf16", "tf32" or "fp32".
-        recompute: of each block only its input is kept; one block's activations exist at a time. None: as the recipe
-            says, not for "auto".
+        recompute: of each block only its input is kept; one block's activations exist at a time.
+            None: as the recipe says, not for "auto".
         ranks: devices that share the gradient's lanes.
     """
     if recompute is None:
@@ -177,7 +186,8 @@ def disk_bytes(recipe: Recipe) -> int:
 
 
 def memory_bytes(recipe: Recipe) -> int:
-    """Return the bytes of memory that training takes on a CPU, about: the process, and what `training_bytes` says."""
+    """Return the bytes of memory that training takes on a CPU, about: the process, and what
+    `training_bytes` says."""
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     sequences = full_micro_batch(recipe)
     seq_len = recipe.model.seq_len
@@ -188,7 +198,8 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
     """Refuse more runs at once than memory holds.
 
     Raises:
-        OutOfMemoryError: the largest of the recipes does not fit `jobs` times; the message says how often it does.
+        OutOfMemoryError: the largest of the recipes does not fit `jobs` times; the message says how
+            often it does.
     """
     free = free_memory()
     if free is None or jobs == 1 or not recipes:

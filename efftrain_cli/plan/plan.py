@@ -1,7 +1,8 @@
 """Decide each step, and what a finished step makes of the run's progress: the methods meet here.
 
-Both functions are pure. Everything that a method decides about a step is decided here and nowhere else, so a schedule
-can be printed before anything is spent (`efftrain pretrain --plan`), tested without a trainer, and resumed exactly.
+Both functions are pure. Everything that a method decides about a step is decided here and nowhere
+else, so a schedule can be printed before anything is spent (`efftrain pretrain --plan`), tested
+without a trainer, and resumed exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def model_config(recipe: Recipe, vocab_size: int, stage: int | None = None) -> G
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
-    """Decide the step after `progress`. On several `ranks` only the number of micro-batches may differ."""
+    """Decide the step after `progress`. On several `ranks` only the number of micro-batches may
+    differ."""
     step = progress.step + 1
     train = recipe.train
     optim = recipe.optim
@@ -97,9 +99,9 @@ def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:
 def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int = 1) -> int:
     """Count the micro-batches of a step of `batch_size` sequences of `seq_len` tokens.
 
-    As few as hold no more whole sequences each than fit into train.micro_batch_tokens, and one sequence if none fits.
-    They differ by at most one sequence. Every lane, or every rank if the recipe has no lanes, gets equally many;
-    SimiGrad's two halves do too.
+    As few as hold no more whole sequences each than fit into train.micro_batch_tokens, and one
+    sequence if none fits. They differ by at most one sequence. Every lane, or every rank if the
+    recipe has no lanes, gets equally many; SimiGrad's two halves do too.
     """
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
     multiple = micro_batch_multiple(recipe, ranks)
@@ -108,8 +110,8 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
 
 
 def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, Any]:
-    """Return the recipe's sections and stages whose schedules are moved into 2 x `half` steps of `batch_size`
-    sequences, so that they change before and after step `half`."""
+    """Return the recipe's sections and stages whose schedules are moved into 2 x `half` steps of
+    `batch_size` sequences, so that they change before and after step `half`."""
     moved: dict[str, Any] = {}
     for method in recipe.methods.values():
         moved |= method.shortened(recipe, half, batch_size)
@@ -131,7 +133,8 @@ def full_plan(
     n_layer: int,
     micro_batches: int = 1,
 ) -> StepPlan:
-    """Plan a step that no schedule shortens, with all blocks and all measurements, for probes: its rate is 0."""
+    """Plan a step that no schedule shortens, with all blocks and all measurements, for probes: its
+    rate is 0."""
     scales = None
     if recipe.progressive_layer_drop is not None:
         scales = (1.0,) * n_layer
@@ -189,7 +192,8 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
 
 
 def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
-    """Return the methods' columns of a step's row of metrics.jsonl, each with its method's prefix."""
+    """Return the methods' columns of a step's row of metrics.jsonl, each with its method's
+    prefix."""
     columns: dict[str, float | None] = {}
     for method in recipe.methods.values():
         columns |= method.columns(recipe, plan, result)
@@ -199,8 +203,8 @@ def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[s
 def after_evaluation(recipe: Recipe, progress: Progress, val_loss: float) -> Progress:
     """Return the progress once the host has read a validation loss, if the stage's switch reads it.
 
-    Losses of the learning rate's warmup and of the re-warmup after growth say nothing about the model's own curve and
-    are left out.
+    Losses of the learning rate's warmup and of the re-warmup after growth say nothing about the
+    model's own curve and are left out.
     """
     stage = recipe.stages[progress.stage]
     warming = progress.schedule_step <= recipe.optim.warmup_steps
@@ -230,8 +234,8 @@ def stage_ended(recipe: Recipe, progress: Progress) -> bool:
 def after_growth(recipe: Recipe, progress: Progress) -> Progress:
     """Return the progress with which the next stage begins.
 
-    The schedule stands where a model of the new size would have reached this loss; steps, tokens and FLOPs stay what
-    was spent.
+    The schedule stands where a model of the new size would have reached this loss; steps, tokens
+    and FLOPs stay what was spent.
     """
     stage = recipe.stages[progress.stage + 1]
     schedule_tokens = round(stage.ratio * progress.schedule_tokens)
@@ -253,8 +257,9 @@ def plan_run(
 ) -> Iterator[tuple[StepPlan, Progress]]:
     """Yield every step from `progress` to the end of the budget, each with the progress after it.
 
-    Where a step's outcome decides later ones (adaptive batching, a growth trigger) the plan assumes what the method
-    states for it: SimiGrad's batch stays as it is. FLOPs are 0 unless `vocab_size` is given.
+    Where a step's outcome decides later ones (adaptive batching, a growth trigger) the plan assumes
+    what the method states for it: SimiGrad's batch stays as it is. FLOPs are 0 unless `vocab_size`
+    is given.
     """
     if progress is None:
         progress = Progress()
@@ -273,7 +278,8 @@ def assumed_result(
     vocab_size: int | None,
     stage: int = 0,
 ) -> StepResult:
-    """Return what a step is expected to be before it runs: every target trained on, blocks at their mean."""
+    """Return what a step is expected to be before it runs: every target trained on, blocks at their
+    mean."""
     tokens = plan.batch_size * plan.seq_len
     if vocab_size is None:
         return StepResult(tokens, 0.0)

@@ -1,4 +1,5 @@
-"""The plan of a whole run, for reading before anything is spent: its totals, its turning points, or every step."""
+"""The plan of a whole run, for reading before anything is spent: its totals, its turning points, or
+every step."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def summarize_plan(
         shapes.add((plan.batch_size, plan.seq_len))
         sequences = math.ceil(plan.batch_size / plan.accumulation_steps)
         if "steps" in recipe.varies:
-            # The batch may yet grow until the micro-batches are full; a step that measures has two of them at least.
+            # The batch may yet grow until the micro-batches are full; a step that measures has two
+            # of them at least.
             fits = max(1, train.micro_batch_tokens // plan.seq_len)
             sequences = max(sequences, min(fits, math.ceil(largest_batch / 2)))
         largest = max(largest, (sequences * plan.seq_len, plan.seq_len, sequences))
@@ -92,8 +94,8 @@ def csv_lines(
     until: int | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[str]:
-    """Yield every step as a line of CSV under a header; `tokens` and `windows` are counted after the step. A stage that
-    ends by FLOPs does so if `vocab_size` is given."""
+    """Yield every step as a line of CSV under a header; `tokens` and `windows` are counted after
+    the step. A stage that ends by FLOPs does so if `vocab_size` is given."""
     yield CSV_COLUMNS
     for plan, after in steps_until(recipe, None, vocab_size, until):
         yield (
@@ -115,8 +117,9 @@ def turning_points(
 ) -> tuple[list[TurningPoint], int]:
     """Return the steps at which the schedule turns, and how many changes are left out.
 
-    They are the first and last step, the end of the learning-rate warmup, the begin of a late decay, growth, changes of
-    length or batch size (thinned to the first, the last and a few between), and quarters of the budget.
+    They are the first and last step, the end of the learning-rate warmup, the begin of a late
+    decay, growth, changes of length or batch size (thinned to the first, the last and a few
+    between), and quarters of the budget.
     """
     always: list[TurningPoint] = []
     changes: list[TurningPoint] = []
@@ -176,8 +179,8 @@ def assumptions(recipe: Recipe) -> list[str]:
 def staged_warnings(recipe: Recipe, end: Progress) -> Iterator[str]:
     """Yield what is probably not meant about the stages of a plan that ends with `end`.
 
-    Nothing is known of a plan that ends before the budget, or in which a loss or FLOPs that it does not count end a
-    stage.
+    Nothing is known of a plan that ends before the budget, or in which a loss or FLOPs that it does
+    not count end a stage.
     """
     budget = recipe.train.tokens
     optim = recipe.optim

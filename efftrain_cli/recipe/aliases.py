@@ -1,4 +1,5 @@
-"""What other programs and papers call our recipe keys and options: aliases.toml, read only after a mistake."""
+"""What other programs and papers call our recipe keys and options: aliases.toml, read only after a
+mistake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Check a recipe's tables against its dataclasses, and say what is wrong so that the reader learns the key.
+"""Check a recipe's tables against its dataclasses, and say what is wrong so that the reader learns
+the key.
 
-Works for any pydantic dataclass made of pydantic dataclasses; the rules themselves stand in `rules.py` and the methods.
+Works for any pydantic dataclass made of pydantic dataclasses; the rules themselves stand in
+`rules.py` and the methods.
 """
 
 from __future__ import annotations
@@ -135,13 +137,15 @@ class Check:
         """Valid keys that a misspelt one stands for: they are not missing."""
 
         self.valid, self._wrong = self._section(cls, draft.values, "")
-        """Fields of the class in which nothing is wrong, sections built, and the names of the others."""
+        """Fields of the class in which nothing is wrong, sections built, and the names of the
+        others."""
         for key in self._missing:
             if not {key, key.rpartition(".")[0]} & self._meant:
                 self.add(key, "is required")
 
     def known_part(self) -> Any:
-        """Return the draft as its class, without what is wrong: reading that is an AttributeError."""
+        """Return the draft as its class, without what is wrong: reading that is an
+        AttributeError."""
         return _incomplete(self.cls, self._incomplete | self.valid, self._wrong)
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
@@ -169,7 +173,8 @@ class Check:
         table: Mapping[str, Any],
         prefix: str,
     ) -> tuple[dict[str, Any], set[str]]:
-        """Check one table against one dataclass. Return its valid fields and the names of those that are wrong."""
+        """Check one table against one dataclass. Return its valid fields and the names of those
+        that are wrong."""
         fields = cls.__pydantic_fields__
         arguments: dict[str, Any] = {}
         wrong: set[str] = set()
@@ -181,7 +186,8 @@ class Check:
             if name not in table:
                 if inner is None or not info.is_required():
                     continue
-                value = {}  # a required section that is not there: each of its required keys is missing
+                # a required section that is not there: each of its required keys is missing
+                value = {}
             else:
                 value = table[name]
             if value is False and may_be_absent(info.annotation):
@@ -305,7 +311,8 @@ class Check:
             if path and breach["type"] == "missing" and len(path) == 1:
                 yield path[0], None
                 continue
-            # A validator of the whole section has no field; its message names the one to look at first.
+            # A validator of the whole section has no field; its message names the one to look at
+            # first.
             words = path or re.findall(r"\w+", str(breach["msg"]))
             field = next((word for word in words if path or word in cls.__pydantic_fields__), "")
             # A union has one breach per alternative.

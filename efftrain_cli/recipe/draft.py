@@ -1,10 +1,11 @@
 """Find recipes' files, and read their TOML with inheritance and overrides into a draft.
 
-What a recipe means is `recipe.py`'s; a draft keeps for every key where its value was written, so that a message can
-point there.
+What a recipe means is `recipe.py`'s; a draft keeps for every key where its value was written, so
+that a message can point there.
 
-A file may name another with `base = "name"`; its own keys win. `key = false` takes an inherited optional key or
-section away, in a file (`parallel = false`) and on the command line (`--set parallel=false`).
+A file may name another with `base = "name"`; its own keys win. `key = false` takes an inherited
+optional key or section away, in a file (`parallel = false`) and on the command line (`--set
+parallel=false`).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
     return "\n".join(lines)
 
 
-# --- finding ---------------------------------------------------------------------------------------------------------
+# --- finding --------------------------------------------------------------------------------------
 
 
 def shipped_recipes() -> Path:
@@ -102,7 +103,8 @@ def recipe_names() -> list[str]:
 
 
 def is_path(name_or_path: str) -> bool:
-    """Return whether --recipe's value is a path rather than a name: it has a folder, or ends in .toml."""
+    """Return whether --recipe's value is a path rather than a name: it has a folder, or ends in
+    .toml."""
     return any(c in name_or_path for c in "/\\") or name_or_path.endswith(".toml")
 
 
@@ -122,8 +124,8 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     with the program.
 
     Args:
-        beside: the file whose `base` this is; its own folder is searched first, and the file itself is found last, so
-            that ./recipes/small.toml may build on the shipped `small`.
+        beside: the file whose `base` this is; its own folder is searched first, and the file itself
+            is found last, so that ./recipes/small.toml may build on the shipped `small`.
 
     Raises:
         RecipeError: there is none; the message names the nearest one.
@@ -174,11 +176,12 @@ def first_comment(path: Path) -> str:
     return re.split(r"(?<=[.?!])(?<!et al\.)\s", opening, maxsplit=1)[0]
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def read_recipe_file(name_or_path: str, overrides: Sequence[str] = ()) -> Draft:
-    """Read a recipe with everything it inherits, then the overrides. Mistakes of overrides are collected in the draft.
+    """Read a recipe with everything it inherits, then the overrides. Mistakes of overrides are
+    collected in the draft.
 
     Raises:
         RecipeError: there is no such recipe or base, a file is not TOML, or the bases form a loop.
@@ -315,8 +318,8 @@ def _dotted(key: str) -> str:
 
 
 def _places_in(path: Path) -> Mapping[str, str]:
-    """Map dotted keys of a file to "file:line", for keys and headers that begin a line; the n-th [[table]] is
-    `table.n`, from 0."""
+    """Map dotted keys of a file to "file:line", for keys and headers that begin a line; the n-th
+    [[table]] is `table.n`, from 0."""
     return _places(_text(path), shown_path(path))
 
 

@@ -1,8 +1,8 @@
-"""A recipe: everything that decides what a run computes, as one frozen value; reading, writing and comparing whole
-recipes.
+"""A recipe: everything that decides what a run computes, as one frozen value; reading, writing and
+comparing whole recipes.
 
-The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present is on. The other
-sections are in `sections.py`, the rules between them in `rules.py`.
+The method sections are the methods themselves (`efftrain_cli/methods`); a section that is present
+is on. The other sections are in `sections.py`, the rules between them in `rules.py`.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Recipe:
         return shapes_of_stages(self.model, self.stages)[stage]
 
     def optim_at(self, stage: int) -> Optim:
-        """Return the optimizer's settings in a stage: those of [optim], with the stage's own peak learning rate."""
+        """Return the optimizer's settings in a stage: those of [optim], with the stage's own peak
+        learning rate."""
         if not self.stages:
             return self.optim
         lr = self.stages[stage].lr
@@ -114,7 +115,8 @@ class Recipe:
 
     @cached_property
     def methods(self) -> dict[str, Method]:
-        """The methods that are on, by the name of their section. A recipe without any is a baseline."""
+        """The methods that are on, by the name of their section. A recipe without any is a
+        baseline."""
         return methods_among(vars(self))
 
     @cached_property
@@ -127,7 +129,8 @@ class Recipe:
 
     @property
     def full_steps(self) -> int | None:
-        """Steps of the budget where each is a full one; None where a method makes them shorter or of unknown number."""
+        """Steps of the budget where each is a full one; None where a method makes them shorter or
+        of unknown number."""
         if self.varies & {"length", "batch", "steps"}:
             return None
         return math.ceil(self.train.tokens / (self.train.batch_size * self.model.seq_len))
@@ -141,7 +144,8 @@ class Recipe:
 
 
 def methods_among(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections that are methods and present, by name; [[stages]] alone are staged training too."""
+    """Return the sections that are methods and present, by name; [[stages]] alone are staged
+    training too."""
     methods = {}
     for name in methods_in(Recipe):
         if sections.get(name) is not None:

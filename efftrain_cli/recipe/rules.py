@@ -1,4 +1,5 @@
-"""The rules between the sections of a recipe: what cannot work, and what is legal and probably not meant.
+"""The rules between the sections of a recipe: what cannot work, and what is legal and probably not
+meant.
 
 Rules that concern one method are that method's `problems` and `warnings`.
 """
@@ -14,7 +15,8 @@ from efftrain_cli.recipe.schedules import SCHEDULES
 def rules_between(recipe: Sections) -> list[Problems]:
     """Return iterators of (dotted key, rule) over combinations that cannot work.
 
-    They are independent: one that meets a missing attribute, of a recipe with mistakes, does not stop the others.
+    They are independent: one that meets a missing attribute, of a recipe with mistakes, does not
+    stop the others.
     """
     rules = (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules)
     of_methods = (_problems_of(method, recipe) for method in recipe.methods.values())
@@ -122,7 +124,8 @@ def _parallel_rules(recipe: Sections) -> Problems:
 
 
 def warnings_of(recipe: Sections) -> list[str]:
-    """List what is legal and probably not meant, one sentence each; `pretrain` prints them before step 1."""
+    """List what is legal and probably not meant, one sentence each; `pretrain` prints them before
+    step 1."""
     warnings = []
     model = recipe.model
     optim = recipe.optim

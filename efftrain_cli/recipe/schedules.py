@@ -1,4 +1,5 @@
-"""The learning-rate schedules: what follows the warmup. Others ask a schedule for its properties, not for its name."""
+"""The learning-rate schedules: what follows the warmup. Others ask a schedule for its properties,
+not for its name."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ class Schedule:
     """How the learning rate goes from its peak to `min_lr`."""
 
     share: Callable[[float, float, float], float]
-    """(done, start, end) -> share of the way from min_lr up to the peak. All three are tokens, or all are steps:
-    trained so far, at the start of the decay, and at its end; start < done < end, or start < done if it has no end."""
+    """(done, start, end) -> share of the way from min_lr up to the peak. All three are tokens, or
+    all are steps: trained so far, at the start of the decay, and at its end; start < done < end, or
+    start < done if it has no end."""
     has_end: bool = True
-    """Whether min_lr is reached, at decay_tokens or decay_steps. If not, the rate depends on no budget."""
+    """Whether min_lr is reached, at decay_tokens or decay_steps. If not, the rate depends on no
+    budget."""
     has_plateau: bool = False
     """Whether the peak is kept until the last optim.decay_share."""
     needs_warmup: bool = False
@@ -39,7 +42,8 @@ def _constant(done: float, start: float, end: float) -> float:
 
 
 def _inverse_sqrt(done: float, start: float, end: float) -> float:
-    """Fall with 1 / sqrt(done) from the end of the warmup: Vaswani et al. 2017, arXiv 1706.03762, section 5.3."""
+    """Fall with 1 / sqrt(done) from the end of the warmup: Vaswani et al. 2017, arXiv 1706.03762,
+    section 5.3."""
     return math.sqrt(start / max(start, done))
 
 

@@ -1,4 +1,5 @@
-"""The sections of a recipe that are not methods: model, data, optimizer, budget, evaluation, checkpoints, wandb."""
+"""The sections of a recipe that are not methods: model, data, optimizer, budget, evaluation,
+checkpoints, wandb."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class Model(Dimensions):
     """Shape of the GPT."""
 
     arch: Literal["gpt2", "llama"] = "gpt2"
-    """What keys that are not given default to: GPT-2, or Llama: norm = "rmsnorm", mlp = "swiglu", positions = "rope",
-    bias = false. A key that is given wins."""
+    """What keys that are not given default to: GPT-2, or Llama: norm = "rmsnorm", mlp = "swiglu",
+    positions = "rope", bias = false. A key that is given wins."""
     n_layer: Blocks
     """Transformer blocks."""
     n_head: Heads
@@ -48,13 +49,14 @@ class Model(Dimensions):
     seq_len: int = Field(ge=1, le=CONTEXT)
     """Full context length, in tokens; validation is always measured at it."""
     vocab_multiple: int = Field(default=64, ge=1, le=VOCABULARY)
-    """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or a sample."""
+    """The vocabulary is padded to a multiple of this for the matmul; padding never enters a loss or
+    a sample."""
     norm: Norm = "layernorm"
     """Norms before attention, MLP and head: GPT-2's layer norms, RMS norms, or none."""
     init: Init = "gpt2"
-    """Initialization: GPT-2's, N(0, 0.02) with projections over sqrt(2 n_layer); "hf", N(0, 0.02) throughout; or "unit"
-    variance throughout (embeddings, fan-in matrices, projections over sqrt(2 n_layer), logits over sqrt(n_embd)), for
-    models without norms."""
+    """Initialization: GPT-2's, N(0, 0.02) with projections over sqrt(2 n_layer); "hf", N(0, 0.02)
+    throughout; or "unit" variance throughout (embeddings, fan-in matrices, projections over sqrt(2
+    n_layer), logits over sqrt(n_embd)), for models without norms."""
     n_kv_head: Heads | None = None
     """Heads of keys and values, each for as many query heads; divides n_head. Default: n_head."""
     head_dim: Channels | None = None
@@ -62,7 +64,8 @@ class Model(Dimensions):
     mlp: Mlp = "gelu"
     """The MLP: GELU, SwiGLU (a gate beside the hidden units), or squared ReLU."""
     d_ff: Channels | None = None
-    """Hidden units of the MLP; default: 4 n_embd, with SwiGLU 8/3 n_embd rounded up to a multiple of 32."""
+    """Hidden units of the MLP; default: 4 n_embd, with SwiGLU 8/3 n_embd rounded up to a multiple
+    of 32."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Added to the variance, or mean square, inside each norm."""
     positions: Positions = "learned"
@@ -138,32 +141,36 @@ class Data:
     """Where the text comes from and how it becomes tokens."""
 
     train: Text | Texts | None = "stdlib"
-    """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs of .txt .jsonl
-    .json.gz .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
+    """Text to train on: "stdlib" (the running Python's standard library), files, folders or globs
+    of .txt .jsonl .json.gz .parquet .md .csv .bin, or a Hugging Face dataset "owner/name"."""
     sources: tuple[TextSource, ...] | None = None
-    """Several texts in place of `train`, mixed by weight: [[data.sources]] with path, weight and text_field."""
+    """Several texts in place of `train`, mixed by weight: [[data.sources]] with path, weight and
+    text_field."""
     valid: Text | Texts | None = None
     """Text to validate on; without it, valid_fraction of train's documents is held out."""
     valid_fraction: float = Field(default=0.01, gt=0, lt=0.5)
     """Share of the documents held out for validation where `valid` is not given."""
     tokenizer: Text = "bpe:512"
-    """"gpt2" or "owner/name" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and merges, or "bpe:N":
-    a byte-level BPE of N tokens trained on the corpus."""
+    """"gpt2" or "owner/name" (from the Hub), a tokenizer.json, a folder with GPT-2's vocabulary and
+    merges, or "bpe:N": a byte-level BPE of N tokens trained on the corpus."""
     text_field: Text = "text"
-    """Field or column that holds a document's text in .jsonl, .json, .csv, .parquet and Hub datasets."""
+    """Field or column that holds a document's text in .jsonl, .json, .csv, .parquet and Hub
+    datasets."""
     format: Literal["auto", "txt", "jsonl", "json", "csv", "parquet", "bin"] = "auto"
-    """How files are read. "auto": by their names; anything else is taken for every file that is named."""
+    """How files are read. "auto": by their names; anything else is taken for every file that is
+    named."""
     split: Text | None = None
     """Split of a Hub dataset to train on; default "train"."""
     revision: Text | None = None
     """Revision (branch, tag or commit) of Hub datasets; the same as "owner/name@revision"."""
     max_tokens: Annotated[Count, Field(ge=1)] | None = None
-    """Training tokens to prepare at most, but for the rest of the last document; default: all local text, and of Hub
-    datasets what the budget needs."""
+    """Training tokens to prepare at most, but for the rest of the last document; default: all local
+    text, and of Hub datasets what the budget needs."""
     repeat: bool = False
     """Allow more than one epoch."""
     on_bad_document: Literal["error", "skip"] = "error"
-    """A document that cannot be read: stop, or skip and count it; more than 0.1 % skipped is an error."""
+    """A document that cannot be read: stop, or skip and count it; more than 0.1 % skipped is an
+    error."""
     allow_overlap: bool = False
     """Allow documents that are in both the training and the validation text."""
 
@@ -176,16 +183,18 @@ class Optim:
     """The optimizer, gradient clipping and the learning-rate schedule."""
 
     name: OptimizerName = "adamw"
-    """"adamw"; "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer norms; or "lion",
-    the sign of a momentum, which does not read eps."""
+    """"adamw"; "muon": Muon for the matrices of the blocks, AdamW for embeddings, biases and layer
+    norms; or "lion", the sign of a momentum, which does not read eps."""
     lr: float = Field(gt=0)
     """Peak learning rate."""
     muon_lr: float | None = Field(default=None, gt=0)
-    """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both follow one schedule."""
+    """Peak learning rate of the matrices that Muon updates; lr is then that of all else. Both
+    follow one schedule."""
     min_lr: float = Field(default=0.0, ge=0)
     """Learning rate at the end of the decay."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Adam's decay rates of the first and second moment; Lion's of the update and of the momentum."""
+    """Adam's decay rates of the first and second moment; Lion's of the update and of the
+    momentum."""
     eps: float = Field(default=1e-8, gt=0)
     """Adam's epsilon."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -193,12 +202,14 @@ class Optim:
     grad_clip: float = Field(default=1.0, ge=0)
     """Largest global l2 norm of the gradient; 0 clips nothing."""
     z_loss: float = Field(default=0.0, ge=0)
-    """Factor of the mean square of the logits' log-sum-exp, minimized beside the cross-entropy and reported apart."""
+    """Factor of the mean square of the logits' log-sum-exp, minimized beside the cross-entropy and
+    reported apart."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warmup."""
     schedule: ScheduleName = "cosine"
-    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays linearly at the end,
-    "inverse_sqrt" falls with the square root of the tokens since step 1 and never ends."""
+    """Decay after the warmup; "wsd" (warmup, stable, decay) stays at the peak and decays linearly
+    at the end, "inverse_sqrt" falls with the square root of the tokens since step 1 and never
+    ends."""
     decay_share: float | None = Field(default=None, gt=0, le=1)
     """With "wsd": the last share of the budget, in which the learning rate decays."""
     decay_tokens: Annotated[Count, Field(ge=1)] | None = None
@@ -219,10 +230,11 @@ class Optim:
     def lr_at(self, step: int, tokens: int, warmup_tokens: int, decay_tokens: int) -> float:
         """Return the learning rate of 1-based `step`, whose own tokens are included in `tokens`.
 
-        Linear warmup by steps, then the schedule's decay by tokens between `warmup_tokens` (tokens trained when the
-        warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set. Megatron-LM,
-        optimizer_param_scheduler.py. With "wsd" (Hu et al. 2024, MiniCPM, section 4) the decay begins where the last
-        `decay_share` of `decay_tokens` or `decay_steps` does. A schedule without an end goes by tokens.
+        Linear warmup by steps, then the schedule's decay by tokens between `warmup_tokens` (tokens
+        trained when the warmup ended) and `decay_tokens`, or by steps where `decay_steps` is set.
+        Megatron-LM, optimizer_param_scheduler.py. With "wsd" (Hu et al. 2024, MiniCPM, section 4)
+        the decay begins where the last `decay_share` of `decay_tokens` or `decay_steps` does. A
+        schedule without an end goes by tokens.
         """
         if step <= self.warmup_steps:
             return self.lr * step / self.warmup_steps
@@ -261,17 +273,19 @@ class Train:
     batch_size: int = Field(ge=1)
     """Sequences per optimizer step."""
     micro_batch_tokens: Count = Field(default=16384, ge=1)
-    """Tokens that one forward pass may hold; a step is cut into as many micro-batches as that needs."""
+    """Tokens that one forward pass may hold; a step is cut into as many micro-batches as that
+    needs."""
     dtype: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
-    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else fp32. "tf32": fp32
-    whose matrix products round their factors to 10 bits on CUDA, and fp32 elsewhere."""
+    """Compute type; master weights are fp32. "auto": bf16 where the device has bf16 matmuls, else
+    fp32. "tf32": fp32 whose matrix products round their factors to 10 bits on CUDA, and fp32
+    elsewhere."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; "auto": on CUDA only."""
     deterministic: bool = False
     """Only deterministic kernels, so that runs on CUDA repeat bit for bit."""
     activation_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute each block in the backward pass instead of storing its activations; "auto": on CUDA, where a full
-    micro-batch would not fit otherwise, by estimate."""
+    """Recompute each block in the backward pass instead of storing its activations; "auto": on
+    CUDA, where a full micro-batch would not fit otherwise, by estimate."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -279,16 +293,17 @@ class Parallel:
     """Training on several devices."""
 
     strategy: Literal["replicate", "shard"] = "replicate"
-    """"replicate": every device holds the whole model. "shard": each holds a share of weights, gradients and moments,
-    and gathers a block's weights when it computes it; for models that do not fit otherwise, at the price of more
-    traffic."""
+    """"replicate": every device holds the whole model. "shard": each holds a share of weights,
+    gradients and moments, and gathers a block's weights when it computes it; for models that do not
+    fit otherwise, at the price of more traffic."""
     lanes: int | None = Field(default=None, ge=2)
-    """Parts of a step whose gradients are added up in a fixed tree, so that results are the same, bit for bit, on every
-    number of devices that divides it: a power of two. Without it, results on another number of devices differ by
-    rounding; methods that draw blocks or compare gradients micro-batch by micro-batch differ by more than that, where
-    the number of micro-batches does."""
+    """Parts of a step whose gradients are added up in a fixed tree, so that results are the same,
+    bit for bit, on every number of devices that divides it: a power of two. Without it, results on
+    another number of devices differ by rounding; methods that draw blocks or compare gradients
+    micro-batch by micro-batch differ by more than that, where the number of micro-batches does."""
     check_every: int | None = Field(default=None, ge=1)
-    """Steps between two comparisons of the copies' weights, which every save makes too; default: only then."""
+    """Steps between two comparisons of the copies' weights, which every save makes too; default:
+    only then."""
 
     @model_validator(mode="after")
     def _lanes_make_a_tree(self) -> Parallel:
@@ -308,13 +323,15 @@ class Eval:
     windows: int = Field(default=64, ge=1)
     """Validation windows, of seq_len tokens each."""
     positions: bool = False
-    """Report the validation loss by position too, as columns val_loss_from_POSITION; doubles what evaluation costs."""
+    """Report the validation loss by position too, as columns val_loss_from_POSITION; doubles what
+    evaluation costs."""
     internals: int = Field(default=0, ge=0)
-    """Steps between two looks inside of the model, as columns by block: RMS of the residual stream, largest attention
-    logit, gradient norm, and size of the update relative to the weights; 0: none. It changes nothing of the
-    training."""
+    """Steps between two looks inside of the model, as columns by block: RMS of the residual stream,
+    largest attention logit, gradient norm, and size of the update relative to the weights; 0: none.
+    It changes nothing of the training."""
     sample: str | None = None
-    """Show what the model writes after this text at each evaluation; it changes nothing of the training."""
+    """Show what the model writes after this text at each evaluation; it changes nothing of the
+    training."""
 
     def measures_internals(self, step: int) -> bool:
         """Return whether the row of 1-based `step` says what is inside of the model."""
@@ -340,4 +357,5 @@ class Wandb:
     project: str = "efftrain"
     """Project that the run is logged to; WANDB_PROJECT wins."""
     tensorboard: bool = False
-    """Write the same curves for TensorBoard too, into the run's folder tensorboard (extra: tensorboard)."""
+    """Write the same curves for TensorBoard too, into the run's folder tensorboard (extra:
+    tensorboard)."""

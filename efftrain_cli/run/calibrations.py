@@ -1,4 +1,5 @@
-"""Calibrations: steps of several recipes timed side by side on one machine, one file each in runs/calibrations/.
+"""Calibrations: steps of several recipes timed side by side on one machine, one file each in
+runs/calibrations/.
 
 `efftrain calibrate` writes them; `compare` and studies only read them. No torch.
 """

@@ -1,6 +1,8 @@
-"""The columns of metrics.jsonl, each declared once: what wandb, TensorBoard and `compare` make of it.
+"""The columns of metrics.jsonl, each declared once: what wandb, TensorBoard and `compare` make of
+it.
 
-A method's other columns need no entry: they begin with the section's name, or its `prefix`, which is their group.
+A method's other columns need no entry: they begin with the section's name, or its `prefix`, which
+is their group.
 """
 
 from __future__ import annotations
@@ -157,7 +159,8 @@ def find_column(name: str) -> Column | None:
 
 
 def series_of(name: str) -> str:
-    """Return the grouped name of a column: "loss" is "train/loss", "pld_theta" "theta" of the method so abbreviated."""
+    """Return the grouped name of a column: "loss" is "train/loss", "pld_theta" "theta" of the
+    method so abbreviated."""
     column = find_column(name)
     if column is not None:
         return column.series + name.removeprefix(column.name)
@@ -168,7 +171,8 @@ def series_of(name: str) -> str:
 
 
 def grouped(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics.jsonl under grouped names, without what is null and what only the file needs."""
+    """Return a row of metrics.jsonl under grouped names, without what is null and what only the
+    file needs."""
     return {
         series_of(column): value
         for column, value in row.items()

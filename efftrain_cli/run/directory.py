@@ -1,4 +1,5 @@
-"""The run directory: the only place a run writes to, and the one thing that every other command reads.
+"""The run directory: the only place a run writes to, and the one thing that every other command
+reads.
 
 runs/<name>/
   recipe.toml       the resolved recipe: everything needed to run it again
@@ -57,7 +58,8 @@ def runs_root() -> Path:
 
 @contextlib.contextmanager
 def runs_in(folder: Path) -> Iterator[None]:
-    """Make `folder` the folder of all runs while the block runs, also of processes that are started meanwhile."""
+    """Make `folder` the folder of all runs while the block runs, also of processes that are started
+    meanwhile."""
     before = os.environ.get("EFFTRAIN_RUNS")
     os.environ["EFFTRAIN_RUNS"] = str(folder)
     try:
@@ -120,7 +122,8 @@ def existing_run(name: str) -> Path:
 
     Raises:
         UsageError: there is none; the message names the nearest ones.
-        DataError: its origin.json is missing or damaged, or has a format that this version does not read.
+        DataError: its origin.json is missing or damaged, or has a format that this version does not
+            read.
     """
     path = run_path(name)
     if not _is_run(path):
@@ -136,7 +139,8 @@ def unused_name(name: str) -> str:
 
 
 class Run:
-    """A run directory that this process owns. Use as a context manager: leaving it flushes and unlocks."""
+    """A run directory that this process owns. Use as a context manager: leaving it flushes and
+    unlocks."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -195,7 +199,8 @@ class Run:
         return run
 
     def log(self, rows: Sequence[Fields]) -> None:
-        """Append rows to metrics.jsonl. If the disk is full they are kept in memory until there is room."""
+        """Append rows to metrics.jsonl. If the disk is full they are kept in memory until there is
+        room."""
         if rows:
             self._metrics.write(rows)
             if time.monotonic() - self._last_fsync > 10:
@@ -218,7 +223,8 @@ class Run:
         return next((row for row in rows if row["step"] == step), {})
 
     def report_gaps(self, step: int) -> None:
-        """Record and warn of rows up to `step` that are in no segment: a full disk and a kill, or damage."""
+        """Record and warn of rows up to `step` that are in no segment: a full disk and a kill, or
+        damage."""
         written = {row["step"] for row in all_rows(self.path) if 0 < row["step"] <= step}
         for before, after in pairwise(sorted({0, *written, step + 1})):
             first = before + 1
@@ -229,7 +235,8 @@ class Run:
                 print(f"warning: {self.path / 'metrics.jsonl'}: {gap}", file=sys.stderr)
 
     def next_segment(self, after: int = -1) -> int:
-        """Return the segment that this process will write: one more than that of any row, and than `after`; from 0."""
+        """Return the segment that this process will write: one more than that of any row, and than
+        `after`; from 0."""
         return 1 + max((after, *(row["segment"] for row in all_rows(self.path))))
 
     def sync(self) -> None:
@@ -242,7 +249,8 @@ class Run:
         """Flush and release the run.
 
         Raises:
-            DiskError: rows or events could not be written until now; the message says how many, and where they are.
+            DiskError: rows or events could not be written until now; the message says how many, and
+                where they are.
         """
         with contextlib.ExitStack() as stack:  # each is closed, whatever befalls those after it
             stack.callback(os.close, self._folder)
@@ -278,14 +286,16 @@ class Run:
             print(f"warning: {lost}", file=sys.stderr)  # what ends the run is worse
 
     def purge_checkpoints(self, keep: int) -> None:
-        """Remove all but the newest `keep` valid checkpoints; the newest verified one and corrupt ones stay."""
+        """Remove all but the newest `keep` valid checkpoints; the newest verified one and corrupt
+        ones stay."""
         valid = [path for path in checkpoints_of(self.path) if path not in self.corrupt]
         newest_verified = max(self.verified & set(valid), key=checkpoint_step, default=None)
         for path in valid[:-keep]:
             if path == newest_verified:
                 continue
             try:
-                # Renamed first: a kill between two files must not leave half a checkpoint under its name.
+                # Renamed first: a kill between two files must not leave half a checkpoint under its
+                # name.
                 shutil.rmtree(path.rename(temporary_beside(path)))
             except OSError as error:
                 print(
@@ -294,8 +304,8 @@ class Run:
                 )
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Rename a checkpoint, so that its step can be saved again: one that failed verification to step-N.corrupt,
-        one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
+        """Rename a checkpoint, so that its step can be saved again: one that failed verification to
+        step-N.corrupt, one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.corrupt else "left"
         number = 1
         target = checkpoint.with_name(f"{checkpoint.name}.{kind}")
@@ -323,8 +333,8 @@ def new_run(
     origin: Fields,
     tokenizer: Path | None = None,
 ) -> Iterator[Run]:
-    """Yield a new run, to put into it what it shall begin with; it appears after the block, with all of that, or not
-    at all.
+    """Yield a new run, to put into it what it shall begin with; it appears after the block, with
+    all of that, or not at all.
 
     Raises:
         UsageError: the name is taken or not allowed. Nothing is ever overwritten.
@@ -366,7 +376,8 @@ def checkpoint_step(path: Path) -> int:
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """List the run's checkpoints by step, oldest first, whether or not they are valid. A file or a link is none.
+    """List the run's checkpoints by step, oldest first, whether or not they are valid. A file or a
+    link is none.
 
     Raises:
         DataError: the folder cannot be read.

@@ -1,8 +1,10 @@
-"""Files of JSON lines, metrics.jsonl and events.jsonl: appended to, never rewritten, each line with a check value.
+"""Files of JSON lines, metrics.jsonl and events.jsonl: appended to, never rewritten, each line with
+a check value.
 
-The check is the CRC-32 of the line without it, as eight hexadecimal digits under the key `check`, last in the line. It
-finds every single flipped bit, which JSON alone does not: a digit that changes is still a number. Lines of older
-versions have no check; they are read anyway and counted as unchecked.
+The check is the CRC-32 of the line without it, as eight hexadecimal digits under the key `check`,
+last in the line. It finds every single flipped bit, which JSON alone does not: a digit that changes
+is still a number. Lines of older versions have no check; they are read anyway and counted as
+unchecked.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ _TAIL = len(_SEAL % 0)
 
 
 def sealed(value: Fields) -> str:
-    """Return the line for `value`, with its check, without a newline; NaN and infinity become null."""
+    """Return the line for `value`, with its check, without a newline; NaN and infinity become
+    null."""
     text = json.dumps(finite(value))
     return f'{text[:-1]}{_MARK.decode()}{zlib.crc32(text.encode()):08x}"}}'
 
 
 def finite(value: Any) -> Any:
-    """Return the value as JSON can hold it: None for a number that is not finite, tuples as lists."""
+    """Return the value as JSON can hold it: None for a number that is not finite, tuples as
+    lists."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -100,7 +104,8 @@ def _check(line: bytes) -> bool | None:
 
 
 def parse(line: bytes) -> Values | None:
-    """Return the object that a line holds, without its check; None if it holds no object. NaN is not JSON."""
+    """Return the object that a line holds, without its check; None if it holds no object. NaN is
+    not JSON."""
 
     def refuse(text: str) -> None:
         raise ValueError(f"{text} is not JSON")
@@ -129,7 +134,8 @@ def read_file(path: Path) -> Lines:
 
 
 def read_lines(path: Path) -> list[Values]:
-    """Return the objects of a file, without their checks; leave out lines that are damaged or hold no object.
+    """Return the objects of a file, without their checks; leave out lines that are damaged or hold
+    no object.
 
     Raises:
         OSError: the file is there and cannot be read.
@@ -141,8 +147,8 @@ def read_lines(path: Path) -> list[Values]:
 class JsonLines:
     """A file of JSON lines to append to.
 
-    A torn last line, which a killed writer left, is cut off first. What the disk refuses waits in memory, so that
-    training goes on and no line is ever torn by us.
+    A torn last line, which a killed writer left, is cut off first. What the disk refuses waits in
+    memory, so that training goes on and no line is ever torn by us.
     """
 
     WARN_EVERY = 60.0
@@ -188,7 +194,8 @@ class JsonLines:
         self._flush()
 
     def sync(self) -> None:
-        """Write what waits and make the file survive a power failure, as far as the disk lets it."""
+        """Write what waits and make the file survive a power failure, as far as the disk lets
+        it."""
         if self._flush():
             try:
                 os.fsync(self._file)

@@ -1,9 +1,11 @@
-"""Who owns a run: a lock that dies with its process, and beside it a file that names the owner to other machines.
+"""Who owns a run: a lock that dies with its process, and beside it a file that names the owner to
+other machines.
 
-The lock (flock) may be known to one machine only. The file, owner.json, is made with O_EXCL, which holds on network
-file systems too; it names host and process and is removed at every orderly end. One that a killed process of this
-machine left is replaced. One of another machine is replaced by `pretrain`, as a requeue on another node needs it, but
-never by the trials of a sweep or study: whether that machine works on cannot be known from here.
+The lock (flock) may be known to one machine only. The file, owner.json, is made with O_EXCL, which
+holds on network file systems too; it names host and process and is removed at every orderly end.
+One that a killed process of this machine left is replaced. One of another machine is replaced by
+`pretrain`, as a requeue on another node needs it, but never by the trials of a sweep or study:
+whether that machine works on cannot be known from here.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from efftrain_cli.foundation.records import Part
 
 OWNER = "owner.json"
 TRIAL = "EFFTRAIN_TRIAL"
-"""Environment variable that is set for the runs of a sweep or study: they leave other machines' runs alone."""
+"""Environment variable that is set for the runs of a sweep or study: they leave other machines'
+runs alone."""
 
 
 class Owner(Part):
@@ -33,7 +36,8 @@ class Owner(Part):
     host: Annotated[str, AfterValidator(printable)]
     pid: int
     began: str
-    """When that process began, as its machine counts: a process number is used again. "" if that is unknown."""
+    """When that process began, as its machine counts: a process number is used again. "" if that is
+    unknown."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -132,7 +136,8 @@ def _write_owner(run: Path) -> None:
 
 def _began(pid: int) -> str:
     try:
-        # After the name, which may hold anything but ends with the last bracket, it is the 20th field.
+        # After the name, which may hold anything but ends with the last bracket, it is the 20th
+        # field.
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""

@@ -1,4 +1,5 @@
-"""The manifest of a checkpoint: size and sha256 of each of its files, and proof that the manifest itself is whole.
+"""The manifest of a checkpoint: size and sha256 of each of its files, and proof that the manifest
+itself is whole.
 
 No torch, so that `efftrain checkpoint list` answers at once.
 """

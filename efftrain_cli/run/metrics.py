@@ -1,8 +1,9 @@
-"""The one module that reads metrics.jsonl: which rows count, as dictionaries or as a frame, and what is damaged.
+"""The one module that reads metrics.jsonl: which rows count, as dictionaries or as a frame, and
+what is damaged.
 
-Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with replaces all older
-rows from its step on, however far they went. Nothing here writes, locks or imports torch: a run can be read while it
-trains, on another machine, or half copied.
+Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with
+replaces all older rows from its step on, however far they went. Nothing here writes, locks or
+imports torch: a run can be read while it trains, on another machine, or half copied.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Metrics:
     """The rows of metrics.jsonl that count, by column."""
 
     columns: Columns
-    """float64, one value per step in increasing order, NaN where a row has null or lacks the key."""
+    """float64, one value per step in increasing order, NaN where a row has null or lacks the
+    key."""
     segments: int
     """Starts and resumes that wrote rows."""
     nonfinite_segments: int
@@ -61,7 +63,8 @@ class Metrics:
 
 
 def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
-    """Read the rows of a run that count, fast, through Arrow; a run that has not logged a step has none.
+    """Read the rows of a run that count, fast, through Arrow; a run that has not logged a step has
+    none.
 
     Args:
         run: its directory.
@@ -94,10 +97,11 @@ def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
 
 
 def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
-    """Return the rows that count, as they were written, one per step in increasing order, up to step `until`.
+    """Return the rows that count, as they were written, one per step in increasing order, up to
+    step `until`.
 
-    Import nothing that training has not imported, and refuse nothing: damaged lines are left out, and a missing file
-    has no rows.
+    Import nothing that training has not imported, and refuse nothing: damaged lines are left out,
+    and a missing file has no rows.
     """
     import numpy as np
 
@@ -112,7 +116,8 @@ def all_rows(run: Path) -> list[Values]:
 
 
 def last_row(run: Path) -> Values:
-    """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the file only."""
+    """Return the last whole row of a run, whether it counts or not, else {}. Read the end of the
+    file only."""
     try:
         with (run / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - (1 << 16)))
@@ -137,9 +142,11 @@ def check_rows(run: Path) -> Lines:
 
 
 def follow_run(run: Path) -> Iterator[Values]:
-    """Yield each row and each event that another process writes to a run, until standard input closes.
+    """Yield each row and each event that another process writes to a run, until standard input
+    closes.
 
-    Rows come in their order, events in theirs; damaged ones are left out. An event has an `event`, a row none.
+    Rows come in their order, events in theirs; damaged ones are left out. An event has an `event`,
+    a row none.
     """
     position = dict.fromkeys(("metrics.jsonl", "events.jsonl"), 0)
     closed = False
@@ -149,7 +156,8 @@ def follow_run(run: Path) -> Iterator[Values]:
             with contextlib.suppress(FileNotFoundError), (run / name).open("rb") as file:
                 file.seek(position[name])
                 content = file.read()
-            # Only whole lines are read past: a resume cuts a torn last one off, and may write others in its place.
+            # Only whole lines are read past: a resume cuts a torn last one off, and may write
+            # others in its place.
             content = content[: content.rfind(b"\n") + 1]
             position[name] += len(content)
             for line in split_lines(content).texts:
@@ -172,7 +180,8 @@ def _is_input_closed(seconds: float) -> bool:
 
 
 def columns_of(rows: Sequence[Fields], names: Sequence[str]) -> Columns:
-    """Return float64 columns of rows; NaN where a row has no number, or one that a float cannot hold."""
+    """Return float64 columns of rows; NaN where a row has no number, or one that a float cannot
+    hold."""
     import numpy as np
 
     return {name: np.array([to_float(row.get(name)) for row in rows], float) for name in names}
@@ -228,7 +237,8 @@ def _read(run: Path) -> Lines:
 
 
 def _latest(steps: np.ndarray) -> np.ndarray:
-    """Return the indices of the rows that count, in order of steps: those that only later steps follow in the file."""
+    """Return the indices of the rows that count, in order of steps: those that only later steps
+    follow in the file."""
     import numpy as np
 
     following = np.append(np.minimum.accumulate(steps[::-1])[::-1][1:], np.inf)
@@ -267,7 +277,8 @@ def _fault_of(row: Values, numbers: Sequence[str]) -> str:
 
 
 def _read_by_arrow(lines: Lines, columns: Sequence[str]) -> Columns | None:
-    """Return the columns, or all of numbers, as float64; None unless every line is a row as it was written."""
+    """Return the columns, or all of numbers, as float64; None unless every line is a row as it was
+    written."""
     import pyarrow as pa
     import pyarrow.json as pj
 

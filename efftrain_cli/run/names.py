@@ -1,4 +1,5 @@
-"""Find the runs that a name means: the run itself, a recipe's runs, or those that begin so. No torch."""
+"""Find the runs that a name means: the run itself, a recipe's runs, or those that begin so. No
+torch."""
 
 from __future__ import annotations
 
@@ -17,12 +18,14 @@ from efftrain_cli.run.origin import read_origin
 def find_run(name: str) -> Path:
     """Return the directory of the run that `name` means.
 
-    A run is named by its name, its directory's path, its recipe if one run was trained by it, or the beginning of its
-    name. If a run and a recipe share a name, the run is meant.
+    A run is named by its name, its directory's path, its recipe if one run was trained by it, or
+    the beginning of its name. If a run and a recipe share a name, the run is meant.
 
     Raises:
-        UsageError: there is no such run, or there are several; the message names them, or the nearest ones.
-        DataError: its origin.json is missing or damaged, or has a format that this version does not read.
+        UsageError: there is no such run, or there are several; the message names them, or the
+            nearest ones.
+        DataError: its origin.json is missing or damaged, or has a format that this version does not
+            read.
     """
     existing = run_names()
     path = Path(name)
@@ -45,11 +48,12 @@ def find_run(name: str) -> Path:
 def select_runs(names: Sequence[str]) -> list[Path]:
     """Return the run directories that `names` stand for, in that order, each once.
 
-    A name is as for `find_run`, but all runs of a recipe are meant; or a glob over runs' names, or the path of any run
-    directory.
+    A name is as for `find_run`, but all runs of a recipe are meant; or a glob over runs' names, or
+    the path of any run directory.
 
     Raises:
-        UsageError: a name stands for nothing; the message names all such, and the nearest runs and recipes.
+        UsageError: a name stands for nothing; the message names all such, and the nearest runs and
+            recipes.
     """
     existing = run_names()
     by_recipe = {} if set(names) <= set(existing) else runs_by_recipe(existing)
@@ -80,7 +84,8 @@ def select_runs(names: Sequence[str]) -> list[Path]:
 def _runs_meant(
     name: str, existing: Sequence[str], by_recipe: Mapping[str, list[str]]
 ) -> list[str]:
-    """Return the run of this name, else those of the recipe of this name, else those whose names begin so."""
+    """Return the run of this name, else those of the recipe of this name, else those whose names
+    begin so."""
     if name in existing:
         return [name]
     begun = [run for run in existing if name and run.startswith(name)]
@@ -103,7 +108,8 @@ def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:
     """Return the name of a run's recipe: as the command line gave it, or the stem of a recipe file.
 
-    A run without one, and a grown run, whose recipe is not its parent's, has its own name without the seed.
+    A run without one, and a grown run, whose recipe is not its parent's, has its own name without
+    the seed.
     """
     name = origin.get("recipe")
     if origin.get("grown_from") or not name:

@@ -68,7 +68,8 @@ def read_origin(path: Path) -> dict[str, Any]:
     """Read what origin.json of the run in this directory says.
 
     Raises:
-        DataError: it is missing or damaged, or the run has a format that this version does not read.
+        DataError: it is missing or damaged, or the run has a format that this version does not
+            read.
     """
     return _read(path).to_json()
 
@@ -101,14 +102,16 @@ def origin_data(path: Path) -> dict[str, Any]:
 
 
 def imported_without_text(path: Path) -> bool:
-    """Return whether the run was imported without naming a text, and has not been trained here since."""
+    """Return whether the run was imported without naming a text, and has not been trained here
+    since."""
     imported = _read(path).imported
     unnamed = imported is not None and imported.names_text is False
     return unnamed and origin_data(path)["train_hash"] is None
 
 
 def check_not_orphaned(path: Path) -> None:
-    """Refuse a run whose first weights came from a parent and are gone: it would continue with random ones.
+    """Refuse a run whose first weights came from a parent and are gone: it would continue with
+    random ones.
 
     Raises:
         CheckpointError: the run has a parent. The caller found no checkpoint.

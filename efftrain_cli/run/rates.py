@@ -1,4 +1,5 @@
-"""How fast models were trained on this machine: lines of bench.jsonl, which `bench` and `pretrain` write."""
+"""How fast models were trained on this machine: lines of bench.jsonl, which `bench` and `pretrain`
+write."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ FEWEST_STEPS = 10
 _NEWEST = 1000
 """Lines that are looked at."""
 START_SECONDS = 5.0
-"""What starting a process, importing PyTorch and opening the data takes, about: no row of metrics.jsonl counts it."""
+"""What starting a process, importing PyTorch and opening the data takes, about: no row of
+metrics.jsonl counts it."""
 
 
 def _now() -> str:
@@ -72,10 +74,11 @@ def remember_rate(rate: Rate) -> None:
 
 
 def measured_rate(device: str, recipe: Recipe) -> Rate | None:
-    """Return the measured rate to estimate the recipe's training time with, None if nothing was measured here.
+    """Return the measured rate to estimate the recipe's training time with, None if nothing was
+    measured here.
 
-    A run of the same number of blocks and width comes before everything else, then the nearest FLOPs per token, within
-    a tenth the same blocks and width, then the newest.
+    A run of the same number of blocks and width comes before everything else, then the nearest
+    FLOPs per token, within a tenth the same blocks and width, then the newest.
 
     Args:
         device: as --device names it.
@@ -92,16 +95,18 @@ def measured_rate(device: str, recipe: Recipe) -> Rate | None:
 
 
 def seconds_left(recipe: Recipe, tokens: int) -> float | None:
-    """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was measured here."""
+    """Return the wall time of `tokens` more of a recipe by `estimate_speed`, None if nothing was
+    measured here."""
     speed = estimate_speed(recipe)
     return None if speed is None else tokens / speed + START_SECONDS * (tokens > 0)
 
 
 def estimate_speed(recipe: Recipe) -> float | None:
-    """Return the tokens per second of wall time to expect of a recipe, None if nothing was measured here.
+    """Return the tokens per second of wall time to expect of a recipe, None if nothing was measured
+    here.
 
-    It is the median of the runs of the same model and batch; without such a run it goes by `measured_rate`, as
-    `pretrain --plan`.
+    It is the median of the runs of the same model and batch; without such a run it goes by
+    `measured_rate`, as `pretrain --plan`.
     """
     trained = digest_of_training(recipe)
     speeds = [rate.tokens_per_second for rate in _rates_on("auto") if rate.trained == trained]
@@ -129,7 +134,8 @@ def _rates_on(device: str) -> list[Rate]:
 
 @lru_cache(maxsize=1)
 def _read(text: str, machine: str) -> tuple[Rate, ...]:
-    """Return the rates of a machine; lines of older versions, which lack the kind of device, are left out."""
+    """Return the rates of a machine; lines of older versions, which lack the kind of device, are
+    left out."""
     rates = []
     for line in text.splitlines()[-_NEWEST:]:
         with contextlib.suppress(ValueError):

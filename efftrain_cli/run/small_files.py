@@ -1,6 +1,7 @@
 """The reading side of run directories: events, recipe and origin, without owning the run.
 
-Nothing here writes, locks or imports torch, so a run can be read while it trains, on another machine, or half copied.
+Nothing here writes, locks or imports torch, so a run can be read while it trains, on another
+machine, or half copied.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from efftrain_cli.run.lines import Values, read_lines
 from efftrain_cli.run.origin import RESTORE, read_origin
 
 NOT_COMPUTED = ("checkpoint.", "wandb.", "eval.sample", "parallel.check_every")
-"""Recipe keys that change nothing of what a run computes: a continued run, or another, may differ in them."""
+"""Recipe keys that change nothing of what a run computes: a continued run, or another, may differ
+in them."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ def read_run(path: Path) -> SmallFiles:
     """Read a run's recipe, origin and events.
 
     Raises:
-        DataError: a file is missing or damaged, or the directory has a format that this version does not read.
+        DataError: a file is missing or damaged, or the directory has a format that this version
+            does not read.
     """
     recipe = read_recipe_values(path)
     return SmallFiles(
@@ -80,7 +83,8 @@ def read_events(path: Path) -> tuple[Values, ...]:
 
 
 def cleaned(value: Any) -> Any:
-    """Return `value` with all control characters escaped: a run may come from anywhere, and what it says is printed."""
+    """Return `value` with all control characters escaped: a run may come from anywhere, and what it
+    says is printed."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

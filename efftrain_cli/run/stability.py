@@ -1,12 +1,13 @@
-"""How stable a run is: measures over its rows, and a detector of jumps that reads rows as they come. Host only.
+"""How stable a run is: measures over its rows, and a detector of jumps that reads rows as they
+come. Host only.
 
 The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
 
     loss ratio_t = loss_t / min(loss_1 .. loss_t-1)        above 1 where the loss is worse than it has been
     norm_t = sum of sqrt(v_t), max_t = max of sqrt(v_t)    v_t: Adam's raw second moments, all parameters
 
-The loss ratio is counted above 1.2 and above 1.5, and correlated (Pearson) with the norm, the maximum and the gradient
-norm.
+The loss ratio is counted above 1.2 and above 1.5, and correlated (Pearson) with the norm, the
+maximum and the gradient norm.
 """
 
 from __future__ import annotations
@@ -72,10 +73,11 @@ def measure(columns: Columns) -> Stability:
 
 
 def correlations(columns: Columns) -> dict[str, Any]:
-    """Return scipy's Pearson correlation of the loss ratio with each of CORRELATED, over the steps that have both.
+    """Return scipy's Pearson correlation of the loss ratio with each of CORRELATED, over the steps
+    that have both.
 
-    A column that is constant, or has fewer than three such steps, is left out. Steps are not independent of each other,
-    so the p-values are too small.
+    A column that is constant, or has fewer than three such steps, is left out. Steps are not
+    independent of each other, so the p-values are too small.
     """
     import numpy as np
     from scipy.stats import pearsonr
@@ -91,9 +93,11 @@ def correlations(columns: Columns) -> dict[str, Any]:
 
 
 def describe_run(path: Path) -> list[str]:
-    """Describe the stability of a run in a few lines for the end of its training; no line if it was calm.
+    """Describe the stability of a run in a few lines for the end of its training; no line if it was
+    calm.
 
-    It was calm if every loss was finite and no validation loss was above 1.2 times the lowest before it.
+    It was calm if every loss was finite and no validation loss was above 1.2 times the lowest
+    before it.
     """
     import numpy as np
 
@@ -121,7 +125,7 @@ def describe_run(path: Path) -> list[str]:
     return lines
 
 
-# --- jumps -----------------------------------------------------------------------------------------------------------
+# --- jumps ----------------------------------------------------------------------------------------
 
 WINDOW = 32
 """Steps that the usual value is the median of."""
@@ -157,9 +161,11 @@ class Jump(NamedTuple):
 
 @dataclass
 class JumpDetector:
-    """Find where a column rises above both `ratio` times its usual value and `deviations` times its usual scatter.
+    """Find where a column rises above both `ratio` times its usual value and `deviations` times its
+    usual scatter.
 
-    A jump is found once; the next one only after the value has come down to `rearm` times the usual one.
+    A jump is found once; the next one only after the value has come down to `rearm` times the usual
+    one.
     """
 
     column: str
@@ -203,8 +209,8 @@ def loss_spikes() -> JumpDetector:
 def gradient_warnings() -> JumpDetector:
     """Find jumps of the gradient norm, before clipping: early warnings.
 
-    A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was often first: the
-    first jumps come within the first ten steps.
+    A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was
+    often first: the first jumps come within the first ten steps.
     """
     return JumpDetector("grad_norm", ratio=6.0, least=4, rearm=3.0)
 

@@ -1,7 +1,8 @@
 """TensorBoard as another reader of metrics.jsonl: the same rows under the same names as wandb has.
 
-Written by the package `tensorboard` alone (extra of the same name); neither torch nor TensorFlow is imported. The files
-are made anew whenever a reading begins, from the rows that count, so a resume or a rewind leaves no step twice.
+Written by the package `tensorboard` alone (extra of the same name); neither torch nor TensorFlow is
+imported. The files are made anew whenever a reading begins, from the rows that count, so a resume
+or a rewind leaves no step twice.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ def check_installed() -> None:
 
 
 def write(run: Path, follow: bool = False) -> tuple[Path, int]:
-    """Write a run's rows to RUN/tensorboard, which is emptied first; return the folder and the number of rows.
+    """Write a run's rows to RUN/tensorboard, which is emptied first; return the folder and the
+    number of rows.
 
     Args:
         follow: write the rows that are logged until standard input closes, too.

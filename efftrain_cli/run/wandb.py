@@ -1,11 +1,13 @@
 """Weights & Biases as a second reader of metrics.jsonl.
 
-wandb never runs inside training: a child process follows the file while it grows, so that a slow network, a missing key
-or a crash of wandb costs the run nothing. `efftrain wandb-sync` is the same code on a file that is already there.
+wandb never runs inside training: a child process follows the file while it grows, so that a slow
+network, a missing key or a crash of wandb costs the run nothing. `efftrain wandb-sync` is the same
+code on a file that is already there.
 
-wandb keeps the first value that it is given for a step and drops later ones. While a run is followed, rows that a
-resume writes anew are therefore not sent again; after a rewind the history at wandb holds steps that were given up.
-`sync` makes a clean run from the rows that count: each step once, the last write wins.
+wandb keeps the first value that it is given for a step and drops later ones. While a run is
+followed, rows that a resume writes anew are therefore not sent again; after a rewind the history at
+wandb holds steps that were given up. `sync` makes a clean run from the rows that count: each step
+once, the last write wins.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ if TYPE_CHECKING:
 INIT_SECONDS = 15.0
 """Longest wait for wandb's server before the metrics are kept offline instead."""
 STOP_SECONDS = 10.0
-"""Longest wait for the child at the end of a run: with a stop's own work well below the 30 s that schedulers allow."""
+"""Longest wait for the child at the end of a run: with a stop's own work well below the 30 s that
+schedulers allow."""
 LOG = "follow.log"
 """File in <run>/wandb that holds what the child had to say."""
 TENSORBOARD_LOG = "tensorboard.log"
@@ -65,8 +68,8 @@ class Synced:
 def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced:
     """Make a clean wandb run from the rows of metrics.jsonl that count.
 
-    Its id follows from the rows: the same rows give the same id, and a run that went on gives a new one, since wandb
-    cannot take back what it was sent.
+    Its id follows from the rows: the same rows give the same id, and a run that went on gives a new
+    one, since wandb cannot take back what it was sent.
 
     Args:
         mode: "offline" or "online".
@@ -92,8 +95,8 @@ def sync(run: Path, mode: str = "offline", project: str | None = None) -> Synced
 def follow(run: Path, mode: str, project: str | None = None) -> Synced:
     """Send rows to wandb as they are written until standard input closes, then the rest.
 
-    One wandb run per run directory: a resumed run continues it. If "online" cannot be reached within INIT_SECONDS,
-    the metrics are kept offline, with one warning.
+    One wandb run per run directory: a resumed run continues it. If "online" cannot be reached
+    within INIT_SECONDS, the metrics are kept offline, with one warning.
 
     Raises:
         UsageError: wandb is not installed.
@@ -137,11 +140,13 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
 
 @contextlib.contextmanager
 def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
-    """Let a child process send the rows of `run` to wandb while the block runs, unless `mode` is "off".
+    """Let a child process send the rows of `run` to wandb while the block runs, unless `mode` is
+    "off".
 
     With `tensorboard` another one writes them for TensorBoard.
 
-    Whatever befalls the children, the block is not disturbed; what one had to say is printed as one warning at the end.
+    Whatever befalls the children, the block is not disturbed; what one had to say is printed as one
+    warning at the end.
     """
     with contextlib.ExitStack() as children:
         if tensorboard:
@@ -170,8 +175,8 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
     try:
         yield
     finally:
-        # Its input ends: there will be no more rows. One that is still busy is not killed: it goes on sending, and what
-        # it cannot send stays offline.
+        # Its input ends: there will be no more rows. One that is still busy is not killed: it goes
+        # on sending, and what it cannot send stays offline.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             follower.communicate(timeout=STOP_SECONDS)
         said = _said(run, log)
@@ -190,7 +195,8 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
 
 
 def start_follower(run: Path, options: list[str], log: str = LOG) -> subprocess.Popen[bytes]:
-    """Start the child process, `wandb-sync` with options, that follows `run`, and ends whenever this one does."""
+    """Start the child process, `wandb-sync` with options, that follows `run`, and ends whenever
+    this one does."""
     folder = run / "wandb"
     make_folder(folder)
     # A file and no pipe: whoever waits for the end of our own output must not wait for wandb's.
@@ -236,7 +242,8 @@ def _init(
     make_folder(directory.path / "wandb")
     recipe = directory.recipe
     try:
-        # What is given here wins over wandb's own variables, so these are asked first. WANDB_ENTITY is left to wandb.
+        # What is given here wins over wandb's own variables, so these are asked first. WANDB_ENTITY
+        # is left to wandb.
         session = wandb.init(
             project=project
             or os.environ.get("WANDB_PROJECT")
@@ -263,7 +270,8 @@ def _init(
         )
     # wandb raises errors of many kinds, among them its own and the network's.
     except Exception as error:
-        # Its own process still holds the id, and would refuse it to the offline run that takes this one's place.
+        # Its own process still holds the id, and would refuse it to the offline run that takes this
+        # one's place.
         with contextlib.suppress(Exception):
             wandb.teardown()
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -289,7 +297,8 @@ def _alert(session: wandb.Run, event: Mapping[str, Any]) -> None:
 
 
 def _final_numbers(directory: SmallFiles) -> dict[str, Any]:
-    """Return what sums up a finished run beside its curves: zero-shot scores and the largest memory in use."""
+    """Return what sums up a finished run beside its curves: zero-shot scores and the largest memory
+    in use."""
     numbers = {}
     with contextlib.suppress(DataError, OSError, KeyError, TypeError):
         for entry in read_json(directory.path / "zeroshot.json"):
@@ -308,6 +317,6 @@ def _finish(session: wandb.Run) -> None:
     import wandb
 
     session.finish()
-    # finish() returns before wandb's own process has written the last rows of an offline run; its end is waited for
-    # here.
+    # finish() returns before wandb's own process has written the last rows of an offline run; its
+    # end is waited for here.
     wandb.teardown()

@@ -1,7 +1,9 @@
-"""The study file: arms, seeds, primary measures and looks, checked as a whole before anything is trained.
+"""The study file: arms, seeds, primary measures and looks, checked as a whole before anything is
+trained.
 
-A study says beforehand what would count as an answer. Its meaning, the arms' resolved recipes included, is hashed when
-its first run starts; comments and the order of keys are free to change, everything else is not.
+A study says beforehand what would count as an answer. Its meaning, the arms' resolved recipes
+included, is hashed when its first run starts; comments and the order of keys are free to change,
+everything else is not.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ MEASURES = {
     "flops_to_target": cost_question("flops", None),
     "seconds_to_target": cost_question("seconds", None),
 }
-"""The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin is a share."""
+"""The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin
+is a share."""
 BLOCKS = 4
 """Fewest blocks that are judged."""
 MARGINS = ("noninferior", "equivalent")
@@ -81,17 +84,19 @@ class Primary:
     measure: Literal[
         "final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target", "seconds_to_target"
     ]
-    """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends on the learning
-    rate. A cost: tokens, FLOPs or seconds to reach a loss."""
+    """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends
+    on the learning rate. A cost: tokens, FLOPs or seconds to reach a loss."""
     direction: Literal["better", "different", "noninferior", "equivalent"]
     """What the arm must be shown to be, against the baseline."""
     margin: float | None = Field(default=None, gt=0)
-    """For noninferior and equivalent: how much worse, or how far apart, still does not matter; nats per token, or for a
-    cost a share (0.05 is 5 %)."""
+    """For noninferior and equivalent: how much worse, or how far apart, still does not matter; nats
+    per token, or for a cost a share (0.05 is 5 %)."""
     target: float | None = Field(default=None, gt=0)
-    """For a cost: the loss to reach, nats per token; without it, of each pair of runs, the worse run's final loss."""
+    """For a cost: the loss to reach, nats per token; without it, of each pair of runs, the worse
+    run's final loss."""
     rates: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """For lr_sensitivity: the learning rates, rising, that every arm is trained with by every seed."""
+    """For lr_sensitivity: the learning rates, rising, that every arm is trained with by every
+    seed."""
 
     @property
     def question(self) -> Question:
@@ -109,18 +114,20 @@ class Primary:
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
 class Tuning:
-    """Every arm is trained with each of these settings on separate seeds; the best is then used for the study's
-    seeds."""
+    """Every arm is trained with each of these settings on separate seeds; the best is then used for
+    the study's seeds."""
 
     seeds: Seeds | None = None
     """Seeds for choosing: "0..1", "3" or "1,2". None of them may be one of the study's seeds."""
     n_seeds: int | None = Field(default=None, ge=1, le=RUNS)
-    """Number of seeds that are drawn instead, 5 unless set; with blocks those of each block, 1 unless set."""
+    """Number of seeds that are drawn instead, 5 unless set; with blocks those of each block, 1
+    unless set."""
     grow: int | None = Field(default=None, ge=0, le=2)
-    """How often the grids of learning rates may grow at the side where an arm's best is at the edge: 2 unless set, but
-    0 where `seeds` are given."""
+    """How often the grids of learning rates may grow at the side where an arm's best is at the
+    edge: 2 unless set, but 0 where `seeds` are given."""
     grid: Grid
-    """Recipe key -> values to try: { "optim.lr" = [1e-3, 2e-3, 4e-3] }. Several keys are combined with each other."""
+    """Recipe key -> values to try: { "optim.lr" = [1e-3, 2e-3, 4e-3] }. Several keys are combined
+    with each other."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -134,7 +141,8 @@ class Arm:
     set: tuple[Text, ...] = ()
     """Changes of the recipe: ["optim.lr=2e-3"]."""
     grid: Grid | None = None
-    """Tuning grid of this arm where it is another than [tuning]'s; {} where the arm is not tuned."""
+    """Tuning grid of this arm where it is another than [tuning]'s; {} where the arm is not
+    tuned."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -144,15 +152,19 @@ class Study:
     question: str = ""
     """What the study is for, in one sentence."""
     seeds: Seeds | None = None
-    """Seeds that every arm is trained with, in the order of their look: "10..14" (both included)."""
+    """Seeds that every arm is trained with, in the order of their look: "10..14" (both
+    included)."""
     n_seeds: int | None = Field(default=None, ge=2, le=RUNS)
     """Number of seeds that are drawn instead, 5 unless set."""
     blocks: int | None = Field(default=None, ge=1, le=RUNS)
-    """Number of blocks instead of seeds: each tunes every arm on seeds of its own and is judged by one more."""
+    """Number of blocks instead of seeds: each tunes every arm on seeds of its own and is judged by
+    one more."""
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    """Chance of one or more false claims where nothing differs, over all primaries, arms and looks."""
+    """Chance of one or more false claims where nothing differs, over all primaries, arms and
+    looks."""
     looks: int = Field(default=1, ge=1, le=20)
-    """How often the study is judged, evenly spread over its seeds; it ends early where everything is decided."""
+    """How often the study is judged, evenly spread over its seeds; it ends early where everything
+    is decided."""
     baseline: Text
     """Name of the arm that the others are compared with."""
     primary: Annotated[tuple[Primary, ...], Field(min_length=1)]
@@ -160,7 +172,8 @@ class Study:
     equal: Literal["tokens", "flops", "seconds"] | None = None
     """What the arms have in common, within 2 %; must be given where their tokens differ."""
     stuck_at: float | None = Field(default=None, gt=0, lt=1)
-    """Share of the tokens, 0.2 unless set: a run is stuck if it ends above the baseline's median loss there."""
+    """Share of the tokens, 0.2 unless set: a run is stuck if it ends above the baseline's median
+    loss there."""
     tuning: Tuning | None = None
     arms: Annotated[tuple[Arm, ...], Field(min_length=2)]
     """The recipes that are compared, the baseline among them."""
@@ -175,7 +188,8 @@ class Study:
 
 
 class StudyFile:
-    """A study with its place: what the file says, the recipes that it means, its hash, and how far its tuning is."""
+    """A study with its place: what the file says, the recipes that it means, its hash, and how far
+    its tuning is."""
 
     def __init__(
         self,
@@ -190,7 +204,8 @@ class StudyFile:
         self.drawn = drawn or {}
         """Key -> the seeds that were drawn for it."""
         self.seeds = parse_given(study.seeds or self.drawn.get("seeds"))
-        """The study's seeds, in the order in which they are trained; empty before they are drawn."""
+        """The study's seeds, in the order in which they are trained; empty before they are
+        drawn."""
         given = study.tuning and study.tuning.seeds
         self.tuning_seeds = parse_given(given or self.drawn.get("tuning.seeds"))
         """Seeds of the tuning phase; empty without one, and before they are drawn."""
@@ -278,14 +293,15 @@ class StudyFile:
 
     @property
     def comparisons(self) -> int:
-        """Number of claims that p is corrected for: each arm's primaries, costs to one loss counted as one."""
+        """Number of claims that p is corrected for: each arm's primaries, costs to one loss counted
+        as one."""
         primaries = enumerate(self.study.primary)
         members = {primary.question.member(place) for place, primary in primaries}
         return len(members) * (len(self.study.arms) - 1)
 
     def grid_of(self, arm: Arm, grown: Sequence[Edge] = ()) -> dict[str, tuple[Any, ...]]:
-        """Return recipe key -> values that the arm is tuned over, with a point more at each side `grown`; empty if it
-        is not tuned."""
+        """Return recipe key -> values that the arm is tuned over, with a point more at each side
+        `grown`; empty if it is not tuned."""
         if self.study.tuning is None:
             return {}
         grid = dict(self.study.tuning.grid)
@@ -303,7 +319,8 @@ class StudyFile:
         return grid
 
     def recipe_path(self, arm: Arm) -> str:
-        """Return what --recipe is given: a name stays a name; a file is looked for beside the study."""
+        """Return what --recipe is given: a name stays a name; a file is looked for beside the
+        study."""
         path = find_recipe(arm.recipe, beside=self.path)
         if is_path(arm.recipe) or path.parent == self.path.parent:
             return shown_path(path)
@@ -318,10 +335,12 @@ class StudyFile:
         return (*self.study.set, *arm.set)
 
     def values(self) -> dict[str, Any]:
-        """Return what the hash is taken of: all that decides what is trained and how it is judged, as dotted keys.
+        """Return what the hash is taken of: all that decides what is trained and how it is judged,
+        as dotted keys.
 
-        Recipes stand as they are written, bases and changes included, but without their defaults: a later version of
-        the program may know keys more. Drawn seeds follow from these values and are not among them.
+        Recipes stand as they are written, bases and changes included, but without their defaults: a
+        later version of the program may know keys more. Drawn seeds follow from these values and
+        are not among them.
         """
         values = dict(_flat(self.study))
         for arm in self.study.arms:
@@ -354,8 +373,8 @@ def _cut(seeds: tuple[int, ...], i: int, number: int) -> tuple[int, ...]:
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a section's values by dotted keys, but for the question and the names of recipes: an arm's recipe counts by
-    what it says."""
+    """Yield a section's values by dotted keys, but for the question and the names of recipes: an
+    arm's recipe counts by what it says."""
     for field in fields(section):
         value = getattr(section, field.name)
         if field.name in ("question", "recipe"):

@@ -1,7 +1,8 @@
-"""Judging a study's runs: every primary measure of every arm against the baseline, at the looks so far.
+"""Judging a study's runs: every primary measure of every arm against the baseline, at the looks so
+far.
 
-Values, never a terminal: `text.py` shows them. A diverged run is the worst result there is; a run that has not ended
-is pending, and the look that needs it waits.
+Values, never a terminal: `text.py` shows them. A diverged run is the worst result there is; a run
+that has not ended is pending, and the look that needs it waits.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class StudyState:
 
     @cached_property
     def curves(self) -> list[Curve]:
-        """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning grid."""
+        """Each arm's losses over learning rates: of the primary lr_sensitivity, else of its tuning
+        grid."""
         file = self.file
         if file.rates:
             trials = judged_trials(file, file.seeds)
@@ -83,7 +85,8 @@ class StudyState:
 
 
 def read_runs(file: StudyFile) -> list[JudgedRun]:
-    """Return the runs that exist and the study is judged by, none of a seed before its tuning has ended.
+    """Return the runs that exist and the study is judged by, none of a seed before its tuning has
+    ended.
 
     Raises:
         UsageError: a run has another recipe or seed than the study asks for.
@@ -150,7 +153,8 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
 
 
 def _registration_caveats(file: StudyFile, groups: Sequence[Group]) -> list[Why]:
-    """Label runs that this study's registration did not start, and those that were removed after it."""
+    """Label runs that this study's registration did not start, and those that were removed after
+    it."""
     plan = read_plan(file.name)
     if plan is None:
         return []
@@ -308,8 +312,8 @@ def _group(name: str, runs: Sequence[JudgedRun]) -> Group:
 
 
 def _beside_sensitivity(base: Curve, arm: Curve) -> str:
-    """Say what the measure depends on, and what it leaves out: a recipe that learns little at every rate is not
-    sensitive either."""
+    """Say what the measure depends on, and what it leaves out: a recipe that learns little at every
+    rate is not sensitive either."""
     places = []
     for curve in (base, arm):
         assert curve.best is not None

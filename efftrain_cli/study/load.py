@@ -180,7 +180,8 @@ def _check_recipes(check: Check, path: Path) -> None:
 def _add_problem(
     check: Check, key: str, text: str, value: str | None = None, place: str = ""
 ) -> None:
-    """Record what another check found, its lines below each other; `place` is the key in the file if it is another."""
+    """Record what another check found, its lines below each other; `place` is the key in the file
+    if it is another."""
     rule = text.replace("\n", "\n    ")
     check.problems.append(Problem(key, rule, value, check.draft.origin(place or key)))
 

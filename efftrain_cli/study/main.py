@@ -119,7 +119,8 @@ def conduct(
     allow: bool = False,
     timed_on: str | None = None,
 ) -> StudyState:
-    """Train what the study still needs, and judge it at every look; or write the job array of its next phase.
+    """Train what the study still needs, and judge it at every look; or write the job array of its
+    next phase.
 
     Args:
         tell: is given the judgement of every look that is taken.
@@ -151,8 +152,8 @@ def conduct(
 
 
 def next_trials(file: StudyFile, look: int) -> tuple[list[StudyTrial], str]:
-    """Return the runs that come next after so many looks, and what they are: tuning until all that the next look needs
-    is chosen, then the runs of the look."""
+    """Return the runs that come next after so many looks, and what they are: tuning until all that
+    the next look needs is chosen, then the runs of the look."""
     seeds = file.seeds[: file.looks[look]]
     blocks = [block for block in file.blocks if {*block.seeds} & {*seeds}]
     if not all(block.tuned for block in blocks):
@@ -177,7 +178,8 @@ def run_study(
     devices: int = 1,
     array: bool = False,
 ) -> None:
-    """Train what the study still needs, or write the job array of its next phase, and print the verdict."""
+    """Train what the study still needs, or write the job array of its next phase, and print the
+    verdict."""
     registration = register(file, allow)
     # Another machine may have registered it since the file was read.
     file = with_tuning(draw_seeds(file))
@@ -233,7 +235,8 @@ def run_rehearsal(
     as_json: bool,
     devices: int = 1,
 ) -> None:
-    """Run every phase at toy size, in a folder of its own, and print how many runs each had but no verdict.
+    """Run every phase at toy size, in a folder of its own, and print how many runs each had but no
+    verdict.
 
     Raises:
         EfftrainError: a phase failed: the study would too.
@@ -270,7 +273,8 @@ def run_rehearsal(
 
 
 def verdict_text(judgement: StudyState, registration: Plan) -> str:
-    """Return the verdicts, how each arm's setting was chosen, and the losses over learning rates."""
+    """Return the verdicts, how each arm's setting was chosen, and the losses over learning
+    rates."""
     lines = text.verdict_lines(judgement, registration)
     tuned = judgement.file.tuned
     if any(arm.tried for arm in tuned):
@@ -281,7 +285,8 @@ def verdict_text(judgement: StudyState, registration: Plan) -> str:
 
 
 def plots_of(judgement: StudyState) -> list[Plot]:
-    """Return loss against learning rate, and the lowest to expect of k settings, of what the study has of these."""
+    """Return loss against learning rate, and the lowest to expect of k settings, of what the study
+    has of these."""
     plots = []
     if judgement.curves:
         plots.append(rates_plot(judgement.curves))
@@ -304,8 +309,8 @@ EXPLORATORY = (
 
 
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
-    """Return a comparison of a study's runs that says in every format that it is not part of the verdict, and what that
-    is."""
+    """Return a comparison of a study's runs that says in every format that it is not part of the
+    verdict, and what that is."""
     label = (
         "exploratory: what is compared here was not fixed beforehand. The verdicts of study "
         f"{verdict['study']}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
@@ -318,7 +323,8 @@ def show_judged(
 ) -> tuple[str, dict[str, str], dict[str, Any]]:
     """Print a study's verdicts for `compare --study`.
 
-    Return a run of the baseline, the arm of each run to compare by the run's name, and its JSON values.
+    Return a run of the baseline, the arm of each run to compare by the run's name, and its JSON
+    values.
 
     Raises:
         UsageError: the study was never registered, was changed since, or has no runs to compare.

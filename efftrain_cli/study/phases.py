@@ -1,5 +1,5 @@
-"""The runs of a study, phase by phase: tuning on seeds of its own, what it chose, then confirmation,
-look by look; and what all of them cost."""
+"""The runs of a study, phase by phase: tuning on seeds of its own, what it chose, then
+confirmation, look by look; and what all of them cost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def all_trials(file: StudyFile) -> list[StudyTrial]:
 
 
 def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
-    """Return the runs that choose each arm's settings in these blocks; blocks outermost, then seeds."""
+    """Return the runs that choose each arm's settings in these blocks; blocks outermost, then
+    seeds."""
     trials = []
     for block in blocks:
         for seed, arm in itertools.product(block.tuning, file.study.arms):
@@ -72,10 +73,11 @@ def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
 
 
 def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
-    """Return the runs that the study is judged by at these seeds, with the settings that tuning chose.
+    """Return the runs that the study is judged by at these seeds, with the settings that tuning
+    chose.
 
-    Those with their arm's own learning rate come first, then those over the learning rates of a primary; seeds
-    outermost.
+    Those with their arm's own learning rate come first, then those over the learning rates of a
+    primary; seeds outermost.
     """
     chosen: dict[tuple[str, int], tuple[str, ...]] = {}
     for each in file.tuned:
@@ -114,7 +116,8 @@ LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 
 
 def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
-    """Return each arm's setting in a block, chosen by `BEST_RULE` from its tuning runs, with what to doubt.
+    """Return each arm's setting in a block, chosen by `BEST_RULE` from its tuning runs, with what
+    to doubt.
 
     Empty until every tuning run has ended.
 
@@ -179,12 +182,13 @@ def _edges(grid: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> dict[E
 
 
 def with_tuning(file: StudyFile) -> StudyFile:
-    """Return the study with what its tuning runs chose, and its grids of learning rates as far as they made them grow.
+    """Return the study with what its tuning runs chose, and its grids of learning rates as far as
+    they made them grow.
 
-    When all tuning runs of a block have ended and the best rate of any arm is the lowest or highest tried,
-    the block's grids of all arms get one more at that side, `grow` times at most, unless a recipe refuses
-    it. This follows from the runs, so a stopped study grows as one that was not stopped. No block grows by
-    the runs of another: their differences would not be independent.
+    When all tuning runs of a block have ended and the best rate of any arm is the lowest or highest
+    tried, the block's grids of all arms get one more at that side, `grow` times at most, unless a
+    recipe refuses it. This follows from the runs, so a stopped study grows as one that was not
+    stopped. No block grows by the runs of another: their differences would not be independent.
 
     Raises:
         UsageError, DataError: as `tune`.
@@ -215,7 +219,8 @@ def widest(file: StudyFile) -> StudyFile:
 
 
 def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
-    """Return the block with one more point at each edge, but for points that a recipe refuses: a rate below min_lr."""
+    """Return the block with one more point at each edge, but for points that a recipe refuses: a
+    rate below min_lr."""
     for edge in edges:
         wider = replace(block, grown=(*block.grown, edge))
         try:
@@ -232,9 +237,11 @@ def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
 
 
 def expected_best(tuned: Tuned) -> list[float]:
-    """Return the lowest mean loss to expect of k of the arm's settings, for k = 1 to all of them, nats per token.
+    """Return the lowest mean loss to expect of k of the arm's settings, for k = 1 to all of them,
+    nats per token.
 
-    The k settings are drawn with replacement; a run that did not finish counts with its loss before training.
+    The k settings are drawn with replacement; a run that did not finish counts with its loss before
+    training.
 
     Source: Dodge et al. 2019, arXiv 1909.03004, section 3.
     """
@@ -261,7 +268,8 @@ def best_of_k(tuned: Sequence[Tuned]) -> dict[str, list[float]]:
 
 
 def expected_lowest(values: Sequence[float]) -> list[float]:
-    """Return the expected lowest of k of the values, drawn with replacement, for k = 1 to all of them."""
+    """Return the expected lowest of k of the values, drawn with replacement, for k = 1 to all of
+    them."""
     n = len(values)
     # Of one draw, that it is at least the i-th lowest, i from 0.
     chances = np.arange(n, -1, -1) / n

@@ -1,6 +1,8 @@
-"""Registering a study when its first run starts, and comparing it with what was registered ever after.
+"""Registering a study when its first run starts, and comparing it with what was registered ever
+after.
 
-The registrations and runs in the folder of runs are a ledger of the seeds that were seen: drawn seeds are none of them.
+The registrations and runs in the folder of runs are a ledger of the seeds that were seen: drawn
+seeds are none of them.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ from efftrain_cli.trials.trial import parse_seeds
 
 
 def register(file: StudyFile, allow: bool) -> Plan:
-    """Register a study whose first run is about to start, or check that it is the one that was registered.
+    """Register a study whose first run is about to start, or check that it is the one that was
+    registered.
 
     Raises:
-        UsageError: the study was changed since, or has runs from before it was registered, and `allow` is False.
+        UsageError: the study was changed since, or has runs from before it was registered, and
+            `allow` is False.
     """
     if read_plan(file.name) is not None:
         return check_registered(file, allow, record=True)
@@ -85,8 +89,8 @@ def register(file: StudyFile, allow: bool) -> Plan:
 
 
 def why_not_registered(file: StudyFile) -> str:
-    """Return why a new study cannot be registered: its arms differ in tokens, and it does not state what they have in
-    common; "" if it can."""
+    """Return why a new study cannot be registered: its arms differ in tokens, and it does not state
+    what they have in common; "" if it can."""
     tokens = {arm.name: file.recipe_of(arm).train.tokens for arm in file.study.arms}
     ratio = max(tokens.values()) / min(tokens.values())
     if file.study.equal is not None or is_same_budget(ratio):
@@ -99,7 +103,8 @@ def why_not_registered(file: StudyFile) -> str:
 
 
 def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Plan:
-    """Compare a study with what was registered; return the registration, with all that makes it exploratory.
+    """Compare a study with what was registered; return the registration, with all that makes it
+    exploratory.
 
     Args:
         record: write an allowed change into plan.json, so that the study stays exploratory.
@@ -175,11 +180,13 @@ UNSEEN = (
     "train.deterministic",
     "train.activation_checkpointing",
 )
-"""Recipe keys that change how a run is evaluated or rounded, and so nothing that a first look does not tell."""
+"""Recipe keys that change how a run is evaluated or rounded, and so nothing that a first look does
+not tell."""
 PATHS = ("data.train", "data.valid")
 """Recipe keys whose values may be one path, written in several ways."""
 ALIKE = 0.05
-"""Share by which a number of two recipes may differ if who knows the one's results knows the other's."""
+"""Share by which a number of two recipes may differ if who knows the one's results knows the
+other's."""
 DRAWN_BELOW = 1_000_000
 """Drawn seeds are smaller: they are part of the names of runs."""
 
@@ -210,8 +217,8 @@ def draw_seeds(file: StudyFile) -> StudyFile:
 
 
 def _fresh_seeds(file: StudyFile) -> Iterator[int]:
-    """Draw seeds that follow from the study's values, each once, without its given seeds and those that a registration
-    or a run here has seen."""
+    """Draw seeds that follow from the study's values, each once, without its given seeds and those
+    that a registration or a run here has seen."""
     taken = {*file.seeds, *file.tuning_seeds, *_seen_seeds()}
     for i in itertools.count():
         seed = int(digest_of([file.sha256, i])[:12], 16) % DRAWN_BELOW
@@ -221,14 +228,16 @@ def _fresh_seeds(file: StudyFile) -> Iterator[int]:
 
 
 def _seen_seeds() -> set[int]:
-    """Return the seeds of all registrations and runs here, removed ones too, whatever their recipes."""
+    """Return the seeds of all registrations and runs here, removed ones too, whatever their
+    recipes."""
     plans, _ = _read_plans()
     seen = set().union(*map(_seeds_of, plans.values()))
     return seen.union(recipe["seed"] for _, recipe in _seen_recipes())
 
 
 def _seen_by_studies(file: StudyFile) -> list[str]:
-    """Say which registrations saw seeds of this study's arms, or asked what it asks, and what they showed."""
+    """Say which registrations saw seeds of this study's arms, or asked what it asks, and what they
+    showed."""
     values = file.values()
     recipes = _arms_in(values)
     primaries = _primaries_in(values)
@@ -254,8 +263,8 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
 
 
 def _seen_by_runs(file: StudyFile) -> list[str]:
-    """Say which runs, removed ones too, have the recipe of an arm, but for keys that are tuned or judged over, and one
-    of the study's seeds."""
+    """Say which runs, removed ones too, have the recipe of an arm, but for keys that are tuned or
+    judged over, and one of the study's seeds."""
     trials = {each.trial.name for each in all_trials(file)}
     arms = []
     for arm in file.study.arms:
@@ -274,7 +283,8 @@ def _seen_by_runs(file: StudyFile) -> list[str]:
 
 
 def removed_since(file: StudyFile, plan: Plan) -> list[str]:
-    """Return which of a study's runs were removed after it was registered: whoever trains them again has seen them."""
+    """Return which of a study's runs were removed after it was registered: whoever trains them
+    again has seen them."""
     since = datetime.fromisoformat(plan.registered).timestamp()
     names = {each.trial.name for each in all_trials(file)}
     removed = []
@@ -286,7 +296,8 @@ def removed_since(file: StudyFile, plan: Plan) -> list[str]:
 
 
 def _read_plans() -> tuple[dict[Path, Plan], list[str]]:
-    """Return the registrations here by their files, and what is unknown because one cannot be read."""
+    """Return the registrations here by their files, and what is unknown because one cannot be
+    read."""
     plans = {}
     unknown = []
     for path in sorted(runs_root().glob("*-study/plan.json")):
@@ -311,7 +322,8 @@ def _seeds_of(plan: Plan) -> set[int]:
 
 
 def is_alike(first: Mapping[str, Any], second: Mapping[str, Any], but: Sequence[str] = ()) -> bool:
-    """Return whether who has seen a run of one recipe has seen one of the other; keys `but` may differ."""
+    """Return whether who has seen a run of one recipe has seen one of the other; keys `but` may
+    differ."""
     for key in differing_keys([{**first}, {**second}], ("seed", *but)):
         # Without a decay, a longer run passes through all that a shorter one does.
         is_longer = key == "train.tokens" and not has_end(first.get("optim.schedule"))
@@ -331,7 +343,8 @@ def is_alike(first: Mapping[str, Any], second: Mapping[str, Any], but: Sequence[
 
 
 def _seen_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and recipe, by dotted keys, of every run here and every removed one, if they can be read."""
+    """Yield name and recipe, by dotted keys, of every run here and every removed one, if they can
+    be read."""
     paths = {name: run_path(name) / "recipe.toml" for name in run_names()}
     paths |= {f"{path.stem} (removed)": path for path in removed_recipes()}
     for name, path in paths.items():

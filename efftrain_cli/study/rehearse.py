@@ -1,8 +1,9 @@
-"""A study at toy size: every phase of it runs in a minute or so, before hours are spent. Its numbers mean nothing.
+"""A study at toy size: every phase of it runs in a minute or so, before hours are spent. Its
+numbers mean nothing.
 
-Widths, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is downloaded or
-prepared twice; of the seeds and of each grid of learning rates a few values are left, other grids are left out. Methods
-stay on, and everything that decides their kind stays as it is.
+Widths, batches, lengths and schedules shrink to a dozen steps; data is a made text, so nothing is
+downloaded or prepared twice; of the seeds and of each grid of learning rates a few values are left,
+other grids are left out. Methods stay on, and everything that decides their kind stays as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ HEAD_DIM = 16
 
 @contextmanager
 def rehearsal(file: StudyFile, folder: Path, devices: int = 1) -> Iterator[StudyFile]:
-    """Empty `folder`, make it the folder of runs inside, and yield the study at toy size for so many devices."""
+    """Empty `folder`, make it the folder of runs inside, and yield the study at toy size for so
+    many devices."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(_text(60_000, 1), encoding="utf-8")
@@ -80,7 +82,8 @@ def toy_study(file: StudyFile, folder: Path, devices: int = 1) -> StudyFile:
 
 
 def toy_recipe(recipe: Recipe, folder: Path, devices: int = 1) -> Recipe:
-    """Return the recipe as a dozen steps of a tiny model on the text of `folder`, for a batch that `devices` can share.
+    """Return the recipe as a dozen steps of a tiny model on the text of `folder`, for a batch that
+    `devices` can share.
 
     Raises:
         UsageError: it cannot be made so small.

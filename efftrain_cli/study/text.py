@@ -1,4 +1,5 @@
-"""What a study prints: its plan, where it stands, what tuning chose, and the verdicts, the answer first."""
+"""What a study prints: its plan, where it stands, what tuning chose, and the verdicts, the answer
+first."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ def sum_phases(costs: Costs) -> list[dict[str, Any]]:
 
 
 def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
-    """Return what the study is going to spend, before anything is; `costs` as `read_costs` gives them."""
+    """Return what the study is going to spend, before anything is; `costs` as `read_costs` gives
+    them."""
     study = file.study
     question = f": {printable(study.question)}" if study.question else ""
     names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]

@@ -1,1 +1,2 @@
-"""The trainer and what stands around it: the loop, the gradient, the state, checkpoints and sessions."""
+"""The trainer and what stands around it: the loop, the gradient, the state, checkpoints and
+sessions."""

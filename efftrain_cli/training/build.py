@@ -50,14 +50,16 @@ def compute_dtype(recipe: Recipe, device: torch.device) -> str:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context of mixed precision with fp32 master weights; one without effect for fp32 and tf32."""
+    """Return the context of mixed precision with fp32 master weights; one without effect for fp32
+    and tf32."""
     if dtype != "bf16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: int = 0) -> GPT:
-    """Build the GPT of the recipe, or of its stage `stage`, on `device`, initialized from the recipe's seed."""
+    """Build the GPT of the recipe, or of its stage `stage`, on `device`, initialized from the
+    recipe's seed."""
     model = GPT(model_config(recipe, vocab_size, stage=stage))
     model.init_weights(recipe.seed)
     if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too

@@ -1,5 +1,5 @@
-"""A run's checkpoints: written when due, found again after a stop, and checked against the recipe that continues
-them."""
+"""A run's checkpoints: written when due, found again after a stop, and checked against the recipe
+that continues them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ _SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.a
 def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = None) -> float:
     """Write a checkpoint of `state`, remove old ones, and return the seconds it took.
 
-    Nothing is written if this step has a verified one, or if other ranks have parts of the state. `devices` hold the
-    state; None: this process alone.
+    Nothing is written if this step has a verified one, or if other ranks have parts of the state.
+    `devices` hold the state; None: this process alone.
 
     Raises:
-        UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the checkpoints that
-            exist are the way back.
-        DiskError: there is too little room, or the disk refuses; the checkpoints that exist are untouched and nothing
-            partial is left.
+        UnsoundError: a weight or moment is not finite. Nothing is written and nothing removed: the
+            checkpoints that exist are the way back.
+        DiskError: there is too little room, or the disk refuses; the checkpoints that exist are
+            untouched and nothing partial is left.
     """
     start = time.monotonic()
     run.check_place()
@@ -147,7 +147,8 @@ def newest_sound(
     paths: Sequence[Path],
     needed: frozenset[str] | None = None,
 ) -> tuple[Path | None, list[tuple[Path, CheckpointError]]]:
-    """Return the newest of checkpoints (oldest first) that is whole and finite, as far as its files are needed.
+    """Return the newest of checkpoints (oldest first) that is whole and finite, as far as its files
+    are needed.
 
     Return too the newer ones that were passed over, with a warning, each with its reason.
 
@@ -194,7 +195,8 @@ def load_checkpoint(path: Path, state: TrainState, recipe: Recipe) -> None:
 
 
 def drop_in_flight(run: Run, state: TrainState, written: Recipe, recipe: Recipe) -> str | None:
-    """Drop the method tensors of a state, which `written` has made, if `recipe` cannot use them, and record that.
+    """Drop the method tensors of a state, which `written` has made, if `recipe` cannot use them,
+    and record that.
 
     Return the reason; None if they are kept.
     """
@@ -209,7 +211,8 @@ def drop_in_flight(run: Run, state: TrainState, written: Recipe, recipe: Recipe)
 
 
 def computed_differences(a: Recipe, b: Recipe) -> Differences:
-    """Return [dotted key, value in a, value in b] of the keys that differ and change what a run computes."""
+    """Return [dotted key, value in a, value in b] of the keys that differ and change what a run
+    computes."""
     differences = []
     for key, *values in recipe_differences(a, b):
         if not key.startswith(NOT_COMPUTED):
@@ -224,8 +227,8 @@ def check_recipe(
     accepted: Differences,
     override: bool,
 ) -> Differences:
-    """Compare the recipe that is to continue a run with the one that wrote `checkpoint`, or, if the run has none, with
-    the one it was started with.
+    """Compare the recipe that is to continue a run with the one that wrote `checkpoint`, or, if the
+    run has none, with the one it was started with.
 
     Return the differences that are allowed and not `accepted` yet.
 
@@ -264,7 +267,8 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def check_data(run: Run, corpus: Corpus, accepted: Differences, override: bool) -> Differences:
-    """Compare the data that is to continue a run with those that it was started on, token for token.
+    """Compare the data that is to continue a run with those that it was started on, token for
+    token.
 
     Return the differences that are allowed and not `accepted` yet.
 
@@ -301,7 +305,8 @@ def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> Non
 
 
 def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
-    """Check that the text that an imported run is first trained on was named: nobody may have read its recipe.
+    """Check that the text that an imported run is first trained on was named: nobody may have read
+    its recipe.
 
     Raises:
         UsageError: it was not named, neither at the import nor now.
@@ -318,7 +323,8 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
 
 
 def record_first_data(run: Run, data: object) -> None:
-    """Write the data that an imported run is first trained on, the entry of `session.origin_of`, into its origin.json.
+    """Write the data that an imported run is first trained on, the entry of `session.origin_of`,
+    into its origin.json.
 
     Other runs' origins stay as they are.
     """
@@ -360,9 +366,11 @@ def new_differences(
 
 
 def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0) -> None:
-    """Check that the checkpoints that are kept, and the one being written, fit on the disk of `folder`.
+    """Check that the checkpoints that are kept, and the one being written, fit on the disk of
+    `folder`.
 
-    The folder need not exist; the run has `existing` checkpoints already. All are as large as those of the last stage.
+    The folder need not exist; the run has `existing` checkpoints already. All are as large as those
+    of the last stage.
 
     Raises:
         DiskError: with bytes needed and free.

@@ -1,5 +1,6 @@
-"""torch.compile, with every graph counted: a change of shape may cost one more graph, never a silent fallback to
-eager code. If the compiler itself fails, `train.compile = "auto"` trains uncompiled and prints a warning."""
+"""torch.compile, with every graph counted: a change of shape may cost one more graph, never a
+silent fallback to eager code. If the compiler itself fails, `train.compile = "auto"` trains
+uncompiled and prints a warning."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
 Minimized = Callable[[Tensor, Tensor, Gates, Tensor | None], Tensors]
-"""(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets: "ce", the
-cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the method defines (a mean counts as
-many times as there are targets)."""
+"""(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets:
+"ce", the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the
+method defines (a mean counts as many times as there are targets)."""
 
 
 class Objective(Protocol):
-    """The forward pass of a micro-batch: `Minimized`, with a place for values that are noted and not minimized."""
+    """The forward pass of a micro-batch: `Minimized`, with a place for values that are noted and
+    not minimized."""
 
     def __call__(
         self,
@@ -46,12 +48,13 @@ Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
 """Function that compiles a graph for torch.compile."""
 
 GRAPH_LIMIT = 16
-"""Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and evaluation 1 more;
-lengths that grow are one dynamic graph, with separate ones where a dimension is 1."""
+"""Graphs that one function may need before compilation is called a fault. Fixed shapes need 1 and
+evaluation 1 more; lengths that grow are one dynamic graph, with separate ones where a dimension is
+1."""
 
 WHOLE_MODEL_BLOCKS = 24
-"""Deepest model that is compiled as one graph. Compilation takes time in proportion to the blocks, and deep models are
-wide ones, where fusing across blocks matters least."""
+"""Deepest model that is compiled as one graph. Compilation takes time in proportion to the blocks,
+and deep models are wide ones, where fusing across blocks matters least."""
 
 
 _FAULTS: list[str] = []
@@ -69,7 +72,8 @@ def may_compile(recipe: Recipe, device: torch.device) -> bool:
 
 
 def compiles(recipe: Recipe, device: torch.device) -> bool:
-    """Return whether training is compiled: with "auto" it is not once the compiler has failed in this process."""
+    """Return whether training is compiled: with "auto" it is not once the compiler has failed in
+    this process."""
     gave_up = recipe.train.compile == "auto" and bool(_FAULTS)
     return may_compile(recipe, device) and not gave_up
 
@@ -103,11 +107,12 @@ def compiler_errors() -> Iterator[None]:
 
 
 def compiles_blocks(recipe: Recipe, n_layer: int, overlaps: bool = False) -> bool:
-    """Return whether each block is compiled rather than the whole model. All blocks share one graph.
+    """Return whether each block is compiled rather than the whole model. All blocks share one
+    graph.
 
-    It is so with layer dropping, since a graph per pattern of blocks would be one for each of 2^n_layer; in deep
-    models; and if the sum of gradients `overlaps` the backward pass: autograd sees a compiled graph as one node, whose
-    gradients all arrive at its end.
+    It is so with layer dropping, since a graph per pattern of blocks would be one for each of
+    2^n_layer; in deep models; and if the sum of gradients `overlaps` the backward pass: autograd
+    sees a compiled graph as one node, whose gradients all arrive at its end.
     """
     # Delayed gradients differentiate embedding and head apart.
     apart = overlaps or recipe.delayed_gradients is not None
@@ -115,10 +120,11 @@ def compiles_blocks(recipe: Recipe, n_layer: int, overlaps: bool = False) -> boo
 
 
 def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
-    """Return (sequences, seq_len) of a full step's micro-batches on so many ranks; None if they are not all alike.
+    """Return (sequences, seq_len) of a full step's micro-batches on so many ranks; None if they are
+    not all alike.
 
-    A batch size that no plan fixes is a multiple of `batch_multiple`. Its micro-batches are full ones if that is always
-    a multiple of the micro-batches that make up a step.
+    A batch size that no plan fixes is a multiple of `batch_multiple`. Its micro-batches are full
+    ones if that is always a multiple of the micro-batches that make up a step.
     """
     train = recipe.train
     seq_len = recipe.model.seq_len
@@ -135,14 +141,15 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
 
 
 def micro_batch_shapes(plan: StepPlan) -> frozenset[tuple[int, int]]:
-    """Return (sequences, seq_len) of the step's micro-batches: one shape, or two that differ by a sequence."""
+    """Return (sequences, seq_len) of the step's micro-batches: one shape, or two that differ by a
+    sequence."""
     fewest, more = divmod(plan.batch_size, plan.accumulation_steps)
     return frozenset({(fewest, plan.seq_len), (fewest + bool(more), plan.seq_len)})
 
 
 def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
-    """Return (sequences, seq_len) with as many tokens as a full micro-batch, at half the full length; None if lengths
-    stay or are too short."""
+    """Return (sequences, seq_len) with as many tokens as a full micro-batch, at half the full
+    length; None if lengths stay or are too short."""
     warmup = recipe.seq_len_warmup
     full = recipe.model.seq_len
     seq_len = full // 2
@@ -188,7 +195,8 @@ def compile_parts(
     backend: str | Backend = "inductor",
     ranks: int = 1,
 ) -> Parts:
-    """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the blocks."""
+    """Compile the model's block and head, for `GPT.run_blocks` to call; Python chooses among the
+    blocks."""
     block = _by_shape(
         recipe,
         ranks,
@@ -217,12 +225,14 @@ def _by_shape(
     full: Callable[..., Any],
     other: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return a function that computes `eager` compiled, or as it is once the compiler has failed under "auto".
+    """Return a function that computes `eager` compiled, or as it is once the compiler has failed
+    under "auto".
 
-    The shape of a full step has a graph of its own, the same as that of a run without any warmup; every other shape
-    goes through one graph with dynamic shapes. torch.compile keeps its graphs by the code of a function, hence `full`
-    and `other`, which both call `eager`. It does not look at the kernels that attention may choose from, so what
-    `attention_kernels` allows for one kind of shape is not forced on the other.
+    The shape of a full step has a graph of its own, the same as that of a run without any warmup;
+    every other shape goes through one graph with dynamic shapes. torch.compile keeps its graphs by
+    the code of a function, hence `full` and `other`, which both call `eager`. It does not look at
+    the kernels that attention may choose from, so what `attention_kernels` allows for one kind of
+    shape is not forced on the other.
     """
     import torch._dynamo.config as dynamo_config
     import torch._functorch.config as functorch_config
@@ -230,7 +240,8 @@ def _by_shape(
     # More graphs than that are an error, not a silent fallback.
     dynamo_config.recompile_limit = GRAPH_LIMIT
     dynamo_config.fail_on_recompile_limit_hit = True
-    # Backward graphs are compiled with their forward ones: if either fails, nothing has been computed yet.
+    # Backward graphs are compiled with their forward ones: if either fails, nothing has been
+    # computed yet.
     functorch_config.force_non_lazy_backward_lowering = True
     at_full_shape = torch.compile(full, backend=backend, dynamic=False)
     at_any_shape = torch.compile(other, backend=backend)
@@ -267,7 +278,8 @@ def _by_shape(
 
 
 class MiddleFirst:
-    """A compiled objective that computes a micro-batch of the middle length before its first one of another length.
+    """A compiled objective that computes a micro-batch of the middle length before its first one of
+    another length.
 
     The compiler fits the kernels for all lengths but the full one to the first that it sees.
     """
@@ -303,7 +315,8 @@ class MiddleFirst:
 def freeze_objects() -> None:
     """Exclude all current objects from garbage collection.
 
-    A compiler's graphs are millions of objects that stay; scanning them takes half a second each time.
+    A compiler's graphs are millions of objects that stay; scanning them takes half a second each
+    time.
     """
     gc.collect()
     gc.freeze()

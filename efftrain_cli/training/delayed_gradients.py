@@ -1,18 +1,20 @@
-"""Delayed gradients, as several devices would have them, on one device: the reference of `methods/ouroboros.py`, and
-the way to study it.
+"""Delayed gradients, as several devices would have them, on one device: the reference of
+`methods/ouroboros.py`, and the way to study it.
 
-`stash` is a delay line of gradients: the gradient at the weights of an earlier step is the one that step computed, so
-it is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. `replay` goes module by module, as its
-gradients depend on later weights.
+`stash` is a delay line of gradients: the gradient at the weights of an earlier step is the one that
+step computed, so it is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|.
+`replay` goes module by module, as its gradients depend on later weights.
 
-Tensors in flight between two steps have names with the 1-based step of their batch and their module, from 1:
+Tensors in flight between two steps have names with the 1-based step of their batch and their
+module, from 1:
 
     ouroboros.gradient.STEP.MODULE.PARAMETER          stash: due in step STEP + tau
     ouroboros.input.STEP.MODULE.MICROBATCH            replay: the module's input
     ouroboros.delta.STEP.MODULE.MICROBATCH            replay: gradient of the loss by the module's output
     ouroboros.tokens.STEP.MICROBATCH, .targets.       if cosines are measured: the batch, to be run again
 
-A module is updated if a gradient is due, else it waits: at the start, after the warmup, after tensors were dropped.
+A module is updated if a gradient is due, else it waits: at the start, after the warmup, after
+tensors were dropped.
 """
 
 from __future__ import annotations
@@ -63,12 +65,15 @@ class Modules:
     """A model cut into K modules."""
 
     leaves: Sequence[Tensors]
-    """Parameter name -> tensor in whose `.grad` its gradient gathers, of each module in order. The first module has a
-    lookup tensor that shares the embedding's memory; the last has the embedding itself if it is tied."""
+    """Parameter name -> tensor in whose `.grad` its gradient gathers, of each module in order. The
+    first module has a lookup tensor that shares the embedding's memory; the last has the embedding
+    itself if it is tied."""
     run: Callable[..., Tensor]
-    """(module from 1, its input, targets=None, note=None) -> its output; the last module's is the summed loss.
+    """(module from 1, its input, targets=None, note=None) -> its output; the last module's is the
+    summed loss.
 
-    The first takes tokens; only the last reads the targets and lets `note` read its residual stream."""
+    The first takes tokens; only the last reads the targets and lets `note` read its residual
+    stream."""
     running_again: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of passes that run a batch of an earlier step again."""
 
@@ -84,7 +89,8 @@ class Modules:
         tokens: int,
         note: Note | None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the last module forward and backward; return the loss over `tokens` and its gradient by the input `x`."""
+        """Run the last module forward and backward; return the loss over `tokens` and its gradient
+        by the input `x`."""
         x = x.detach().requires_grad_()
         loss = self.run(self.count, x, targets, note) / tokens
         loss.backward()
@@ -99,9 +105,11 @@ class Modules:
 
 
 def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, Tensors]:
-    """Exchange the fresh gradients of `step` for the ones that are due: g_k(w^s; x_s), s = step - tau_k.
+    """Exchange the fresh gradients of `step` for the ones that are due: g_k(w^s; x_s), s = step -
+    tau_k.
 
-    Return the due gradients and the new in-flight tensors. Set the leaves' `.grad` to None; change nothing else.
+    Return the due gradients and the new in-flight tensors. Set the leaves' `.grad` to None; change
+    nothing else.
     """
     after = dict(in_flight)
     due: dict[int, Tensors] = {}
@@ -126,9 +134,10 @@ def replay(
 ) -> tuple[Due, Tensors, Tensor]:
     """Compute one step of features replay, at weights that stay as they are throughout.
 
-    First comes the forward wave of the batch, then each module's backward pass of batch step - tau_k, from its stored
-    input and the delta that the next module stored one step ago. Return the due gradients, the new in-flight tensors,
-    and the loss of the batch: its sum over `tokens`. `note` reads the forward pass of the last micro-batch.
+    First comes the forward wave of the batch, then each module's backward pass of batch step -
+    tau_k, from its stored input and the delta that the next module stored one step ago. Return the
+    due gradients, the new in-flight tensors, and the loss of the batch: its sum over `tokens`.
+    `note` reads the forward pass of the last micro-batch.
     """
     after = dict(in_flight)
     count = modules.count
@@ -161,7 +170,8 @@ def replay_backward(
 ) -> tuple[Tensors, Tensors]:
     """Compute a module's backward pass of `step`; take the tensors that it uses out of `in_flight`.
 
-    Return its gradients by parameter, and those by its inputs by micro-batch; both are empty if no gradient is due yet.
+    Return its gradients by parameter, and those by its inputs by micro-batch; both are empty if no
+    gradient is due yet.
     """
     batch = step - (modules.count - module)
     deltas = pop(in_flight, f"{PREFIX}delta.{batch}.{module}.")
@@ -210,7 +220,8 @@ def clip_groups(
     groups: Sequence[Sequence[str]],
     largest: float,
 ) -> tuple[Tensor, Tensors]:
-    """Return the l2 norm over all gradients, 0-d, and the gradients, the norm of each group bounded by `largest`.
+    """Return the l2 norm over all gradients, 0-d, and the gradients, the norm of each group bounded
+    by `largest`.
 
     Args:
         norms: those of all parameters' gradients, including those that another rank has.
@@ -232,7 +243,8 @@ def clip_groups(
 
 
 def cosine(a: Tensors, b: Tensors) -> Tensor:
-    """Return the cosine between two gradients of the same parameters, 0-d fp32; products are summed in fp64."""
+    """Return the cosine between two gradients of the same parameters, 0-d fp32; products are summed
+    in fp64."""
 
     def dot(x: Tensors, y: Tensors) -> Tensor:
         products = []
@@ -257,7 +269,8 @@ def put(tensors: Tensors, prefix: str, values: Tensors) -> None:
 
 
 def nan_unless_finite(after: Tensors, before: Tensors) -> Tensor:
-    """Return 0 if all newly in-flight tensors are finite, else NaN, 0-d: they are applied only in later steps."""
+    """Return 0 if all newly in-flight tensors are finite, else NaN, 0-d: they are applied only in
+    later steps."""
     new = []
     for name, tensor in after.items():
         if name not in before and tensor.is_floating_point():
@@ -266,7 +279,7 @@ def nan_unless_finite(after: Tensors, before: Tensors) -> Tensor:
     return 0.0 * torch.nn.utils.get_total_norm(new)
 
 
-# --- a GPT in modules ------------------------------------------------------------------------------------------------
+# --- a GPT in modules -----------------------------------------------------------------------------
 
 
 def cut_gpt(
@@ -276,8 +289,8 @@ def cut_gpt(
 ) -> Modules:
     """Cut a model into modules of `split` blocks.
 
-    The first module has the embeddings, the last the final norm and the head. `run`: (tokens or residual stream, which
-    blocks, targets, note) -> residual stream or, with targets, summed loss.
+    The first module has the embeddings, the last the final norm and the head. `run`: (tokens or
+    residual stream, which blocks, targets, note) -> residual stream or, with targets, summed loss.
     """
     ends = list(accumulate(split))
     lookup = model.wte.weight.detach().requires_grad_()  # shares memory: always the current weights
@@ -305,7 +318,8 @@ def cut_gpt(
         with lookup_apart(model, lookup):
             return run(x, blocks, targets, note)
 
-    # Inputs and weights of an earlier step were noted in that step; its gradient is first computed now.
+    # Inputs and weights of an earlier step were noted in that step; its gradient is first computed
+    # now.
     return Modules(leaves, run_module, lambda: unnoticed(model, FORWARD_PLACES))
 
 
@@ -381,8 +395,8 @@ class DelayedGradients(Devices):
     def delayed_step(self, passes: Passes) -> GradientStep:
         """Leave the delayed gradients, clipped, in `.grad`; None if no gradient is due.
 
-        The norm is not finite also if a gradient that is due only later is not: the in-flight tensors then stay as they
-        were, in this step and all later ones.
+        The norm is not finite also if a gradient that is due only later is not: the in-flight
+        tensors then stay as they were, in this step and all later ones.
         """
         due, after, losses = self.due_gradients(passes)
         cosines = {}
@@ -434,17 +448,18 @@ class DelayedGradients(Devices):
         losses: Losses,
         nan_or_zero: Tensor,
     ) -> tuple[Tensors, Collection[int], Losses, Tensor]:
-        """Return what the step needs of all devices: norms by parameter before clipping, due modules, losses, and
-        `nan_or_zero`."""
+        """Return what the step needs of all devices: norms by parameter before clipping, due
+        modules, losses, and `nan_or_zero`."""
         return norms_of(gradients), due, losses, nan_or_zero
 
     def columns(self, staleness: Mapping[int, int], cosines: Mapping[int, Tensor]) -> Tensors:
         """Return the columns of a step, 0-d.
 
         Args:
-            staleness: module -> its staleness in steps; a module that waits is missing, its column NaN.
-            cosines: module -> cosine between its due gradient and that of the same batch at the current weights; NaN if
-                not measured.
+            staleness: module -> its staleness in steps; a module that waits is missing, its column
+                NaN.
+            cosines: module -> cosine between its due gradient and that of the same batch at the
+                current weights; NaN if not measured.
         """
         nan = torch.full((), math.nan, device=self._model.device)
         columns = {}
@@ -457,13 +472,15 @@ class DelayedGradients(Devices):
         return columns
 
     def _cosines(self, due: Due, after: Tensors, passes: Passes) -> dict[int, Tensor]:
-        """Return the cosines of all modules but the last, as in `columns`, if the step measures them.
+        """Return the cosines of all modules but the last, as in `columns`, if the step measures
+        them.
 
         Add this step's batch to `after`, and drop the oldest.
         """
         step = passes.plan.step
         for part in passes.micro_batches:
-            # A copy: the tokens may be in flight as the first module's input too, and no file holds a tensor twice.
+            # A copy: the tokens may be in flight as the first module's input too, and no file holds
+            # a tensor twice.
             after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens.clone()
             after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
 
@@ -502,7 +519,8 @@ class DelayedGradients(Devices):
 
 
 def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]:
-    """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for batches that `sharing` processes share."""
+    """Build the `run` of `cut_gpt`, compiled if the recipe asks for it, for batches that `sharing`
+    processes share."""
     device = model.device
     dtype = compute_dtype(recipe, device)
     compiled = compiles(recipe, device)
@@ -530,11 +548,12 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
     return run
 
 
-# --- between two runs ------------------------------------------------------------------------------------------------
+# --- between two runs -----------------------------------------------------------------------------
 
 
 def dropped(before: Ouroboros, now: Ouroboros | None, shape: GPTConfig) -> str | None:
-    """Return why a run with section `now` cannot use tensors in flight of one with `before`; None if it can.
+    """Return why a run with section `now` cannot use tensors in flight of one with `before`; None
+    if it can.
 
     Both sections delay gradients; `now` is None if the run delays none.
     """

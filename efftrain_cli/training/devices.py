@@ -1,7 +1,9 @@
-"""The work of a run that depends on its strategy for several devices: `Devices` is this process alone.
+"""The work of a run that depends on its strategy for several devices: `Devices` is this process
+alone.
 
-`Replicated`, `Sharded` and `Rings` override parts of it, each in a file of its own. Loop, gradient, logger, checkpoints
-and divergence call these methods and never ask which strategy a run has; `strategy.py` chooses it once.
+`Replicated`, `Sharded` and `Rings` override parts of it, each in a file of its own. Loop, gradient,
+logger, checkpoints and divergence call these methods and never ask which strategy a run has;
+`strategy.py` chooses it once.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 
 Losses = Tensors
-"""Share of the step's losses by name, "ce" first: sums over micro-batches, divided by the step's tokens."""
+"""Share of the step's losses by name, "ce" first: sums over micro-batches, divided by the step's
+tokens."""
 BeforeLast = Callable[[Losses], None]
 """Called with the complete losses before the backward pass of the last micro-batch."""
 
@@ -130,7 +133,8 @@ class Devices:
         return add_lanes(passes, self.ranks.share_of(self.lanes), self.lanes)
 
     def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
-        """Return the parameters that the optimizer updates here, with their gradients in `.grad`."""
+        """Return the parameters that the optimizer updates here, with their gradients in
+        `.grad`."""
         return list(state.model.parameters())
 
     def gradient_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -138,7 +142,8 @@ class Devices:
         return torch.nn.utils.get_total_norm(gradients_of(parameters))
 
     def norms(self, tensors: Tensors) -> Tensors:
-        """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold, 0-d fp32."""
+        """Return the l2 norm of each tensor, of a parameter by name, over all that the ranks hold,
+        0-d fp32."""
         return norms_of(tensors)
 
     def optimizer_columns(self, state: TrainState) -> Tensors:
@@ -174,7 +179,8 @@ class Devices:
     def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
         """Return the exceptions that end training and leave a state that rank 0 can read and save.
 
-        On CUDA the loss of another rank is not one: the device waits for that rank, and so does every read from it.
+        On CUDA the loss of another rank is not one: the device waits for that rank, and so does
+        every read from it.
         """
         if state.model.device.type == "cuda":
             return (Stop,)
@@ -194,7 +200,8 @@ class Devices:
             raise Stop("a signal to another process")
 
     def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
-        """Return whether a rank was asked to stop; raise `Rewinding` if none was and rank 0 rewinds."""
+        """Return whether a rank was asked to stop; raise `Rewinding` if none was and rank 0
+        rewinds."""
         if self.ranks.is_single_process:
             return False
         began = time.perf_counter()
@@ -216,7 +223,8 @@ class Devices:
     # --- the whole state ---
 
     def ready_to_save(self) -> bool:
-        """Return whether the state can be saved after this step; if not, ask for it after the next."""
+        """Return whether the state can be saved after this step; if not, ask for it after the
+        next."""
         return True
 
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
@@ -239,9 +247,11 @@ def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> l
 
 
 def add_lanes(passes: Passes, own_lanes: range, lanes: int) -> Losses:
-    """Leave the gradient of the micro-batches in `.grad`, added up in a balanced tree over the lanes `own_lanes`.
+    """Leave the gradient of the micro-batches in `.grad`, added up in a balanced tree over the
+    lanes `own_lanes`.
 
-    Return the losses, added up likewise. A lane is an equal share of the step's micro-batches, in order.
+    Return the losses, added up likewise. A lane is an equal share of the step's micro-batches, in
+    order.
     """
     each = passes.plan.accumulation_steps // lanes
     # (leaves, gradients, losses) of trees that are not paired yet

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class TrainingDisplay:
-    """Shows a run as its rows come in: a bar on a terminal, a line every half minute at most elsewhere.
+    """Shows a run as its rows come in: a bar on a terminal, a line every half minute at most
+    elsewhere.
 
     If no row comes for long (one step can take minutes), a line shows that the run is alive.
     """

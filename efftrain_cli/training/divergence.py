@@ -1,4 +1,5 @@
-"""The end of a run whose loss or gradient was not finite, and the way back to a stable checkpoint."""
+"""The end of a run whose loss or gradient was not finite, and the way back to a stable
+checkpoint."""
 
 from __future__ import annotations
 
@@ -43,11 +44,13 @@ def raise_diverged(
     record: StepRecord,
     before: Progress,
 ) -> NoReturn:
-    """Save the state before the first step that was not finite, record that step, and end the run with a DivergedError.
+    """Save the state before the first step that was not finite, record that step, and end the run
+    with a DivergedError.
 
-    The update of that step and of all later ones was not applied, so weights and moments are still those of `before`.
-    The step's gradient is computed again for the report: nothing was measured for it during training. If the weights
-    were not finite before the step, its gradient shows no cause, and nothing is saved.
+    The update of that step and of all later ones was not applied, so weights and moments are still
+    those of `before`. The step's gradient is computed again for the report: nothing was measured
+    for it during training. If the weights were not finite before the step, its gradient shows no
+    cause, and nothing is saved.
     """
     assert record.plan is not None
     plan = record.plan
@@ -106,7 +109,8 @@ def _describe_cause(loss: float, bad: list[str]) -> str:
 
 
 def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> NoReturn:
-    """End a run whose weights, moments or validation loss are not finite with a DivergedError. Save nothing.
+    """End a run whose weights, moments or validation loss are not finite with a DivergedError. Save
+    nothing.
 
     The message names the checkpoint to go on from: the newest, which is from before that.
     """
@@ -121,13 +125,15 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
 
 
 def _record(run: Run, progress: Progress, reason: str) -> None:
-    # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the windows behind this step.
+    # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the
+    # windows behind this step.
     content = {"step": progress.step, "reason": reason, "next_window": progress.windows}
     run.event("diverged", content)
 
 
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
-    """Return advice, with a command that continues from the newest sound checkpoint at half the learning rate."""
+    """Return advice, with a command that continues from the newest sound checkpoint at half the
+    learning rate."""
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
             f"{ADVICE}: change the lr of stage {state.progress.stage} in {run.path / 'recipe.toml'}, delete its last line, then "
@@ -145,7 +151,8 @@ def gradient_norms_by_layer(
     session: Session,
     plan: StepPlan,
 ) -> tuple[float, dict[str, float]]:
-    """Return the loss of one planned step, and the l2 norm of the gradient of each block and of each table outside.
+    """Return the loss of one planned step, and the l2 norm of the gradient of each block and of
+    each table outside.
 
     Delayed gradients of earlier steps are left out. Nothing changes.
     """
@@ -160,7 +167,7 @@ def gradient_norms_by_layer(
     return float(result.scalars["loss"]), layers
 
 
-# --- the way back ----------------------------------------------------------------------------------------------------
+# --- the way back ---------------------------------------------------------------------------------
 
 MOST_REWINDS = 3
 """Rewinds of one run; after them a divergence ends it."""
@@ -169,14 +176,16 @@ LASTING = 10
 
 
 def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
-    """End a session whose loss has stayed above its usual value for `LASTING` steps with a DivergedError."""
+    """End a session whose loss has stayed above its usual value for `LASTING` steps with a
+    DivergedError."""
     what = f"the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps"
     _record(run, progress, what)
     raise DivergedError(f"step {progress.step}: {what}. {ADVICE}")
 
 
 def raise_fluctuating(run: Run, progress: Progress, threshold: float) -> NoReturn:
-    """End a probe whose validation perplexity has risen above `threshold` times its best with a DivergedError."""
+    """End a probe whose validation perplexity has risen above `threshold` times its best with a
+    DivergedError."""
     what = f"the validation perplexity is above {threshold:g} times its best"
     _record(run, progress, what)
     raise DivergedError(f"step {progress.step}: {what}")
@@ -185,8 +194,8 @@ def raise_fluctuating(run: Run, progress: Progress, threshold: float) -> NoRetur
 def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | None:
     """Return the state to go on from after a divergence; None if `MOST_REWINDS` are used up.
 
-    It is the newest stable checkpoint's, with the batches up to the divergence skipped. FLOPs and seconds of the
-    abandoned steps stay spent; their tokens no longer count as trained on.
+    It is the newest stable checkpoint's, with the batches up to the divergence skipped. FLOPs and
+    seconds of the abandoned steps stay spent; their tokens no longer count as trained on.
     """
     events = run.events()
     rewinds = [event for event in events if event.get("event") == "rewind"]
@@ -196,7 +205,8 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
         return None
     divergence = divergences[-1]
     before = divergence["step"]
-    # A run that diverges again before it has passed the step of its last divergence goes back further.
+    # A run that diverges again before it has passed the step of its last divergence goes back
+    # further.
     if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
         before = rewinds[-1]["to_step"]
     state = _newest_stable(run, session, before)
@@ -223,7 +233,8 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
         flops=spent.flops,
         train_seconds=spent.train_seconds,
     )
-    # A resume must find this state: no checkpoint of the abandoned steps, nor that of this step without the skip.
+    # A resume must find this state: no checkpoint of the abandoned steps, nor that of this step
+    # without the skip.
     for path in checkpoints_of(run.path):
         if checkpoint_step(path) >= start.step:
             run.verified.discard(path)
@@ -233,7 +244,8 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
 
 
 def _newest_stable(run: Run, session: Session, before: int) -> TrainState:
-    """Load the newest stable checkpoint from before a step; without one, return the state before step 1.
+    """Load the newest stable checkpoint from before a step; without one, return the state before
+    step 1.
 
     A checkpoint is stable if its step's loss ratio is at most 1.2.
     """

@@ -56,7 +56,8 @@ def build_objective(
 ) -> Objective:
     """Build the function of a micro-batch's losses, compiled if the recipe asks for it.
 
-    "ce", the cross-entropy, comes first: it alone is the logged loss, which divergence and comparisons read.
+    "ce", the cross-entropy, comes first: it alone is the logged loss, which divergence and
+    comparisons read.
     """
     world = ranks.world_size
     dtype = compute_dtype(recipe, device)
@@ -110,7 +111,8 @@ def build_objective(
 
 
 def note_beside(graph: Minimized, model: GPT, dtype: str) -> Objective:
-    """Return an objective of a compiled graph, whose notes come from a second, uncompiled forward pass.
+    """Return an objective of a compiled graph, whose notes come from a second, uncompiled forward
+    pass.
 
     The graph keeps the residual stream to itself; one that returned it could give other bits.
     """
@@ -132,7 +134,8 @@ def note_beside(graph: Minimized, model: GPT, dtype: str) -> Objective:
 
 
 class Terms:
-    """The weights of a step's losses, by name, in the minimized total, and their columns of metrics.jsonl."""
+    """The weights of a step's losses, by name, in the minimized total, and their columns of
+    metrics.jsonl."""
 
     def __init__(self, recipe: Recipe, model: GPT, device: torch.device) -> None:
         self._z_loss = recipe.optim.z_loss
@@ -184,13 +187,13 @@ def build_forward_backward(
 ) -> ForwardBackward:
     """Build the function that computes a step's gradient by accumulation over micro-batches.
 
-    Each micro-batch's summed losses are divided by the tokens of the whole step, so loss and gradient do not depend on
-    how the step is cut, nor on how many devices share it.
+    Each micro-batch's summed losses are divided by the tokens of the whole step, so loss and
+    gradient do not depend on how the step is cut, nor on how many devices share it.
 
     Args:
         devices: this process alone, with no gradients in flight, if None.
-        ranks: those that share a step of the run; None: those that share it on `devices`. A probe runs alone, compiled
-            as for them.
+        ranks: those that share a step of the run; None: those that share it on `devices`. A probe
+            runs alone, compiled as for them.
     """
     choose_determinism(recipe.train.deterministic)
     choose_matmul_precision(compute_dtype(recipe, device), device)
@@ -312,7 +315,8 @@ def blocks_per_sequence(plan: StepPlan, gates: Sequence[Gates]) -> float:
 
 
 def step_by_halves(devices: Devices, passes: Passes) -> GradientStep:
-    """Leave the gradient to apply in `.grad`; return its losses and the products of the two halves' gradients."""
+    """Leave the gradient to apply in `.grad`; return its losses and the products of the two halves'
+    gradients."""
     halves: list[Losses] = []
 
     def accumulate(half: Sequence[MicroBatch]) -> None:
@@ -325,7 +329,8 @@ def step_by_halves(devices: Devices, passes: Passes) -> GradientStep:
 
 
 def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
-    """Combine the statistics of the narrow layers of all ranks in this step: fp64 (9,), as `SaturationStats`."""
+    """Combine the statistics of the narrow layers of all ranks in this step: fp64 (9,), as
+    `SaturationStats`."""
     seen = seen_by_layers(model)
     if ranks.is_single_process:
         return seen

@@ -8,9 +8,9 @@ Columns of metrics.jsonl, "h.0" being the first block:
     attention_logit_max_h.0  largest q k / sqrt(head_dim) of its heads, over all queries and the keys that each may see
     entropy                  mean entropy of the predicted distributions over the next token, nats
 
-RMS and logits are of the first validation window after the step, so that they are comparable across steps, seeds and
-methods. The entropy is of the step's last micro-batch, as its forward pass predicts it. Everything here only reads: no
-loss, weight or random number depends on it.
+RMS and logits are of the first validation window after the step, so that they are comparable across
+steps, seeds and methods. The entropy is of the step's last micro-batch, as its forward pass
+predicts it. Everything here only reads: no loss, weight or random number depends on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POSITIONS = 256
 """Positions whose predictions exist at once."""
 
 
-# --- the update ------------------------------------------------------------------------------------------------------
+# --- the update -----------------------------------------------------------------------------------
 
 
 class UpdateWatch:
@@ -53,7 +53,8 @@ class UpdateWatch:
         self._norms = norms
 
     def begin(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Note the gradients, not clipped yet unless `norms` were given, and the weights before the step."""
+        """Note the gradients, not clipped yet unless `norms` were given, and the weights before the
+        step."""
         self._weights = {}
         self._before = {}
         gradients = {}
@@ -86,7 +87,8 @@ class UpdateWatch:
 
 
 def norms_by_layer(norms: Mapping[str, Tensor]) -> Tensors:
-    """Combine l2 norms by parameter, "h.0.ln_1.weight", into those of blocks, "h.0", and of tables outside, "wte"."""
+    """Combine l2 norms by parameter, "h.0.ln_1.weight", into those of blocks, "h.0", and of tables
+    outside, "wte"."""
     by_layer: dict[str, list[Tensor]] = {}
     for name, norm in norms.items():
         layer, _, rest = name.partition(".")
@@ -97,7 +99,7 @@ def norms_by_layer(norms: Mapping[str, Tensor]) -> Tensors:
     return {layer: combined_norm(parts) for layer, parts in by_layer.items()}
 
 
-# --- a validation window ---------------------------------------------------------------------------------------------
+# --- a validation window --------------------------------------------------------------------------
 
 
 def measure_activations(model: GPT, window: Tensor, dtype: str) -> Tensors:
@@ -132,7 +134,8 @@ def measure_activations(model: GPT, window: Tensor, dtype: str) -> Tensors:
 
 
 def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
-    """Return the largest attention logit, 0-d fp32, of q and k (B, H, T, D): over all heads and causal pairs.
+    """Return the largest attention logit, 0-d fp32, of q and k (B, H, T, D): over all heads and
+    causal pairs.
 
     One head at a time: the logits of all heads would be the largest tensor of the model.
     """
@@ -151,13 +154,15 @@ def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
     return torch.stack(maxima).max()
 
 
-# --- the last micro-batch --------------------------------------------------------------------------------------------
+# --- the last micro-batch -------------------------------------------------------------------------
 
 
 def mean_entropy(model: GPT, x: Tensor) -> Tensor:
-    """Return the mean entropy of the predictions, nats, 0-d fp32, from the last residual stream (B, T, C).
+    """Return the mean entropy of the predictions, nats, 0-d fp32, from the last residual stream (B,
+    T, C).
 
-    Some positions at a time: their logits would be larger than those of a micro-batch that are kept.
+    Some positions at a time: their logits would be larger than those of a micro-batch that are
+    kept.
     """
     positions = x.flatten(0, 1)
     total = torch.zeros((), device=x.device)
@@ -171,7 +176,8 @@ def mean_entropy(model: GPT, x: Tensor) -> Tensor:
 NOTED: Mapping[str, Callable[[GPT, Tensor], Tensor]] = {
     "entropy": mean_entropy,
 }
-"""Column -> its value, 0-d fp32, from the model and the residual stream after its last block, (B, T, C)."""
+"""Column -> its value, 0-d fp32, from the model and the residual stream after its last block, (B,
+T, C)."""
 
 
 def zero_notes(device: torch.device) -> Tensors:

@@ -31,7 +31,8 @@ TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def ranks_wanted() -> tuple[int, int, int, str, int] | None:
-    """Return (rank, world size, local rank, master address, port) by the environment of torchrun or of a step of srun.
+    """Return (rank, world size, local rank, master address, port) by the environment of torchrun or
+    of a step of srun.
 
     None if this process was started alone.
 
@@ -78,7 +79,8 @@ def _first_host(nodes: str) -> str:
 
 
 def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Store:
-    """Open the store in which the ranks leave each other messages: torchrun's own if its agent keeps one.
+    """Open the store in which the ranks leave each other messages: torchrun's own if its agent
+    keeps one.
 
     Each restart of torchrun's begins with empty keys.
     """
@@ -93,7 +95,8 @@ def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Sto
 
 
 def source_hash() -> str:
-    """Return a hash of this package's Python files: their version does not change with every edit."""
+    """Return a hash of this package's Python files: their version does not change with every
+    edit."""
     package = Path(__file__).resolve().parent.parent
     sha = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -103,11 +106,12 @@ def source_hash() -> str:
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the ranks of this run: those that torchrun, srun or `--devices` started, or this process alone.
+    """Join the ranks of this run: those that torchrun, srun or `--devices` started, or this process
+    alone.
 
     Raises:
-        UsageError: the environment is wrong, the others were not reached within `JOINING`, or one runs another command
-            or another source of this package.
+        UsageError: the environment is wrong, the others were not reached within `JOINING`, or one
+            runs another command or another source of this package.
         LostProcessError: rank 0 has found that.
     """
     wanted = ranks_wanted()

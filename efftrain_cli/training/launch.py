@@ -1,8 +1,8 @@
-"""`--devices N`: N processes of this program on one machine, each with a rank in its environment, as torchrun would
-start them.
+"""`--devices N`: N processes of this program on one machine, each with a rank in its environment,
+as torchrun would start them.
 
-This process trains nothing. It passes signals on, waits, and ends with the exit code of the cause, which torchrun does
-not.
+This process trains nothing. It passes signals on, waits, and ends with the exit code of the cause,
+which torchrun does not.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ PARENT = "EFFTRAIN_PARENT"
 PATIENCE = 60.0
 """Seconds in which the others must end once one process has failed."""
 HALTED = 5.0
-"""Seconds in which the others must end once a rank hangs: a process that was halted (SIGSTOP) cannot end."""
+"""Seconds in which the others must end once a rank hangs: a process that was halted (SIGSTOP)
+cannot end."""
 LOST, HUNG = 96, 97
-"""Exit codes between a rank and this launcher: it lost another rank, whose end the launcher reports; a rank hangs. The
-run's own is 1."""
+"""Exit codes between a rank and this launcher: it lost another rank, whose end the launcher
+reports; a rank hangs. The run's own is 1."""
 FOLLOWING = (0, LostProcessError.exit_code, LOST, HUNG)
 """Exit codes of a rank that is not the cause of the run's end."""
 
 
 def launch(devices: int, arguments: Sequence[str]) -> int:
-    """Run `efftrain ARGUMENTS` in `devices` processes; return the exit code of the one that ended the run.
+    """Run `efftrain ARGUMENTS` in `devices` processes; return the exit code of the one that ended
+    the run.
 
     Raises:
         UsageError: this process was started by a launcher itself.
@@ -111,7 +113,8 @@ def _rank_environment(devices: int) -> dict[str, str]:
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()) -> int:
-    """Wait for all children; return the exit code of the cause. `asked`: signals that were passed on to them."""
+    """Wait for all children; return the exit code of the cause. `asked`: signals that were passed
+    on to them."""
     codes: dict[int, int] = {}  # by rank, in the order of their ends
     killed: set[int] = set()
     deadline = math.inf
@@ -128,8 +131,8 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
         ends = set(codes.values())
         stuck = set(range(len(children))) - codes.keys() - killed
         if HUNG not in ends:
-            # Rank 0 saves after the others have stopped, however long that takes. A hang is reported by rank 0 itself,
-            # or it is what hangs.
+            # Rank 0 saves after the others have stopped, however long that takes. A hang is
+            # reported by rank 0 itself, or it is what hangs.
             stuck.discard(0)
         if stuck and time.monotonic() > deadline:
             if HUNG not in ends:  # else the message is out
@@ -163,7 +166,8 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
 
 
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
-    """Check that `--devices` is not combined with what it cannot be: `--device cuda:1` and `--jobs 2`.
+    """Check that `--devices` is not combined with what it cannot be: `--device cuda:1` and `--jobs
+    2`.
 
     Raises:
         UsageError: it is.
@@ -184,7 +188,8 @@ def is_one_of_several() -> bool:
 
 
 def is_by_srun() -> bool:
-    """Return whether a step of srun has started this process as one of several, and no other launcher set its rank."""
+    """Return whether a step of srun has started this process as one of several, and no other
+    launcher set its rank."""
     return environment_number("SLURM_STEP_NUM_TASKS", 1) > 1 and "RANK" not in os.environ
 
 
@@ -193,7 +198,8 @@ ALONE = ("sweep", "tune-warmup", "verify-resume", "study", "grow")
 
 
 def refuse_several(command: str) -> None:
-    """Check that a command of one process is not run as one of several: all would do the same in one folder.
+    """Check that a command of one process is not run as one of several: all would do the same in
+    one folder.
 
     Raises:
         UsageError: torchrun or srun has started several.
@@ -213,7 +219,8 @@ def process_rank() -> int:
 
 
 def should_log() -> bool:
-    """Return whether this process prints warnings before training: with `--devices` only the launcher does."""
+    """Return whether this process prints warnings before training: with `--devices` only the
+    launcher does."""
     return process_rank() == 0 and PARENT not in os.environ
 
 

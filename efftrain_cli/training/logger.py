@@ -1,4 +1,5 @@
-"""The record of a running session: rows as steps finish, checkpoints as they come due, and its seconds by purpose."""
+"""The record of a running session: rows as steps finish, checkpoints as they come due, and its
+seconds by purpose."""
 
 from __future__ import annotations
 
@@ -120,7 +121,8 @@ class Logbook:
         """Read the pending records, write them as rows and show them.
 
         Raises:
-            DivergedError: a loss or gradient was not finite. The state is then that before the step.
+            DivergedError: a loss or gradient was not finite. The state is then that before the
+                step.
         """
         records = self._pending
         self._pending = []
@@ -170,7 +172,8 @@ class Logbook:
     def _show_sample(self, step: int, prompt: str) -> None:
         """Show how the model continues `prompt`, and record it as an event.
 
-        Training is untouched, as sampling has its own random numbers; a signal may stop it, as the rows are written.
+        Training is untouched, as sampling has its own random numbers; a signal may stop it, as the
+        rows are written.
         """
         if self._tokenizer is None:
             self._tokenizer = load_run_tokenizer(self._run.path)
@@ -188,8 +191,8 @@ class Logbook:
         self._screen.say(f"--- after step {step:,}: {shown}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
-        """Add the seconds that were not training to a row, and the written columns if a stop abandoned its
-        evaluation."""
+        """Add the seconds that were not training to a row, and the written columns if a stop
+        abandoned its evaluation."""
         if not record.plan and record.progress.step > 0:
             written = self._run.row_of(record.progress.step)
             for key, value in written.items():
@@ -224,7 +227,8 @@ class Logbook:
         except DiskError as error:
             if self._run.gone:
                 raise
-            # Stopping would lose the steps since the last checkpoint; going on may find room at the next one.
+            # Stopping would lose the steps since the last checkpoint; going on may find room at the
+            # next one.
             self._run.event(
                 "save_failed", {"step": self._state.progress.step, "reason": str(error)}
             )
@@ -252,14 +256,16 @@ def train_and_log(
     screen: TrainingDisplay,
     rewinding: bool = False,
 ) -> float | None:
-    """Train to the end of the budget or to step `until`, write rows and checkpoints as they come due, and save the end.
+    """Train to the end of the budget or to step `until`, write rows and checkpoints as they come
+    due, and save the end.
 
     Return the last validation loss, nats per token.
 
     Raises:
         Stop: a signal came; the last finished step is saved.
-        DivergedError: a loss or gradient was not finite, and the state before that step is saved; weights, moments or a
-            validation loss were not finite, and nothing is saved; or, with `rewinding`, a spike lasted.
+        DivergedError: a loss or gradient was not finite, and the state before that step is saved;
+            weights, moments or a validation loss were not finite, and nothing is saved; or, with
+            `rewinding`, a spike lasted.
         DiskError: the last checkpoint could not be written.
     """
     recipe = session.recipe
@@ -293,7 +299,8 @@ def stopped_by(
     devices: Devices,
     report: Callable[[], None],
 ) -> Iterator[None]:
-    """Call `stop`, which saves the last step, if a signal or a lost process ends the training inside.
+    """Call `stop`, which saves the last step, if a signal or a lost process ends the training
+    inside.
 
     Another thread does so if the main thread hangs, and calls `report` too.
     """

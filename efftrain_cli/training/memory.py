@@ -1,4 +1,5 @@
-"""The memory that training needs: an estimate before it, and the setting to change if it runs out."""
+"""The memory that training needs: an estimate before it, and the setting to change if it runs
+out."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.compiling import compiler_errors
 
 USABLE = 0.9
-"""Share of a device's memory that the estimate may reach: the rest is for the CUDA context, workspaces and
-fragments."""
+"""Share of a device's memory that the estimate may reach: the rest is for the CUDA context,
+workspaces and fragments."""
 
 
 def peak_memory(device: torch.device) -> dict[str, int]:
@@ -81,8 +82,8 @@ def checkpoints_activations(
 
 @contextmanager
 def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
-    """Turn running out of memory, of the device or the host, into an OutOfMemoryError that names what to change, and a
-    failure of the compiler into a UsageError."""
+    """Turn running out of memory, of the device or the host, into an OutOfMemoryError that names
+    what to change, and a failure of the compiler into a UsageError."""
     sequences, seq_len = summary.largest_micro_batch
     ways = []
     if sequences > 1:
@@ -117,11 +118,13 @@ def building_errors(
     stage: int = 0,
     trains_on: torch.device | None = None,
 ) -> Iterator[None]:
-    """Refuse, by an OutOfMemoryError, a model that cannot fit before it is built, and one if memory runs out meanwhile.
+    """Refuse, by an OutOfMemoryError, a model that cannot fit before it is built, and one if memory
+    runs out meanwhile.
 
-    Linux hands out more memory than there is and kills the process that uses it, so a model on the CPU is measured
-    first, against the whole memory of the machine: weights, gradients and the optimizer's state in fp32, then, if it
-    is trained there, with the activations of a full micro-batch.
+    Linux hands out more memory than there is and kills the process that uses it, so a model on the
+    CPU is measured first, against the whole memory of the machine: weights, gradients and the
+    optimizer's state in fp32, then, if it is trained there, with the activations of a full
+    micro-batch.
 
     Args:
         device: where the model is built.
@@ -176,8 +179,8 @@ def _out_of_memory_as(message: Callable[[BaseException], str]) -> Iterator[None]
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS, which allocate beside
-        # PyTorch's allocator.
+        # PyTorch's CPU allocator raises plain RuntimeErrors; so do the CUDA driver and cuBLAS,
+        # which allocate beside PyTorch's allocator.
         by_name = isinstance(error, MemoryError | torch.OutOfMemoryError)
         if not by_name and not any(words in str(error) for words in _OUT_OF_MEMORY):
             raise

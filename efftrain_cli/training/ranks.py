@@ -1,7 +1,8 @@
 """The processes of one run on several devices: the rank of this one, and their collectives.
 
-PyTorch's process groups carry it, under torch.distributed's names: NCCL between CUDA devices, gloo between CPUs and for
-what the hosts tell each other. Values between hosts are JSON: torch's object collectives unpickle what a peer sends.
+PyTorch's process groups carry it, under torch.distributed's names: NCCL between CUDA devices, gloo
+between CPUs and for what the hosts tell each other. Values between hosts are JSON: torch's object
+collectives unpickle what a peer sends.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ LIMIT = "EFFTRAIN_HANG_SECONDS"
 ANSWER = 5.0
 """Seconds in which the ranks that notice a hang report it."""
 LONG = 20
-"""Limit of declared phases (first step, compilation, evaluation, saving) as a multiple of the limit within a step."""
+"""Limit of declared phases (first step, compilation, evaluation, saving) as a multiple of the limit
+within a step."""
 LOST_PEER = ("onnection", "Broken pipe", "imed out", "emote process exit", "ncclRemoteError")
-"""Words in the errors of a lost peer, by gloo, the store and NCCL. All other errors are the rank's own."""
+"""Words in the errors of a lost peer, by gloo, the store and NCCL. All other errors are the rank's
+own."""
 
 
 def limit_seconds() -> int:
@@ -51,7 +54,8 @@ def limit_seconds() -> int:
 def buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the tensors in order, together as long as they stay below `BUCKET` elements.
 
-    The layout is a function of the tensors' sizes, so it is the same in every step and in every process.
+    The layout is a function of the tensors' sizes, so it is the same in every step and in every
+    process.
     """
     bucket: list[Tensor] = []
     size = 0
@@ -124,7 +128,8 @@ class Ranks:
         return self.peer_errors()
 
     def pop_comm_stats(self) -> CommStats | None:
-        """Return the time this rank has spent on the others since the last call; None for a single process."""
+        """Return the time this rank has spent on the others since the last call; None for a single
+        process."""
         if self.is_single_process:
             return None
         spent = replace(self._comm)
@@ -134,7 +139,8 @@ class Ranks:
 
     @contextmanager
     def timing_sum(self, device: torch.device) -> Iterator[None]:
-        """Count the seconds inside, on the device's time line, as time of the gradient all-reduce."""
+        """Count the seconds inside, on the device's time line, as time of the gradient
+        all-reduce."""
         watch = Stopwatch(device)
         yield
         self._comm.sums.append(watch.stop())
@@ -165,7 +171,8 @@ class Ranks:
     def all_reduce_in_pairs(self, tensors: Sequence[Tensor]) -> None:
         """Add up as `all_reduce`, in a balanced tree over the ranks: recursive doubling.
 
-        If each rank has added its own terms in such a tree too, the result has the same bits at every world size.
+        If each rank has added its own terms in such a tree too, the result has the same bits at
+        every world size.
         """
         distance = 1
         while distance < self.world_size:
@@ -207,7 +214,8 @@ class Ranks:
         return parts
 
     def broadcast(self, tensors: Iterable[Tensor], src: int = 0) -> None:
-        """Copy the values of rank `src` to every rank, in place; all ranks give the tensors in one order."""
+        """Copy the values of rank `src` to every rank, in place; all ranks give the tensors in one
+        order."""
         for tensor in tensors:
             contiguous = tensor.detach().contiguous()
             with self.peer_errors():
@@ -216,7 +224,8 @@ class Ranks:
                 tensor.copy_(contiguous)
 
     def new_group(self, members: Sequence[Sequence[int]]) -> Any:
-        """Return the process group of this rank's list of `members`; None if the lists have one rank each.
+        """Return the process group of this rank's list of `members`; None if the lists have one
+        rank each.
 
         Together the lists are all ranks. All ranks call this with the same lists.
         """
@@ -314,7 +323,8 @@ class Ranks:
             raise _lost(self.rank, f"see its message, or the system's log ({line})") from error
 
     def _notice(self, timed_out: bool) -> dict[int, bytes]:
-        """Report in the store how this rank noticed a loss; return the reports of the ranks that noticed it too."""
+        """Report in the store how this rank noticed a loss; return the reports of the ranks that
+        noticed it too."""
         assert self.store is not None
         keys = [f"noticed/{rank}" for rank in range(self.world_size)]
         how = "end"
@@ -333,10 +343,11 @@ class Ranks:
         return noticed
 
     def _find_hang(self, timed_out: bool) -> LostProcessError | None:
-        """Return the error of a hang that this or another rank has noticed by a time-out; None if no rank has.
+        """Return the error of a hang that this or another rank has noticed by a time-out; None if
+        no rank has.
 
-        Ranks that notice a loss report it in the store; those that do not report hang. The first rank to report names
-        them.
+        Ranks that notice a loss report it in the store; those that do not report hang. The first
+        rank to report names them.
         """
         if self.store is None:
             return None

@@ -1,9 +1,9 @@
 """strategy = "replicate": every rank holds the whole model and makes the same update.
 
-Gradients are added up in flat buckets whose layout is a function of the tensors' sizes, so a resumed run of the same
-world size repeats each sum bit for bit. (Buckets that are rebuilt during a run, as DistributedDataParallel's are, do
-not.) On CUDA a bucket is sent while the backward pass of the last micro-batch still computes the rest; the sum does not
-depend on when.
+Gradients are added up in flat buckets whose layout is a function of the tensors' sizes, so a
+resumed run of the same world size repeats each sum bit for bit. (Buckets that are rebuilt during a
+run, as DistributedDataParallel's are, do not.) On CUDA a bucket is sent while the backward pass of
+the last micro-batch still computes the rest; the sum does not depend on when.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from efftrain_cli.training.ranks import Ranks, buckets, flatten, scatter
 from efftrain_cli.training.state import TrainState
 
 OVERLAPPING = frozenset({"cuda"})
-"""Kinds of devices on which the sum begins during the backward pass. A CPU's cores are busy with that pass."""
+"""Kinds of devices on which the sum begins during the backward pass. A CPU's cores are busy with
+that pass."""
 IN_FLIGHT = 4
 """Buckets of an overlapped sum in flight at once."""
 
@@ -110,8 +111,9 @@ class Replicated(Devices):
 class OverlappedAllReduce:
     """`Ranks.all_reduce` of all gradients and losses, while the backward pass computes the rest.
 
-    Hooks on the parameters send a bucket once its gradients are complete, but only after the bucket behind it in the
-    model. So all ranks send the same buckets in the same order, whichever blocks each of them runs.
+    Hooks on the parameters send a bucket once its gradients are complete, but only after the bucket
+    behind it in the model. So all ranks send the same buckets in the same order, whichever blocks
+    each of them runs.
     """
 
     def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
@@ -135,7 +137,8 @@ class OverlappedAllReduce:
         ]
 
     def finish(self) -> None:
-        """Send the remaining buckets, once every parameter has a `.grad`; wait until `.grad` and losses are sums."""
+        """Send the remaining buckets, once every parameter has a `.grad`; wait until `.grad` and
+        losses are sums."""
         for hook in self._hooks:
             hook.remove()
         with self._ranks.timing_sum(self._parameters[0].device):

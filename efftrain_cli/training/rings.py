@@ -1,4 +1,5 @@
-"""Ouroboros as a ring of processes: each of K - 1 ranks computes one module, and the first rank the last module too.
+"""Ouroboros as a ring of processes: each of K - 1 ranks computes one module, and the first rank the
+last module too.
 
 A step of the ring (rank r holds module r + 1; rank 0 module K as well):
 
@@ -8,19 +9,21 @@ A step of the ring (rank r holds module r + 1; rank 0 module K as well):
               send its input's gradient -> r - 1
     all       receive the gradient for the next step's delayed backward, add up norms, update this rank's modules
 
-The delayed backward of module 1 fills the time of the forward wave. In the warmup nothing is delayed, so nothing could
-overlap: the first rank of each ring computes the whole model and sends its gradient to the others.
+The delayed backward of module 1 fills the time of the forward wave. In the warmup nothing is
+delayed, so nothing could overlap: the first rank of each ring computes the whole model and sends
+its gradient to the others.
 
-Every number is that of one device, bit for bit, in fp32 with one thread per rank: both call the functions of
-`training/delayed_gradients.py`, and take each sum in the same order. Several rings share the batch: a module's delayed
-gradient is then added up over the rings, in its own group.
+Every number is that of one device, bit for bit, in fp32 with one thread per rank: both call the
+functions of `training/delayed_gradients.py`, and take each sum in the same order. Several rings
+share the batch: a module's delayed gradient is then added up over the rings, in its own group.
 
-Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the authors' code: sends
-never wait for the receiver, so no order of ranks can block. Each process holds the whole model and its moments, but
-computes and updates its modules only; `_gather` brings the parts together for an evaluation, a checkpoint, and a stop.
+Boundary tensors travel through the hosts' memory and gloo, also between CUDA devices, as in the
+authors' code: sends never wait for the receiver, so no order of ranks can block. Each process holds
+the whole model and its moments, but computes and updates its modules only; `_gather` brings the
+parts together for an evaluation, a checkpoint, and a stop.
 
-With "stash" a checkpoint holds gradients, as one device's does. A save therefore runs all that is in flight backward at
-once; the next steps need not do that work again.
+With "stash" a checkpoint holds gradients, as one device's does. A save therefore runs all that is
+in flight backward at once; the next steps need not do that work again.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ from efftrain_cli.training.state import TrainState
 
 
 class Rings(DelayedGradients):
-    """This rank's modules of its ring. Their in-flight tensors stay on this rank until they are gathered."""
+    """This rank's modules of its ring. Their in-flight tensors stay on this rank until they are
+    gathered."""
 
     def __init__(self, recipe: Recipe, state: TrainState, ranks: Ranks) -> None:
         section = recipe.delayed_gradients
@@ -77,7 +81,8 @@ class Rings(DelayedGradients):
         self._sent: list[Any] = []
 
     def _select(self, tensors: Tensors) -> Tensors:
-        """Return the tensors of this rank's modules; of several rings, those of this ring's share of the batch."""
+        """Return the tensors of this rank's modules; of several rings, those of this ring's share
+        of the batch."""
         selected = {}
         for name, tensor in tensors.items():
             kind, *rest = name.removeprefix(PREFIX).split(".")
@@ -92,10 +97,11 @@ class Rings(DelayedGradients):
             selected[name] = tensor
         return selected
 
-    # --- a step ------------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     def step(self, passes: Passes) -> GradientStep:
-        """Leave the gradients of this rank's modules in `.grad`; loss and norms are those of the whole.
+        """Leave the gradients of this rank's modules in `.grad`; loss and norms are those of the
+        whole.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
@@ -108,7 +114,8 @@ class Rings(DelayedGradients):
     def gradient(self, passes: Passes) -> Losses:
         """Leave the gradient of a step without delay in `.grad`, on every rank.
 
-        The first rank of each ring computes the whole model, as one device does, and sends the gradient to the others.
+        The first rank of each ring computes the whole model, as one device does, and sends the
+        gradient to the others.
         """
         if self._position:
             passes = passes.of([])
@@ -207,7 +214,8 @@ class Rings(DelayedGradients):
         step: int,
         after: Tensors,
     ) -> None:
-        """Send the gradients by this rank's inputs; receive those by `module`'s outputs for the next step.
+        """Send the gradients by this rank's inputs; receive those by `module`'s outputs for the
+        next step.
 
         The module after `module` has run that batch backward; this rank still has its inputs.
         """
@@ -229,8 +237,8 @@ class Rings(DelayedGradients):
     ) -> tuple[Tensors, Tensors]:
         """Compute a module's delayed backward pass of `step`.
 
-        Return its gradients by parameter, added up over the rings, and those by its inputs. Gradients that a checkpoint
-        held are returned without a pass.
+        Return its gradients by parameter, added up over the rings, and those by its inputs.
+        Gradients that a checkpoint held are returned without a pass.
         """
         batch = step - self.section.staleness(module)
         if restored := pop(after, f"{PREFIX}gradient.{batch}.{module}."):
@@ -285,7 +293,7 @@ class Rings(DelayedGradients):
                 self.ranks.all_reduce(list(gradients.values()), group=self._peers)
         return gradients
 
-    # --- messages ----------------------------------------------------------------------------------------------------
+    # --- messages ---------------------------------------------------------------------------------
 
     def _send(self, tensor: Tensor, to: int) -> None:
         tensor = tensor.detach()
@@ -309,10 +317,11 @@ class Rings(DelayedGradients):
             sent()
         self._sent.clear()
 
-    # --- the whole ---------------------------------------------------------------------------------------------------
+    # --- the whole --------------------------------------------------------------------------------
 
     def _gather(self, everything: bool) -> None:
-        """Give every rank all parameters and, with `everything`, rank 0 all that a checkpoint holds.
+        """Give every rank all parameters and, with `everything`, rank 0 all that a checkpoint
+        holds.
 
         All ranks call it after the same step.
         """
@@ -340,7 +349,8 @@ class Rings(DelayedGradients):
         self.wanted = False
 
     def _run_out(self, step: int) -> None:
-        """Run backward all inputs in flight after `step`, in the order of the steps to come: gradients remain."""
+        """Run backward all inputs in flight after `step`, in the order of the steps to come:
+        gradients remain."""
         after = self._in_flight
         module = self._mine[0]
         for later in range(step + 1, step + self.section.modules):
@@ -379,7 +389,8 @@ def numbers_after(prefix: str, tensors: Tensors) -> list[str]:
 
 @contextmanager
 def at_weights(leaves: Tensors, weights: Tensors) -> Iterator[None]:
-    """Replace the values of the leaves that `weights` names while the block runs, forward and backward."""
+    """Replace the values of the leaves that `weights` names while the block runs, forward and
+    backward."""
     current = {name: leaves[name].data for name in weights}
     for name, weight in weights.items():
         leaves[name].data = weight

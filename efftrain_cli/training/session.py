@@ -64,7 +64,8 @@ class Session:
 
 
 def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """Return the device for "auto", "cpu", "cuda" or "cuda:N"; of several ranks, each CUDA device is its local rank's.
+    """Return the device for "auto", "cpu", "cuda" or "cuda:N"; of several ranks, each CUDA device
+    is its local rank's.
 
     Raises:
         UsageError: there is no such device, or one is named for several ranks.
@@ -106,7 +107,8 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 
 
 def _local_index(ranks: Ranks) -> int:
-    """Return the index of this rank's CUDA device: 0 if srun shows each process its own device only."""
+    """Return the index of this rank's CUDA device: 0 if srun shows each process its own device
+    only."""
     count = torch.cuda.device_count()
     processes = environment_number("LOCAL_WORLD_SIZE", 0)  # set by torchrun and --devices
     if processes > count:
@@ -192,11 +194,13 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     )
     micro_batches = 1
     if "steps" in recipe.varies:
-        # A step that measures needs memory for the gradient of one half while it computes the other's.
+        # A step that measures needs memory for the gradient of one half while it computes the
+        # other's.
         micro_batches = 2
     sequences *= micro_batches
 
-    # Copies of the gradient that the run holds and the probe does not. Written to, so that their memory is really used.
+    # Copies of the gradient that the run holds and the probe does not. Written to, so that their
+    # memory is really used.
     copies = gradient_copies(recipe, session.ranks.world_size) - gradient_copies(alone)
     held = []
     for _ in range(copies):
@@ -211,14 +215,16 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
             forward_backward(Batch(tokens, tokens), plan)
         wait_for(session.device)
         seconds = time.perf_counter() - start
-    # Only now: the second pass had to hold the gradients of the first beside its own, as accumulation does.
+    # Only now: the second pass had to hold the gradients of the first beside its own, as
+    # accumulation does.
     del held
     state.model.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
 
 
 def environment_of(session: Session) -> dict[str, object]:
-    """Return the facts that may change the last bits of a result although recipe and data are the same."""
+    """Return the facts that may change the last bits of a result although recipe and data are the
+    same."""
     return {
         "device": str(session.device),
         "device_name": device_name(session.device),
@@ -231,7 +237,8 @@ def environment_of(session: Session) -> dict[str, object]:
 
 
 def environment_now(run: Run, session: Session) -> dict[str, object]:
-    """Return the environment of a continued run; print its changes and their effect on the last bits."""
+    """Return the environment of a continued run; print its changes and their effect on the last
+    bits."""
     now = environment_of(session)
     before: dict[str, object] = {}
     for event in run.events():
@@ -279,7 +286,8 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
         "device": device_name(session.device),
         "device_kind": session.device.type,
         "threads": torch.get_num_threads(),
-        # Number of runs that a sweep trains side by side on this machine: they slow each other down.
+        # Number of runs that a sweep trains side by side on this machine: they slow each other
+        # down.
         "jobs": environment_number("EFFTRAIN_JOBS", 1),
         # Hash of the registration whose runs these are.
         "study": os.environ.get("EFFTRAIN_STUDY") or None,
@@ -299,7 +307,8 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
 
 
 def package_commit() -> str | None:
-    """Return the commit of the repository that this package runs from; None if it is installed without one."""
+    """Return the commit of the repository that this package runs from; None if it is installed
+    without one."""
     root = Path(__file__).resolve().parent.parent.parent
     if not (root / ".git").exists():
         return None

@@ -1,8 +1,10 @@
-"""strategy = "shard": each rank keeps a shard of weights, gradients and moments, and gathers a block's weights for use.
+"""strategy = "shard": each rank keeps a shard of weights, gradients and moments, and gathers a
+block's weights for use.
 
-PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) shards block by block. The optimizer works on this
-rank's rows of every tensor as on tensors of their own. Between steps all ranks gather a checkpoint if rank 0 wants one:
-it holds whole tensors under their names as that of one device does.
+PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) shards block by block. The
+optimizer works on this rank's rows of every tensor as on tensors of their own. Between steps all
+ranks gather a checkpoint if rank 0 wants one: it holds whole tensors under their names as that of
+one device does.
 """
 
 from __future__ import annotations
@@ -138,7 +140,8 @@ class Sharded(Devices):
         self.end(state)
 
     def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
-        """Exchange as `Devices`; on the other ranks gather the state first, as often as rank 0 wants it."""
+        """Exchange as `Devices`; on the other ranks gather the state first, as often as rank 0
+        wants it."""
         stops = super().exchange_flags(step, rewinding)
         while self.asked and self.ranks.rank:
             self._gather_state()
@@ -146,7 +149,8 @@ class Sharded(Devices):
         return stops
 
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
-        """Gather the state on the CPU of rank 0, between two steps; the other ranks wait for its next exchange."""
+        """Gather the state on the CPU of rank 0, between two steps; the other ranks wait for its
+        next exchange."""
         self.patient = True
         self.wanted = True
         self.exchange_flags(state.progress.step)
@@ -157,7 +161,8 @@ class Sharded(Devices):
         return self._gather(self._local), self._gather(self._optimizer.tensors())
 
     def _gather(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Gather whole tensors on the CPU of rank 0; return an empty dictionary on the other ranks."""
+        """Gather whole tensors on the CPU of rank 0; return an empty dictionary on the other
+        ranks."""
         whole = {}
         for key, tensor in tensors.items():
             if not tensor.dim():  # every rank has it

@@ -1,7 +1,7 @@
 """The growth of a running state, and training through all the stages of a recipe.
 
-The operators themselves are in `methods/growth_operators.py`, the schedule after growth in `plan.py`; here they meet a
-model, its optimizer and its progress.
+The operators themselves are in `methods/growth_operators.py`, the schedule after growth in
+`plan.py`; here they meet a model, its optimizer and its progress.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class GrowthRecord:
 
 
 def growth_state(state: TrainState) -> GrowthState:
-    """Return the state as the operators take it: named tensors on the state's device, not copied."""
+    """Return the state as the operators take it: named tensors on the state's device, not
+    copied."""
     optimizer: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in state.optimizer.tensors().items():
         key, name = full_name.split(".", 1)
@@ -67,9 +68,11 @@ def set_stage(state: TrainState, recipe: Recipe, stage: int) -> None:
 
 
 def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthRecord:
-    """Grow `state`, whose validation loss is given, into the next stage of its recipe: model, optimizer and schedule.
+    """Grow `state`, whose validation loss is given, into the next stage of its recipe: model,
+    optimizer and schedule.
 
-    A function of the state and the recipe alone, so a run that is resumed at the end of a stage grows into the same.
+    A function of the state and the recipe alone, so a run that is resumed at the end of a stage
+    grows into the same.
 
     Raises:
         ValueError: the model has a parameter that no operator knows.
@@ -102,7 +105,8 @@ def grow_stage(state: TrainState, recipe: Recipe, val_loss: float) -> GrowthReco
 
 
 def load_grown(state: TrainState, grown: GrowthState) -> None:
-    """Copy grown tensors into a state of their size; without optimizer tensors the optimizer stays fresh."""
+    """Copy grown tensors into a state of their size; without optimizer tensors the optimizer stays
+    fresh."""
     optimizer = {}
     for key, tensors in grown.optimizer.items():
         for name, tensor in tensors.items():
@@ -118,7 +122,8 @@ def train_stages(
     until: int | None = None,
     devices: Devices | None = None,
 ) -> Iterator[StepRecord | GrowthRecord]:
-    """Train through every stage of the recipe, as `train`; grow at the end of each, and yield a GrowthRecord.
+    """Train through every stage of the recipe, as `train`; grow at the end of each, and yield a
+    GrowthRecord.
 
     At step `until` nothing grows any more: a run that goes on from there grows first.
     """
@@ -154,7 +159,8 @@ def train_stages(
 
 
 def growth_message(record: GrowthRecord) -> str:
-    """Describe a growth in a line or two, with a warning if the loss should have stayed and did not."""
+    """Describe a growth in a line or two, with a warning if the loss should have stayed and did
+    not."""
     after = record.val_loss_after
     measured = "not measured"
     if after is not None:
@@ -173,7 +179,8 @@ def growth_message(record: GrowthRecord) -> str:
 
 
 def describe_stages(recipe: Recipe) -> str:
-    """Return layers x width of each stage, and the operators between: "2 x 64 -> depth -> 4 x 64"."""
+    """Return layers x width of each stage, and the operators between: "2 x 64 -> depth -> 4 x
+    64"."""
     text = ""
     for index, stage in enumerate(recipe.stages):
         model = recipe.model_at(index)

@@ -1,7 +1,8 @@
 """The state of training, and its form on disk: named tensors and readable numbers, nothing else.
 
-A checkpoint is a directory that exists whole or not at all: it is written beside its final name, flushed, and renamed.
-Every file's sha256 is in manifest.json and verified before any tensor is used. No pickle is read or written.
+A checkpoint is a directory that exists whole or not at all: it is written beside its final name,
+flushed, and renamed. Every file's sha256 is in manifest.json and verified before any tensor is
+used. No pickle is read or written.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class TrainState:
     optimizer: Optimizer
     progress: Progress = field(default_factory=Progress)
     nonfinite: Tensor = field(default_factory=lambda: torch.zeros(()))
-    """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from then on."""
+    """0-d fp32 on the device, sticky: 1 once a loss or gradient was not finite; updates stop from
+    then on."""
     method_tensors: Tensors = field(default_factory=dict)
     """Named tensors of a method that needs any beyond model and optimizer."""
 
@@ -49,7 +51,8 @@ def load_tensors(state: TrainState, model: Tensors, optimizer: Tensors) -> None:
     """Copy named tensors into `state`.
 
     Raises:
-        CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied then.
+        CheckpointError: a name is missing or too much, or a shape differs; nothing has been copied
+            then.
     """
     pairs = [
         ("model", model_tensors(state), model),
@@ -79,7 +82,8 @@ def load_tensors(state: TrainState, model: Tensors, optimizer: Tensors) -> None:
 
 
 def nonfinite_tensors(tensors: Tensors) -> list[str]:
-    """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait for the device."""
+    """Return the names of the tensors that hold a NaN or an infinity, in one pass, with one wait
+    for the device."""
     floating = {}
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and tensor.numel():
@@ -130,7 +134,8 @@ def write_checkpoint(
     if directory.exists():
         raise FileExistsError(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
-    # The largest first: its hash, the longest of all work here, then goes on beside everything else.
+    # The largest first: its hash, the longest of all work here, then goes on beside everything
+    # else.
     model, optimizer = tensors or (model_tensors(state), state.optimizer.tensors())
     files = {"optimizer.safetensors": optimizer, "model.safetensors": model}
     if state.method_tensors:
@@ -167,7 +172,8 @@ def create_run(
     events: Mapping[str, Mapping[str, object]],
     rows: Sequence[Mapping[str, object]] = (),
 ) -> Path:
-    """Create run `name` with `state` as its first checkpoint; the run appears with it or not at all.
+    """Create run `name` with `state` as its first checkpoint; the run appears with it or not at
+    all.
 
     Args:
         tokenizer: a file to copy.
@@ -188,7 +194,8 @@ def create_run(
 def read_checkpoint(
     directory: Path,
 ) -> tuple[Progress, Tensors, Tensors, Tensors]:
-    """Verify a checkpoint and read it: (progress, model tensors, optimizer tensors, method tensors), on the CPU.
+    """Verify a checkpoint and read it: (progress, model tensors, optimizer tensors, method
+    tensors), on the CPU.
 
     Files that the manifest does not list are ignored.
 

@@ -15,10 +15,12 @@ def wait_for(device: torch.device) -> None:
 
 
 class Stopwatch:
-    """Seconds between two points of the device's own time line; reading them waits for the device, so read late.
+    """Seconds between two points of the device's own time line; reading them waits for the device,
+    so read late.
 
-    `idle`: start only when the device has done all it was given. Else host work that holds back the next kernels, as
-    compilation does, may pass while the device still has earlier work to do: subtracting it would leave too little.
+    `idle`: start only when the device has done all it was given. Else host work that holds back the
+    next kernels, as compilation does, may pass while the device still has earlier work to do:
+    subtracting it would leave too little.
     """
 
     def __init__(self, device: torch.device, idle: bool = False) -> None:
@@ -58,9 +60,11 @@ class CommStats:
     """Time that one rank spent on the others."""
 
     sums: list[Stopwatch] = field(default_factory=list)
-    """Stopwatches of the gradient all-reduces, copies into flat buckets included; none if the passes add up."""
+    """Stopwatches of the gradient all-reduces, copies into flat buckets included; none if the
+    passes add up."""
     wait_seconds: float = 0.0
-    """Seconds that the host waited until the last rank was done; on CUDA the host runs ahead of its device."""
+    """Seconds that the host waited until the last rank was done; on CUDA the host runs ahead of its
+    device."""
 
     def comm_seconds(self) -> float | None:
         """Return the seconds of `sums`, if there are any; wait for the device."""

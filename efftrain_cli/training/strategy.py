@@ -1,4 +1,5 @@
-"""The choice of a run's strategy, made once, from its recipe and the processes that it was started as."""
+"""The choice of a run's strategy, made once, from its recipe and the processes that it was started
+as."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def single_device(
 ) -> Devices:
     """Return the devices of a run of `recipe` in this process alone.
 
-    `method_tensors` are those of the state, read in each step and not changed; None: the state has none.
+    `method_tensors` are those of the state, read in each step and not changed; None: the state has
+    none.
     """
     if recipe.delayed_gradients:
         if method_tensors is None:
@@ -71,7 +73,8 @@ def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
 
 
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
-    """Return the device on which the whole model is built: one that keeps a shard may be too small."""
+    """Return the device on which the whole model is built: one that keeps a shard may be too
+    small."""
     if is_sharded(recipe, ranks):
         return torch.device("cpu")
     return device
@@ -93,7 +96,8 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     """Check that these ranks can share a run.
 
     Raises:
-        UsageError: a step has fewer sequences than there are ranks, or the lanes cannot be dealt to them.
+        UsageError: a step has fewer sequences than there are ranks, or the lanes cannot be dealt to
+            them.
     """
     if ranks.is_single_process:
         return
@@ -129,7 +133,8 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
 
 
 def _cut_alike(recipe: Recipe, summary: PlanSummary, sharing: int) -> bool:
-    """Return whether `sharing` devices cut every step into as many micro-batches as one device does."""
+    """Return whether `sharing` devices cut every step into as many micro-batches as one device
+    does."""
     shapes = set(summary.shapes)
     if "steps" in recipe.varies:
         for method in recipe.methods.values():

@@ -1,4 +1,5 @@
-"""A trained model, loaded from its run for `sample`, `export` and `eval-zeroshot`, and text generated from it."""
+"""A trained model, loaded from its run for `sample`, `export` and `eval-zeroshot`, and text
+generated from it."""
 
 from __future__ import annotations
 
@@ -41,11 +42,13 @@ class TrainedModel:
 
 
 def load_trained_model(name: str, checkpoint: str | None, device: torch.device) -> TrainedModel:
-    """Load the model of run `name`: of the newest valid checkpoint, or of the one asked for by its step or name.
+    """Load the model of run `name`: of the newest valid checkpoint, or of the one asked for by its
+    step or name.
 
     Raises:
         UsageError: there is no such run or checkpoint.
-        CheckpointError: the run has no checkpoint yet, or none that is whole, or the weights do not fit the recipe.
+        CheckpointError: the run has no checkpoint yet, or none that is whole, or the weights do not
+            fit the recipe.
         DataError: the run's tokenizer is missing or not the one it was trained with.
     """
     run = existing_run(name)
@@ -53,7 +56,8 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
     tokenizer = load_run_tokenizer(run)
     recipe = load_recipe(str(path / "recipe.toml"))
     progress = read_progress(path)
-    # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products add in fp32.
+    # Weights are fp32 however they were trained: they are used as an ordinary GPT-2, whose products
+    # add in fp32.
     plain = replace(recipe, chunked_accumulation=None)
     model = build_model(plain, tokenizer.vocab_size, device, progress.stage)
     weights = path / "model.safetensors"
@@ -78,7 +82,8 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
 def load_exported(directory: Path, device: torch.device) -> TrainedModel:
     """Load the model in a directory that `export`, or transformers, wrote.
 
-    It has no recipe of its own: the one it is given here holds the model's shape and nothing that was trained with.
+    It has no recipe of its own: the one it is given here holds the model's shape and nothing that
+    was trained with.
 
     Raises:
         CheckpointError: the directory holds no model that efftrain can compute.
@@ -110,7 +115,8 @@ def load_exported(directory: Path, device: torch.device) -> TrainedModel:
 
 
 def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None = None) -> Path:
-    """Find the run's newest checkpoint that is whole, or the one `wanted` names: a step, or step-00000100.
+    """Find the run's newest checkpoint that is whole, or the one `wanted` names: a step, or
+    step-00000100.
 
     With `needed`, only these of its files must be whole.
 
@@ -167,10 +173,11 @@ def generate_text(
     sampling: Sampling,
     max_tokens: int,
 ) -> Iterator[str]:
-    """Yield pieces of the text that follows `prompt`, as they become whole characters, to end-of-text or max_tokens.
+    """Yield pieces of the text that follows `prompt`, as they become whole characters, to
+    end-of-text or max_tokens.
 
-    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain text, as in training
-    data.
+    An empty prompt stands for the beginning of a document. "<|endoftext|>" in a prompt is plain
+    text, as in training data.
     """
     from tokenizers.decoders import DecodeStream
 

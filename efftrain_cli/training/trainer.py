@@ -1,8 +1,9 @@
-"""The one training loop. It names no method: a step's plan comes from `plan.py`, its gradient from `gradient.py`.
+"""The one training loop. It names no method: a step's plan comes from `plan.py`, its gradient from
+`gradient.py`.
 
-`train` is a generator. Its caller owns logging, checkpoints and when to stop, so training can be watched, cut short
-and continued without callbacks. Records hold device tensors; `read_records` brings many to the host at once, so that
-no step waits for the device.
+`train` is a generator. Its caller owns logging, checkpoints and when to stop, so training can be
+watched, cut short and continued without callbacks. Records hold device tensors; `read_records`
+brings many to the host at once, so that no step waits for the device.
 """
 
 from __future__ import annotations
@@ -81,10 +82,11 @@ def evaluate(
     dtype: str,
     ranks: Ranks = ALONE,
 ) -> Tensor:
-    """Return the mean cross-entropy over validation windows (n, seq_len + 1), 0-d fp32, nats per token.
+    """Return the mean cross-entropy over validation windows (n, seq_len + 1), 0-d fp32, nats per
+    token.
 
-    It is measured at full length with all blocks, and touches no training state and no random generator. The ranks
-    share the windows; the result is that of one process, bit for bit.
+    It is measured at full length with all blocks, and touches no training state and no random
+    generator. The ranks share the windows; the result is that of one process, bit for bit.
     """
 
     def loss_sum(chunk: Tensor) -> Tensor:
@@ -102,7 +104,8 @@ def loss_by_position(
     dtype: str,
     ranks: Ranks = ALONE,
 ) -> dict[str, Tensor]:
-    """Return the mean cross-entropy of `evaluate` by stretch of positions, in a second forward pass.
+    """Return the mean cross-entropy of `evaluate` by stretch of positions, in a second forward
+    pass.
 
     By column `val_loss_from_POSITION`, 0-d fp32, nats per token.
     """
@@ -136,7 +139,8 @@ def _sum_over_chunks(
     losses_of: Callable[[Tensor], Tensor],
     *size: int,
 ) -> Tensor:
-    """Return `losses_of(chunk)`, (*size,), of the windows' chunks, (chunks, *size). The ranks share the chunks."""
+    """Return `losses_of(chunk)`, (*size,), of the windows' chunks, (chunks, *size). The ranks share
+    the chunks."""
     seq_len = windows.shape[1] - 1
     chunks = windows.split(max(1, micro_batch_tokens // seq_len))
     device = model.device
@@ -163,11 +167,12 @@ def train(
     until: int | None = None,
     devices: Devices | None = None,
 ) -> Iterator[StepRecord]:
-    """Train `state` in place; yield a record per step until the token budget, step `until` or the stage's end.
+    """Train `state` in place; yield a record per step until the token budget, step `until` or the
+    stage's end.
 
-    The caller of a staged recipe then grows the state and trains on. A fresh state yields a record for step 0 first.
-    The last step is evaluated whatever ends the run. A step whose loss or gradient is not finite changes nothing, nor
-    does any later one; `read_records` reports it.
+    The caller of a staged recipe then grows the state and trains on. A fresh state yields a record
+    for step 0 first. The last step is evaluated whatever ends the run. A step whose loss or
+    gradient is not finite changes nothing, nor does any later one; `read_records` reports it.
 
     Args:
         val_windows: the fixed validation set, token ids, (n, seq_len + 1).
@@ -189,7 +194,8 @@ def train(
         plan = plan_step(recipe, state.progress, sharing.world_size)
         ranks.pop_comm_stats()  # drops an evaluation's, which is no part of this step
         devices.patient = clock.start(plan)
-        # Until the update a signal may stop the step anywhere; from there on the step is finished first.
+        # Until the update a signal may stop the step anywhere; from there on the step is finished
+        # first.
         with ranks.interruptible(rescuable=True):
             batch = ahead.batch(plan)
             with record_function("gradient"):
@@ -220,11 +226,13 @@ def train(
             try:
                 record = evaluate_state(record, state, recipe, val_windows, devices)
             except devices.survivable(state):
-                # The step itself is finished: its row is written now, its evaluation repeated after a resume.
+                # The step itself is finished: its row is written now, its evaluation repeated after
+                # a resume.
                 state.progress = state.progress._replace(evaluation_due=due)
                 yield record
                 raise
-            # Only what the plan evaluates may decide anything: a run cut at `until` must go on like one that was not.
+            # Only what the plan evaluates may decide anything: a run cut at `until` must go on like
+            # one that was not.
             if due:
                 decide_by_evaluation(state, recipe, record)
             record = replace(record, progress=state.progress)
@@ -271,7 +279,8 @@ class StepClock:
         self._shapes = set[tuple[int, int]]()
 
     def start(self, plan: StepPlan) -> bool:
-        """Begin a step; return whether it may take long: the first one does, and one that compiles."""
+        """Begin a step; return whether it may take long: the first one does, and one that
+        compiles."""
         first = not self._shapes
         new_shapes = micro_batch_shapes(plan) - self._shapes
         self._shapes |= new_shapes
@@ -355,7 +364,8 @@ def apply_step(
     result: StepResult,
     devices: Devices,
 ) -> StepResult:
-    """Update `state` by the gradient in `.grad`; return the result with the measures of the update."""
+    """Update `state` by the gradient in `.grad`; return the result with the measures of the
+    update."""
     watch = None
     if recipe.eval.measures_internals(plan.step):
         names = [name for name, _ in state.model.named_parameters()]
@@ -394,10 +404,12 @@ def update(
     devices: Devices | None = None,
     watch: UpdateWatch | None = None,
 ) -> Tensor:
-    """Clip the gradients in `.grad` to the norm `grad_clip` (0: not at all), step the optimizer at `lr`, drop them.
+    """Clip the gradients in `.grad` to the norm `grad_clip` (0: not at all), step the optimizer at
+    `lr`, drop them.
 
-    Gradients whose norm is given are clipped already. Return their norm before clipping, 0-d fp32. If `loss` or the
-    norm is not finite, weights, moments and step counts stay as they are, now and in every later call.
+    Gradients whose norm is given are clipped already. Return their norm before clipping, 0-d fp32.
+    If `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and
+    in every later call.
     """
     devices = devices or Devices()
     parameters = devices.take_gradients(state)
@@ -422,8 +434,9 @@ def read_records(
 ) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl for `records`, read in one transfer from the device.
 
-    The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record, in order, and before
-    a checkpoint is written. Values that are not finite become None, with `nonfinite` True.
+    The only writer of `progress.best_loss` and `progress.train_seconds`: call it on every record,
+    in order, and before a checkpoint is written. Values that are not finite become None, with
+    `nonfinite` True.
     """
     if not records:
         return []
@@ -468,7 +481,8 @@ def _read_scalars(records: Sequence[StepRecord]) -> list[dict[str, float]]:
 
 
 def _state_columns(record: StepRecord, measured: dict[str, float]) -> dict[str, Any]:
-    """Return the columns of a state, trained or not; take the validation losses out of `measured`."""
+    """Return the columns of a state, trained or not; take the validation losses out of
+    `measured`."""
     progress = record.progress
     row: dict[str, Any] = {
         "step": progress.step,

@@ -1,4 +1,5 @@
-"""A run on several devices: rank 0 starts the other ranks from its state; they train with it and write nothing."""
+"""A run on several devices: rank 0 starts the other ranks from its state; they train with it and
+write nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def start_workers(
     attempt: int = 0,
     probes: bool = False,
 ) -> None:
-    """Start the other ranks' preparation to train from `state`; `share_state` then gives it to them.
+    """Start the other ranks' preparation to train from `state`; `share_state` then gives it to
+    them.
 
     Args:
         attempt: number, from 0, of the state that this run starts from.
@@ -70,7 +72,8 @@ def start_workers(
 
 
 def share_state(state: TrainState, session: Session) -> Devices:
-    """Copy the state of rank 0 to all ranks, bit for bit; return the run's devices. All ranks call it."""
+    """Copy the state of rank 0 to all ranks, bit for bit; return the run's devices. All ranks call
+    it."""
     recipe = session.recipe
     ranks = session.ranks
     if not ranks.is_single_process:
@@ -145,12 +148,13 @@ def _train(state: TrainState, session: Session, until: int | None, probes: bool)
 
 
 NCCL_THAT_REPEATS = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple", "NCCL_NVLS_ENABLE": "0"}
-"""Environment variables that NCCL reads at the first exchange. Sums in a switch (NVLS) change their order from call to
-call (NCCL's issue 1497)."""
+"""Environment variables that NCCL reads at the first exchange. Sums in a switch (NVLS) change their
+order from call to call (NCCL's issue 1497)."""
 
 
 def fix_sums(recipe: Recipe) -> None:
-    """Make NCCL add up in one order if the recipe asks for deterministic kernels; keep the user's settings."""
+    """Make NCCL add up in one order if the recipe asks for deterministic kernels; keep the user's
+    settings."""
     if recipe.train.deterministic:
         for name, value in NCCL_THAT_REPEATS.items():
             os.environ.setdefault(name, value)

@@ -1,7 +1,8 @@
-"""`--array`: the runs of a sweep or of a study's next phase as a Slurm job array instead of processes of this machine.
+"""`--array`: the runs of a sweep or of a study's next phase as a Slurm job array instead of
+processes of this machine.
 
-Two files: an sbatch script, and beside it the list of the runs, named by its hash, so that a pending array keeps its
-own list when a later one is written.
+Two files: an sbatch script, and beside it the list of the runs, named by its hash, so that a
+pending array keeps its own list when a later one is written.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class ArrayWriter:
     """Hash of the registration that every run carries in its origin; "" for a sweep."""
 
     def train(self, trials: Sequence[Trial], title: str = "sweep") -> list[str]:
-        """Write the array of the trials that are left, if any, and say how to submit it; return the state of each
-        trial.
+        """Write the array of the trials that are left, if any, and say how to submit it; return the
+        state of each trial.
 
         Raises:
             UsageError: a run has the name of a trial and another recipe.

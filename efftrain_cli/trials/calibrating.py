@@ -16,11 +16,13 @@ from efftrain_cli.foundation.signals import end_with
 from efftrain_cli.run.calibrations import read_calibrations
 
 LEAST_SECONDS = 100.0
-"""Training seconds of all runs from which they are timed: 2 % of fewer is less than a process needs to start."""
+"""Training seconds of all runs from which they are timed: 2 % of fewer is less than a process needs
+to start."""
 
 
 def calibrate_once(runs: Sequence[RunNumbers], device: str) -> None:
-    """Time steps of these runs' recipes in a process of its own, unless a calibration holds them already.
+    """Time steps of these runs' recipes in a process of its own, unless a calibration holds them
+    already.
 
     A failure is a warning. Nothing is timed if no verdict on seconds could come of it.
     """

@@ -18,8 +18,8 @@ Costs = Sequence[Mapping[str, Any]]
 
 
 def needs_of(trial: Trial, state: str) -> dict[str, Any]:
-    """Return what a trial in this state still needs: tokens, seconds (None if nothing was measured here), and the
-    bytes that its run keeps."""
+    """Return what a trial in this state still needs: tokens, seconds (None if nothing was measured
+    here), and the bytes that its run keeps."""
     recipe = recipe_of(trial)
     left = 0
     if state not in ENDED:

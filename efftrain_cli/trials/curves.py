@@ -1,4 +1,5 @@
-"""From the runs of a sweep or a study's tuning to curves over the learning rate and ladders over the budget."""
+"""From the runs of a sweep or a study's tuning to curves over the learning rate and ladders over
+the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ Named = tuple[str, Trial]
 
 
 def without(trial: Trial, keys: Sequence[str]) -> str:
-    """Name a trial's recipe with its settings except those of `keys`, which differ along its curve."""
+    """Name a trial's recipe with its settings except those of `keys`, which differ along its
+    curve."""
     from efftrain_cli.recipe.draft import recipe_name
 
     kept = [setting for setting in trial.settings if setting.partition("=")[0] not in keys]
@@ -29,7 +31,8 @@ def _final_loss(run: RunNumbers | None) -> float | None:
 
 
 def sensitivity_curves(trials: Sequence[Named]) -> list[Curve]:
-    """Collect final losses over learning rates, one curve per label, for labels with two rates or more."""
+    """Collect final losses over learning rates, one curve per label, for labels with two rates or
+    more."""
     by_label: dict[str, dict[float, dict[int, RunNumbers | None]]] = {}
     for label, trial in trials:
         by_rate = by_label.setdefault(label, {})
@@ -69,9 +72,11 @@ def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]
 
 
 def optimum(curve: Curve) -> float | None:
-    """Return where a parabola through the best learning rate and its neighbours is lowest, over log rates.
+    """Return where a parabola through the best learning rate and its neighbours is lowest, over log
+    rates.
 
-    None if the best rate is at the edge of the grid, a neighbour lacks a seed's loss, or the losses are equal.
+    None if the best rate is at the edge of the grid, a neighbour lacks a seed's loss, or the losses
+    are equal.
     """
     best = curve.best
     means = curve.means
@@ -102,8 +107,8 @@ class LadderOf:
 
 
 def ladders(trials: Sequence[Named]) -> list[LadderOf]:
-    """Collect budget ladders, one per label, for labels with two budgets or more. At each budget the best learning rate
-    by BEST_RULE is taken, if every seed finished with it."""
+    """Collect budget ladders, one per label, for labels with two budgets or more. At each budget
+    the best learning rate by BEST_RULE is taken, if every seed finished with it."""
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)

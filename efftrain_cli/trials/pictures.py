@@ -20,7 +20,8 @@ def rates_plot(curves: Sequence[Curve]) -> Plot:
         values = []
         for rate, mean, losses in zip(found.rates, found.means, found.losses, strict=True):
             ends = [loss for loss in losses if loss is not None]
-            # No band where a seed has no loss: it would look narrow exactly where seeds differ most.
+            # No band where a seed has no loss: it would look narrow exactly where seeds differ
+            # most.
             if mean is None:
                 failed.append((i, rate))
                 values.append((np.nan, np.nan, np.nan))

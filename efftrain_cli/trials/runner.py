@@ -1,8 +1,10 @@
-"""Training the runs of a sweep or study: several at once, each in its own process, resumable and never twice.
+"""Training the runs of a sweep or study: several at once, each in its own process, resumable and
+never twice.
 
-Finished runs are not trained again, unfinished ones are resumed. Ctrl-C and SIGTERM end every run saved. A run's
-process asks the system for SIGTERM when its parent dies, so that after `kill -9` too every run saves and ends; where a
-system knows no such signal, the next start waits for the runs that are still going.
+Finished runs are not trained again, unfinished ones are resumed. Ctrl-C and SIGTERM end every run
+saved. A run's process asks the system for SIGTERM when its parent dies, so that after `kill -9` too
+every run saves and ends; where a system knows no such signal, the next start waits for the runs
+that are still going.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ SILENT = 300.0
 Child = subprocess.Popen[bytes]
 """A process that trains a run."""
 Launch = Callable[[Sequence[str], Mapping[str, str], Path], Child]
-"""Starts a process from its command line, changes of the environment, and the file for its output."""
+"""Starts a process from its command line, changes of the environment, and the file for its
+output."""
 
 
 @dataclass
@@ -169,7 +172,8 @@ class TrialRunner:
         self._status_shown = False
 
     def train(self, trials: Sequence[Trial], title: str = "") -> list[str]:
-        """Train what is not trained yet; return how each ended, one of `ENDED`, in the order of `trials`.
+        """Train what is not trained yet; return how each ended, one of `ENDED`, in the order of
+        `trials`.
 
         Args:
             title: what these runs are, said first where any is to train.
@@ -180,7 +184,8 @@ class TrialRunner:
             OutOfMemoryError: so many runs at once do not fit into memory; none was started.
             EfftrainError: a run failed; the others are saved; the exit code is its own.
         """
-        # All are looked at before the first is trained: a wrong recipe or a taken name costs nothing.
+        # All are looked at before the first is trained: a wrong recipe or a taken name costs
+        # nothing.
         recipes = [recipe_of(trial) for trial in trials]
         self._ends: dict[str, str] = {}  # run -> one of ENDED
         self._tokens: dict[str, int] = {}  # run -> its budget
@@ -287,7 +292,8 @@ class TrialRunner:
         self._line(line + self._eta())
 
     def _eta(self) -> str:
-        """Say how long the rest takes at the speed so far; "" if nothing is left or the speed is unknown."""
+        """Say how long the rest takes at the speed so far; "" if nothing is left or the speed is
+        unknown."""
         under_way = [(tokens_so_far(slot.trial.name), slot) for slot in self._active.values()]
         done = self._tokens_done + sum(now - slot.tokens_before for now, slot in under_way)
         left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
@@ -300,7 +306,8 @@ class TrialRunner:
         return f"; about {human_seconds(left / done * elapsed)} left"
 
     def _look_elsewhere(self) -> None:
-        """Wait for what other processes train, once nothing is left here, and continue what they give back."""
+        """Wait for what other processes train, once nothing is left here, and continue what they
+        give back."""
         for name, trial in list(self._elsewhere.items()):
             owner = owner_of(run_path(name))
             state = state_of(trial)
@@ -326,7 +333,8 @@ class TrialRunner:
             self._progress(f"waiting for {which} of {owner or 'another process'}")
 
     def _silent_for(self, name: str) -> float:
-        """Count the seconds on this machine's clock, from the first look, for which a run was not written to."""
+        """Count the seconds on this machine's clock, from the first look, for which a run was not
+        written to."""
         files = (run_path(name) / file for file in (OWNER, "metrics.jsonl"))
         changed = max((path.stat().st_mtime_ns for path in files if path.exists()), default=0)
         now = time.monotonic()
@@ -367,11 +375,12 @@ class TrialRunner:
             self._status_shown = False
         self.say(text)
 
-    # --- stopping ----------------------------------------------------------------------------------------------------
+    # --- stopping ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have signals end the runs under way instead of this process; a second Ctrl-C ends everything at once."""
+        """Have signals end the runs under way instead of this process; a second Ctrl-C ends
+        everything at once."""
 
         def handle(number: int, frame: object) -> None:
             now = time.monotonic()
@@ -409,7 +418,8 @@ class TrialRunner:
 
 
 def is_owned(trial: Trial, state: str) -> bool:
-    """Return whether another process has a trial, on this machine or, by its word, on another one."""
+    """Return whether another process has a trial, on this machine or, by its word, on another
+    one."""
     owner = owner_of(run_path(trial.name))
     return state == "running" or (owner is not None and not owner.is_gone)
 

@@ -1,6 +1,8 @@
-"""The runs of a sweep or study: every recipe with every seed and setting, their states, and each recipe's best setting.
+"""The runs of a sweep or study: every recipe with every seed and setting, their states, and each
+recipe's best setting.
 
-Seeds are the outer loop, so that pairs of runs that can be compared are complete as early as possible.
+Seeds are the outer loop, so that pairs of runs that can be compared are complete as early as
+possible.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ def check_number_of_runs(runs: int) -> None:
 
 
 def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Parse `key=value,value` into a key and its values; commas inside brackets and quotes belong to a value.
+    """Parse `key=value,value` into a key and its values; commas inside brackets and quotes belong
+    to a value.
 
     Raises:
         UsageError: one is not of that form, or a key comes twice.
@@ -174,8 +177,8 @@ def setting_word(key: str, value: str) -> str:
 
 
 def run_name(words: Sequence[str], overrides: Sequence[str]) -> str:
-    """Name a run by words whose last is its seed; too long a name is cut and distinguished by a hash of the
-    overrides.
+    """Name a run by words whose last is its seed; too long a name is cut and distinguished by a
+    hash of the overrides.
 
     Raises:
         UsageError: it is not a valid run name.
@@ -274,7 +277,8 @@ def read_trial(trial: Trial) -> RunNumbers | None:
 
 
 def _run_of(trial: Trial) -> Path | None:
-    """Return the directory of a trial's run, None if there is none: a name alone does not say what was trained."""
+    """Return the directory of a trial's run, None if there is none: a name alone does not say what
+    was trained."""
     from efftrain_cli.compare.groups import differing_keys
     from efftrain_cli.recipe.recipe import flat_values, load_recipe
     from efftrain_cli.recipe.toml import flatten
@@ -308,4 +312,5 @@ class Choice:
     losses: tuple[float | None, ...]
     """Final validation loss by seed, nats per token; None where a run did not finish."""
     best: bool
-    """The recipe's best setting at its budget: the lowest mean final loss among those that finished with every seed."""
+    """The recipe's best setting at its budget: the lowest mean final loss among those that finished
+    with every seed."""

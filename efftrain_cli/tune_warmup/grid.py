@@ -1,11 +1,13 @@
-"""What `efftrain tune-warmup` chooses from: a grid of settings around the recipe's own, the recipe of each, and its
-tokens.
+"""What `efftrain tune-warmup` chooses from: a grid of settings around the recipe's own, the recipe
+of each, and its tokens.
 
-Four kinds of warmup can be tuned, each by two numbers: a start, in tokens per sequence (the first of the two lengths
-where there are two stages) or sequences per step, and a duration in optimizer steps (for a batch the ramp's, set as its
-sequences). `KEYS` says where they stand in a recipe. That of the learning rate has no start.
+Four kinds of warmup can be tuned, each by two numbers: a start, in tokens per sequence (the first
+of the two lengths where there are two stages) or sequences per step, and a duration in optimizer
+steps (for a batch the ramp's, set as its sequences). `KEYS` says where they stand in a recipe. That
+of the learning rate has no start.
 
-Neighbours on the grid differ by a factor of about the square root of two: probes do not tell finer differences.
+Neighbours on the grid differ by a factor of about the square root of two: probes do not tell finer
+differences.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ class Grid:
     tune: Kind | None = None
     """What is tuned; None: the warmup that the recipe has."""
     multiples: int = 3
-    """A duration is seen for the step at which it becomes critical and `multiples` - 1 learning-rate warmups after
-    it."""
+    """A duration is seen for the step at which it becomes critical and `multiples` - 1
+    learning-rate warmups after it."""
     max_share: float = 0.66
-    """Share of the token budget that the longest warmup tried may take. The longest of the paper's authors took 63
-    %."""
+    """Share of the token budget that the longest warmup tried may take. The longest of the paper's
+    authors took 63 %."""
 
     def __post_init__(self) -> None:
         warmup = self.recipe.seq_len_warmup
@@ -140,13 +142,13 @@ class Grid:
         train = self.recipe.train
         return max(1, train.tokens // (train.batch_size * self.recipe.model.seq_len))
 
-    # --- the grid ----------------------------------------------------------------------------------------------------
+    # --- the grid ---------------------------------------------------------------------------------
 
     @cached_property
     def own(self) -> tuple[int, int]:
-        """(start, duration) of the recipe; the rule of thumb where it has none: sequences of 8 tokens at first, 64 from
-        a billion parameters on, an eighth of the full length in two stages, and a third of the run's full steps, but no
-        less than the learning-rate warmup."""
+        """(start, duration) of the recipe; the rule of thumb where it has none: sequences of 8
+        tokens at first, 64 from a billion parameters on, an eighth of the full length in two
+        stages, and a third of the run's full steps, but no less than the learning-rate warmup."""
         recipe = self.recipe
         warmup = recipe.seq_len_warmup
         full = recipe.model.seq_len
@@ -225,7 +227,8 @@ class Grid:
         return tuple(sorted(fitting, reverse=self.kind == "lr"))
 
     def nearest_duration(self, start: int) -> int:
-        """Return the recipe's own duration if it is one of `durations(start)`, else the nearest to it."""
+        """Return the recipe's own duration if it is one of `durations(start)`, else the nearest to
+        it."""
         return min(self.durations(start), key=lambda steps: abs(steps - self.own[1]))
 
     def _fits(self, start: int, steps: int) -> bool:
@@ -244,7 +247,7 @@ class Grid:
             return warmup.sequences * recipe.model.seq_len
         return warmup.tokens_through(steps, recipe.model.seq_len, recipe.train.batch_size)
 
-    # --- a setting ---------------------------------------------------------------------------------------------------
+    # --- a setting --------------------------------------------------------------------------------
 
     def _warmup_with(self, start: int, steps: int) -> SeqLenWarmup | BatchSizeWarmup:
         recipe = self.recipe
@@ -267,7 +270,8 @@ class Grid:
         return replace(warmup, start=start, steps=steps)
 
     def recipe_with(self, start: int, steps: int) -> Recipe:
-        """Return the recipe with this setting and nothing else changed; without the warmup if `steps` is 0."""
+        """Return the recipe with this setting and nothing else changed; without the warmup if
+        `steps` is 0."""
         if not steps:
             return replace(self.recipe, seq_len_warmup=None, batch_size_warmup=None)
         if self.kind == "lr":
@@ -278,7 +282,8 @@ class Grid:
         return replace(self.recipe, seq_len_warmup=warmup)
 
     def ramp(self, start: int, steps: int) -> int | None:
-        """Return the sequences of the batch's ramp in this setting; None if the batch is not warmed up."""
+        """Return the sequences of the batch's ramp in this setting; None if the batch is not warmed
+        up."""
         ramp = self.recipe_with(start, steps).batch_size_warmup
         return None if ramp is None else ramp.sequences
 
@@ -337,7 +342,8 @@ class Grid:
 
 
 def kind_of(recipe: Recipe) -> Kind:
-    """Return what is tuned by default: the warmup that the recipe has, or a sequence length warmup if it has none."""
+    """Return what is tuned by default: the warmup that the recipe has, or a sequence length warmup
+    if it has none."""
     if recipe.batch_size_warmup is not None:
         return "batch"
     if recipe.seq_len_warmup is not None and recipe.seq_len_warmup.steps is None:

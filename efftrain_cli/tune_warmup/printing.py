@@ -1,4 +1,5 @@
-"""What `efftrain tune-warmup` shows: the search before it begins, each probe, and their curves. No torch."""
+"""What `efftrain tune-warmup` shows: the search before it begins, each probe, and their curves. No
+torch."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def plan_values(search: Search) -> dict[str, Any]:
-    """Return what `show_plan` prints as plain values. Durations and horizons in steps, costs in tokens."""
+    """Return what `show_plan` prints as plain values. Durations and horizons in steps, costs in
+    tokens."""
     start = search.starts[0]
     return {
         "tunes": search.kind,
@@ -37,7 +39,8 @@ def plan_values(search: Search) -> dict[str, Any]:
 
 
 def show_plan(console: Console, search: Search, finished: int = 0) -> None:
-    """Print which probes the search may ask for, and their cost at most; `finished` of them have receipts."""
+    """Print which probes the search may ask for, and their cost at most; `finished` of them have
+    receipts."""
     budget = search.recipe.train.tokens
     start = search.starts[0]
     durations = search.durations(start)
@@ -171,7 +174,8 @@ def plot_in_terminal(console: Console, search: Search, receipts: Sequence[Receip
 
 
 def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
-    """Draw what is judged: perplexity over the best before it, which is 1 until a curve parts from its falling."""
+    """Draw what is judged: perplexity over the best before it, which is 1 until a curve parts from
+    its falling."""
     import pandas as pd
 
     from efftrain_cli.compare.picture import Plot, curve, letter

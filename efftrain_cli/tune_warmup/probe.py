@@ -1,4 +1,5 @@
-"""A probe of `efftrain tune-warmup`, and the files about it: probe.json beside each, search.json for all. No torch."""
+"""A probe of `efftrain tune-warmup`, and the files about it: probe.json beside each, search.json
+for all. No torch."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Receipt(Record):
     """Wall time, validation included."""
     curve: Annotated[tuple[Point, ...], Field(strict=False)]
     max_grad_norm: float | None = None
-    """Largest gradient norm before clipping, over the steps. This field and the next two do not enter the verdict."""
+    """Largest gradient norm before clipping, over the steps. This field and the next two do not
+    enter the verdict."""
     max_adam_sqrt_v: float | None = None
     """Largest of Adam's sqrt(v), over the steps."""
     max_loss_ratio: float | None = None
@@ -65,7 +67,8 @@ class Receipt(Record):
         return "stable" if self.stable else "unstable"
 
     def is_stable_until(self, horizon: int) -> bool | None:
-        """Return whether the probe is stable up to step `horizon`; None if it was not seen that long."""
+        """Return whether the probe is stable up to step `horizon`; None if it was not seen that
+        long."""
         if not self.stable:
             return self.fluctuation_step > horizon
         return self.stopped_at_step >= horizon or None

@@ -1,13 +1,17 @@
-"""The search of `efftrain tune-warmup`, without its training: which probes it asks for, and what they amount to.
+"""The search of `efftrain tune-warmup`, without its training: which probes it asks for, and what
+they amount to.
 
-Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes instead of full runs. A probe is unstable
-when its validation perplexity rises above a threshold times the best before it.
+Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084) tune a warmup by short probes instead of full runs. A
+probe is unstable when its validation perplexity rises above a threshold times the best before it.
 
- 1. Raise `start` until the perplexity does not fluctuate at the very beginning: while the learning rate warms up.
- 2. Search the largest `steps` without fluctuation in the first few multiples of the learning-rate warmup.
+ 1. Raise `start` until the perplexity does not fluctuate at the very beginning: while the learning
+   rate warms up.
+ 2. Search the largest `steps` without fluctuation in the first few multiples of the learning-rate
+   warmup.
 
-Both begin with the recipe's own setting, and take for granted that a longer start is no less stable and a longer warmup
-no more. A probe that has a receipt is not asked for again, so a search that was killed goes on where it stopped.
+Both begin with the recipe's own setting, and take for granted that a longer start is no less stable
+and a longer warmup no more. A probe that has a receipt is not asked for again, so a search that was
+killed goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ class Outcome:
 
     start: int | None = None
     steps: int | None = None
-    """The setting to take, (full, 0) for training without a warmup, or None twice: no setting probed is stable."""
+    """The setting to take, (full, 0) for training without a warmup, or None twice: no setting
+    probed is stable."""
     verified: bool = False
     """The setting was probed for its duration, and stable."""
     statement: str
@@ -62,8 +67,8 @@ class SettingVerdict(NamedTuple):
             where = f" at step {self.failed_at:,}"
         if self.of == 1:
             return f"{verdict}{where}"
-        # The seeds that were not probed once the majority stood may be either: the interval covers what all would have
-        # given.
+        # The seeds that were not probed once the majority stood may be either: the interval covers
+        # what all would have given.
         low = _share_interval(self.stable_seeds, self.of).low
         high = _share_interval(self.stable_seeds + self.of - self.seeds, self.of).high
         probed = f"{self.seeds} seeds"
@@ -97,7 +102,8 @@ class Search(Grid):
     threshold: float = 1.3
     """Perplexity over best perplexity so far above which a fluctuation is significant."""
     seeds: tuple[int, ...] = ()
-    """Seeds that every setting is probed with; a setting is stable if more than half are. Empty: the recipe's."""
+    """Seeds that every setting is probed with; a setting is stable if more than half are. Empty:
+    the recipe's."""
     budget: int | None = None
     """Tokens that all probes together may train; None: no limit."""
 
@@ -114,8 +120,8 @@ class Search(Grid):
         return self.seeds or (self.recipe.seed,)
 
     def recipe_of(self, probe: Probe) -> Recipe:
-        """Return the recipe that a probe trains: the searched one with its setting and seed, validated in every tenth
-        of the learning-rate warmup, with one checkpoint kept."""
+        """Return the recipe that a probe trains: the searched one with its setting and seed,
+        validated in every tenth of the learning-rate warmup, with one checkpoint kept."""
         recipe = self.recipe_with(probe.start, probe.steps)
         every = max(1, min(recipe.eval.every, self.lr_warmup_steps // 10))
         return replace(
@@ -140,11 +146,13 @@ class Search(Grid):
         after = max(_most_left(-1, nearest), 1 + _most_left(nearest + 1, len(durations)))
         if self.kind == "lr":
             return 0, seeds * (1 + after)
-        # Every second start, the last one, and one step back; then the recipe's own duration and no warmup.
+        # Every second start, the last one, and one step back; then the recipe's own duration and no
+        # warmup.
         return seeds * (len(self.starts) // 2 + 2), seeds * (2 + after)
 
     def most_tokens(self) -> int:
-        """Bound the tokens that a search trains: its probes times the dearest of their kind on the grid."""
+        """Bound the tokens that a search trains: its probes times the dearest of their kind on the
+        grid."""
         of_starts, of_durations = self.most_probes()
         settings = list(self.settings())
         if self.kind != "lr":
@@ -163,7 +171,8 @@ class Search(Grid):
 
 
 def _next_duration(low: int, high: int) -> int:
-    """Return the index in `Grid.durations` to probe next: three quarters of the way from `low` to `high`.
+    """Return the index in `Grid.durations` to probe next: three quarters of the way from `low` to
+    `high`.
 
     Later durations have cheaper probes.
     """
@@ -197,7 +206,8 @@ class Finder:
         self.needed: int | None = None
 
     def find(self) -> Outcome:
-        """Return what is found for the start, then from there for the duration, with all verdicts."""
+        """Return what is found for the start, then from there for the duration, with all
+        verdicts."""
         outcome = self._find()
         statement = outcome.statement
         if outcome.verified and len(self.search.all_seeds) == 1:
@@ -224,10 +234,12 @@ class Finder:
         )
 
     def find_start(self) -> tuple[int, bool | None]:
-        """Search the smallest start that is stable during the learning-rate warmup; return it and True.
+        """Search the smallest start that is stable during the learning-rate warmup; return it and
+        True.
 
-        Try every second start; at the first stable one, try the start below it too. If no start is stable, return the
-        last and False. If the budget ends first, return the start that it did not cover and None.
+        Try every second start; at the first stable one, try the start below it too. If no start is
+        stable, return the last and False. If the budget ends first, return the start that it did
+        not cover and None.
         """
         search = self.search
         starts = search.starts
@@ -249,8 +261,8 @@ class Finder:
         return starts[index], is_stable
 
     def find_duration(self, start: int) -> Outcome:
-        """Return the furthest stable duration from `start`, the recipe's own first, then its neighbour if that is
-        stable."""
+        """Return the furthest stable duration from `start`, the recipe's own first, then its
+        neighbour if that is stable."""
         search = self.search
         durations = search.durations(start)
         first = durations.index(search.nearest_duration(start))
@@ -285,8 +297,8 @@ class Finder:
         return Outcome(statement=f"{statement}.")
 
     def judge(self, start: int, steps: int, horizon: int) -> SettingVerdict:
-        """Probe a setting up to step `horizon` with one seed after another, until the majority stands or the budget
-        ends, and record its verdict."""
+        """Probe a setting up to step `horizon` with one seed after another, until the majority
+        stands or the budget ends, and record its verdict."""
         verdict = self._judge(start, steps, horizon)
         self.verdicts[start, steps, horizon] = verdict
         return verdict
@@ -310,7 +322,8 @@ class Finder:
         )
 
     def _probe(self, probe: Probe) -> Receipt | None:
-        """Return the probe's receipt, after running it if it is not known; None if that could exceed the budget."""
+        """Return the probe's receipt, after running it if it is not known; None if that could
+        exceed the budget."""
         known = self.receipts.get(probe.name)
         if known is not None and known.is_stable_until(probe.horizon) is not None:
             return known
@@ -325,10 +338,11 @@ class Finder:
         self.receipts[probe.name] = receipt
         return receipt
 
-    # --- in words ----------------------------------------------------------------------------------------------------
+    # --- in words ---------------------------------------------------------------------------------
 
     def _all_stable(self, start: int, steps: int) -> Outcome:
-        """Describe a search in which no duration is unstable, after probing training without the warmup."""
+        """Describe a search in which no duration is unstable, after probing training without the
+        warmup."""
         search = self.search
         if search.kind == "lr":
             limit = "It is the shortest allowed (an eighth of the recipe's). No duration that was probed is unstable, so the"
@@ -348,7 +362,8 @@ class Finder:
         )
 
     def _verified(self, start: int, steps: int, limit: str = "") -> Outcome:
-        """Describe a setting that was probed for its duration and is stable; `limit` says why the search ended."""
+        """Describe a setting that was probed for its duration and is stable; `limit` says why the
+        search ended."""
         search = self.search
         setting = search.named(start, f"{steps:,}")
         statement = (

@@ -1,5 +1,5 @@
-"""`efftrain tune-warmup`: finds a warmup by short probes instead of full runs, and shows what each of them found and
-cost.
+"""`efftrain tune-warmup`: finds a warmup by short probes instead of full runs, and shows what each
+of them found and cost.
 
     runs/<name>/
       search.toml       the recipe being searched; search.json: the search's options
@@ -8,8 +8,8 @@ cost.
       probes.png        the perplexity curves
       tuned.toml        the recipe with the warmup found; RECIPE-tuned.toml: the same, after which its runs are named
 
-`Finder` asks only for probes that have no receipt on disk, so a search that was killed goes on where it stopped, and
-one that ran out of budget goes on with a larger one.
+`Finder` asks only for probes that have no receipt on disk, so a search that was killed goes on
+where it stopped, and one that ran out of budget goes on with a larger one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 
 
 def default_name(recipe_name: str, search: Search) -> str:
-    """Name a search's directory: what is tuned is part of it if that is not the recipe's own warmup."""
+    """Name a search's directory: what is tuned is part of it if that is not the recipe's own
+    warmup."""
     if search.tune in (None, kind_of(search.recipe)):
         return f"{recipe_name}-tune"
     return f"{recipe_name}-tune-{search.kind}"
@@ -78,7 +79,8 @@ def tune(
     console = make_console()
     with steady_output():
         _claim(folder, search)
-        # The search must not find a warmup that pretrain would refuse: a longer one reads more text.
+        # The search must not find a warmup that pretrain would refuse: a longer one reads more
+        # text.
         start = search.starts[0]
         longest = summarize_plan(search.recipe_with(start, search.durations(start)[-1]))
         session = prepare_session(search.recipe, torch.device("cpu"))
@@ -97,8 +99,8 @@ def tune(
 
 
 def _claim(folder: Path, search: Search) -> None:
-    """Make the directory of a search, or check that the existing one is of the same search. Its budget and seeds may
-    change: finished probes stay valid."""
+    """Make the directory of a search, or check that the existing one is of the same search. Its
+    budget and seeds may change: finished probes stay valid."""
     options = SearchFile(
         schema_version=SearchFile.newest,
         tune=search.kind,
@@ -127,13 +129,14 @@ def _claim(folder: Path, search: Search) -> None:
         )
 
 
-# --- probes ---------------------------------------------------------------------------------------------------------
+# --- probes ---------------------------------------------------------------------------------------
 
 
 def run_probe(
     folder: Path, search: Search, probe: Probe, runner: TrialRunner, recipe_name: str
 ) -> Receipt:
-    """Train a probe, or what is left of it, until its verdict is clear; write and return its receipt."""
+    """Train a probe, or what is left of it, until its verdict is clear; write and return its
+    receipt."""
     probes = folder / "probes"
     make_folder(probes)
     recipe = probes / f"{recipe_name}.toml"
@@ -189,8 +192,8 @@ def read_receipts(folder: Path) -> list[Receipt]:
 
 
 def receipt_row(search: Search, receipt: Receipt) -> dict[str, object]:
-    """Return a probe as receipts.csv has it: `sequences` is the ramp's length if the batch size is warmed up, and
-    `perplexity_by_step` the curve as `step:perplexity` pairs."""
+    """Return a probe as receipts.csv has it: `sequences` is the ramp's length if the batch size is
+    warmed up, and `perplexity_by_step` the curve as `step:perplexity` pairs."""
     probe = receipt.probe
     curve = (f"{step}:{perplexity(loss):.6g}" for step, loss in receipt.curve)
     return {
@@ -218,7 +221,7 @@ def _six_digits(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-# --- the end of a search --------------------------------------------------------------------------------------------
+# --- the end of a search --------------------------------------------------------------------------
 
 
 def _finish(

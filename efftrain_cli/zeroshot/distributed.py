@@ -1,7 +1,9 @@
-"""Divide one evaluation among processes: each computes some batches and receives the answers of all.
+"""Divide one evaluation among processes: each computes some batches and receives the answers of
+all.
 
-Batches are made of all requests before they are dealt, so an answer is computed in the same batch, with the same bits,
-at every number of processes. The harness's own way, a share of the items each, would make other batches.
+Batches are made of all requests before they are dealt, so an answer is computed in the same batch,
+with the same bits, at every number of processes. The harness's own way, a share of the items each,
+would make other batches.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class DistributedEval:
         """Return the answers of all processes, JSON values.
 
         Args:
-            asked: all that was asked, of every process, by whose hash the processes compare their items.
+            asked: all that was asked, of every process, by whose hash the processes compare their
+                items.
 
         Raises:
             FailedElsewhereError: another process has failed at its share.
@@ -54,7 +57,8 @@ class DistributedEval:
 
     @contextmanager
     def task(self, name: str) -> Iterator[None]:
-        """Let a task succeed on all processes or on none: FailedElsewhereError if it failed on another.
+        """Let a task succeed on all processes or on none: FailedElsewhereError if it failed on
+        another.
 
         Each process takes part in as many exchanges as the others, whether it fails or not.
         """

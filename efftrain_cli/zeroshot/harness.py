@@ -1,8 +1,8 @@
 """Run tasks as lm-evaluation-harness defines them, with items from the Hub or from local files.
 
-A local file replaces the dataset of the harness's own definition, which is included unchanged; `Task.local` says what
-is read differently because the file's fields are. Built-in definitions are loaded by path: the harness's own search for
-names takes 15 to 20 s.
+A local file replaces the dataset of the harness's own definition, which is included unchanged;
+`Task.local` says what is read differently because the file's fields are. Built-in definitions are
+loaded by path: the harness's own search for names takes 15 to 20 s.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def require_extra() -> None:
 
 
 def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> bool:
-    """Check that every task's items are available: in a local file, on the Hub, or in the Hub's cache.
+    """Check that every task's items are available: in a local file, on the Hub, or in the Hub's
+    cache.
 
-    Import nothing slow; ask the Hub once, for a second at most. Local files are checked to the last line.
+    Import nothing slow; ask the Hub once, for a second at most. Local files are checked to the last
+    line.
 
     Args:
         and_others: tasks of the harness are asked for too, whose data is unknown here.
@@ -109,7 +111,8 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
     """Load the harness's task object with its items, zero-shot.
 
     Args:
-        scratch: a temporary folder, for the definition that names the local file and for the library's copy of it.
+        scratch: a temporary folder, for the definition that names the local file and for the
+            library's copy of it.
 
     Raises:
         UsageError: the installed harness lacks the task.
@@ -231,7 +234,8 @@ def local_files(harness_task: ConfigurableTask) -> tuple[Path, ...]:
 def _evaluate_fitting(
     name: str, harness_task: ConfigurableTask, language_model: LanguageModel, limit: int | None
 ) -> tuple[dict[str, Any], set[int]]:
-    """Return the harness's results, and the items left out: those with an answer too long for the context.
+    """Return the harness's results, and the items left out: those with an answer too long for the
+    context.
 
     Raises:
         DataError: no item fits.
@@ -266,7 +270,8 @@ def _evaluate_fitting(
 
 
 def _standard_error(task: str, metric: str, shares: list[Any], value: float) -> float | None:
-    """Return the standard error of a metric from the items' shares in it; None if there is no closed form."""
+    """Return the standard error of a metric from the items' shares in it; None if there is no
+    closed form."""
     if metric == "perplexity":
         return perplexity_and_error(shares)[1]
     # A ratio of sums over documents, or another sum: the harness has no error either.
@@ -277,7 +282,8 @@ def _standard_error(task: str, metric: str, shares: list[Any], value: float) -> 
 
 
 def foreign_tasks(names: Iterable[str]) -> list[str]:
-    """Return the task names that are not ours but the harness's: names in its definitions, and YAML files.
+    """Return the task names that are not ours but the harness's: names in its definitions, and YAML
+    files.
 
     Raises:
         UsageError: a YAML file does not exist.
@@ -296,7 +302,8 @@ def foreign_tasks(names: Iterable[str]) -> list[str]:
 
 
 def _is_defined(name: str) -> bool:
-    """Return whether a definition of the installed harness holds this name. Its own search takes 15 to 20 s."""
+    """Return whether a definition of the installed harness holds this name. Its own search takes 15
+    to 20 s."""
     spec = find_spec("lm_eval")
     if spec is None or spec.origin is None:
         return False
@@ -308,7 +315,8 @@ def _is_defined(name: str) -> bool:
 def evaluate_foreign(
     name: str, language_model: LanguageModel, limit: int | None, scratch: Path
 ) -> list[tuple[Task, TaskScore]]:
-    """Score a task, group or tag of the harness, or a YAML file, exactly as it is defined; the protocol says so.
+    """Score a task, group or tag of the harness, or a YAML file, exactly as it is defined; the
+    protocol says so.
 
     Raises:
         UsageError: the harness has nothing of that name.

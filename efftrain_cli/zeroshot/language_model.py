@@ -1,7 +1,7 @@
 """Present our GPT to lm-evaluation-harness: strings in, log-probabilities and text out.
 
-A subclass of the harness's `TemplateLM`, which encodes context and continuation together and splits the tokens. Empty
-contexts, and documents in rolling likelihood, begin with end-of-text.
+A subclass of the harness's `TemplateLM`, which encodes context and continuation together and splits
+the tokens. Empty contexts, and documents in rolling likelihood, begin with end-of-text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class _AnswerBatch(NamedTuple):
     """Requests whose answers are written together."""
 
     members: list[tuple[int, TokenIds]]
-    """Number and context of each request; contexts of one length, so that no padding has to be hidden."""
+    """Number and context of each request; contexts of one length, so that no padding has to be
+    hidden."""
     until: tuple[str, ...]
     """Strings that end an answer."""
     limit: int
@@ -43,7 +44,8 @@ class _AnswerBatch(NamedTuple):
 
 
 class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no annotations
-    """A GPT with a tokenizer that answers the harness's requests and counts what a reader of the scores must know."""
+    """A GPT with a tokenizer that answers the harness's requests and counts what a reader of the
+    scores must know."""
 
     def __init__(self, evaluator: Evaluator, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -54,7 +56,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         self.begin("")
 
     def begin(self, task: str) -> None:
-        """Set the counts, which are those of `TaskScore`, to 0. Progress is shown under the name `task`."""
+        """Set the counts, which are those of `TaskScore`, to 0. Progress is shown under the name
+        `task`."""
         self.task = task
         self.requests = self.truncated = self.boundary_mismatches = 0
 
@@ -69,7 +72,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Return token ids. None are added, whatever is asked: it would move the border of context and continuation."""
+        """Return token ids. None are added, whatever is asked: it would move the border of context
+        and continuation."""
         return list(self._encode_text(string))
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
@@ -84,7 +88,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Score continuations after contexts, as the harness encodes them; a long context loses its beginning.
+        """Score continuations after contexts, as the harness encodes them; a long context loses its
+        beginning.
 
         Raises:
             DoesNotFitError: a continuation alone is longer than the context length.
@@ -111,7 +116,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-probabilities of whole texts, in disjoint windows; only the last has more context."""
+        """Return the log-probabilities of whole texts, in disjoint windows; only the last has more
+        context."""
         length = self.evaluator.context_length
         every_window = []
         counts = []
@@ -152,7 +158,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
                 raise ValueError(
                     f"{self.task} asks for sampled text; only greedy text can be repeated"
                 )
-            # The harness reserves the limit's whole length; a short model would have no room left for the question.
+            # The harness reserves the limit's whole length; a short model would have no room left
+            # for the question.
             limit = min(asked["max_gen_toks"], self.evaluator.context_length // 2)
             room = self.evaluator.context_length - limit
             self.truncated += len(context) > room
@@ -168,7 +175,8 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         return batches
 
     def _write(self, batch: _AnswerBatch) -> list[tuple[int, str]]:
-        """Continue each context up to the first stop string; return the texts with their requests' numbers."""
+        """Continue each context up to the first stop string; return the texts with their requests'
+        numbers."""
         evaluator = self.evaluator
         contexts = [context for _, context in batch.members]
         prompt = torch.tensor(contexts, device=evaluator.device)

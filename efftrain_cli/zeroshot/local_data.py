@@ -1,6 +1,8 @@
-"""Read evaluation sets from local files: one .jsonl file per task in a --data-dir, one item per line.
+"""Read evaluation sets from local files: one .jsonl file per task in a --data-dir, one item per
+line.
 
-The form of each file is in tasks.toml and in docs/zeroshot.md. Every line is checked before anything slow is imported.
+The form of each file is in tasks.toml and in docs/zeroshot.md. Every line is checked before
+anything slow is imported.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ def local_file(task: str, data_dir: Path | None) -> Path | None:
 
 
 def tasks_in(data_dir: Path) -> list[str]:
-    """Return the tasks whose files are in a folder, in the order of `TASKS`; tasks of ours may share a file.
+    """Return the tasks whose files are in a folder, in the order of `TASKS`; tasks of ours may
+    share a file.
 
     Raises:
         DataError: the folder does not exist, or has no such file.
@@ -56,7 +59,8 @@ def check_items(path: Path, form: dict[str, str]) -> int:
     """Check every line of a .jsonl file, and return how many items it holds.
 
     Raises:
-        DataError: it holds no item, or a line is not a JSON object of this form; the message names file and line.
+        DataError: it holds no item, or a line is not a JSON object of this form; the message names
+            file and line.
     """
     fields: dict[str, Any] = {name: (KINDS[kind], ...) for name, kind in form.items()}
     model = create_model("Item", __config__=ConfigDict(strict=True), **fields)

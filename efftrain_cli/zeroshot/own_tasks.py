@@ -1,7 +1,8 @@
-"""Score by protocols that lm-evaluation-harness lacks: LAMBADA's last token, strided WikiText, the offline suite.
+"""Score by protocols that lm-evaluation-harness lacks: LAMBADA's last token, strided WikiText, the
+offline suite.
 
-The offline suite is made from the run's own validation documents and needs neither network nor the harness. Its scores
-compare checkpoints that share these documents, and nothing else.
+The offline suite is made from the run's own validation documents and needs neither network nor the
+harness. Its scores compare checkpoints that share these documents, and nothing else.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _WORD = re.compile(r"(?<=\S)( [A-Za-z]{3,})(?![A-Za-z0-9_])")
 def lambada_last_token(
     evaluator: Evaluator, tokenizer: Tokenizer, texts: Sequence[str], limit: int | None
 ) -> TaskScore:
-    """Predict the last token of each passage from all before it: Megatron-LM's LAMBADA without --strict-lambada.
+    """Predict the last token of each passage from all before it: Megatron-LM's LAMBADA without
+    --strict-lambada.
 
     Easier than the last word where that has several tokens; depends on the tokenizer.
     """
@@ -55,10 +57,11 @@ def wikitext_strided(
     limit: int | None,
     stride: int,
 ) -> TaskScore:
-    """Compute the perplexity of all pages as one stream of tokens, in overlapping windows, as Megatron-LM does.
+    """Compute the perplexity of all pages as one stream of tokens, in overlapping windows, as
+    Megatron-LM does.
 
-    No end-of-text anywhere; the first token is not predicted. Per token; per word of the original text as
-    exp(nll / (words - 1)) with words split at single spaces; per byte of the original text.
+    No end-of-text anywhere; the first token is not predicted. Per token; per word of the original
+    text as exp(nll / (words - 1)) with words split at single spaces; per byte of the original text.
 
     Args:
         pages: (original text, detokenized text) of each page.
@@ -128,10 +131,11 @@ def offline_cloze(
 
 
 def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (context, " word") pairs, at most `CLOZE_ITEMS`, spread evenly over the documents, without overlap.
+    """Return (context, " word") pairs, at most `CLOZE_ITEMS`, spread evenly over the documents,
+    without overlap.
 
-    A passage is `CLOZE_WORDS` words (split at white space, kept as they stand) and ends before the first word of three
-    letters or more that follows. Contexts end without a space.
+    A passage is `CLOZE_WORDS` words (split at white space, kept as they stand) and ends before the
+    first word of three letters or more that follows. Contexts end without a space.
     """
     passages = []
     for document in documents:

@@ -56,7 +56,8 @@ def _score_lines(run: str, entries: Sequence[Result]) -> Iterator[str]:
 
 
 def _score_rows(entry: Result) -> list[Row]:
-    """Return a row per metric of a task, the one that counts first; the others leave task and items out."""
+    """Return a row per metric of a task, the one that counts first; the others leave task and items
+    out."""
     metrics = entry["metrics"]
     rows: list[Row] = []
     for metric in sorted(metrics, key=lambda name: name != entry["metric"]):
@@ -118,7 +119,8 @@ def _reference_lines(entries: Sequence[Result]) -> Iterator[str]:
 
 
 def read_references() -> list[dict[str, Any]]:
-    """Return the published scores of references.toml: model, protocol, source, task, metric and value of each.
+    """Return the published scores of references.toml: model, protocol, source, task, metric and
+    value of each.
 
     None of them was measured here; accuracies are fractions.
     """

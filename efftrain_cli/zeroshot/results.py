@@ -1,9 +1,9 @@
 """Read and write zeroshot.json and zeroshot_items.jsonl of a run's folder.
 
-zeroshot.json is a list with one entry per (checkpoint sha256, task, protocol, limit); scoring the same again replaces
-the entry. zeroshot_items.jsonl has a row per item, with the same four keys, doc_id and doc_hash, so that two
-checkpoints can be compared item by item. Scores under a limit are never comparable with full ones: the limit is part of
-the key.
+zeroshot.json is a list with one entry per (checkpoint sha256, task, protocol, limit); scoring the
+same again replaces the entry. zeroshot_items.jsonl has a row per item, with the same four keys,
+doc_id and doc_hash, so that two checkpoints can be compared item by item. Scores under a limit are
+never comparable with full ones: the limit is part of the key.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read_results(run: Path) -> list[Result]:
-    """Return the entries of a run's zeroshot.json, control characters escaped; no entries if it does not exist.
+    """Return the entries of a run's zeroshot.json, control characters escaped; no entries if it
+    does not exist.
 
     Raises:
         DataError: it is damaged, or written by a newer version.
@@ -90,7 +91,8 @@ def read_results(run: Path) -> list[Result]:
 
 
 def read_entries(run: Path) -> list[Entry]:
-    """Return the entries of a run's zeroshot.json as they were written; otherwise as `read_results`."""
+    """Return the entries of a run's zeroshot.json as they were written; otherwise as
+    `read_results`."""
     path = run / RESULTS
     try:
         entries = read_json(path, Entry.restore)
@@ -122,7 +124,8 @@ def read_items(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def save_result(run: Path, entry: Mapping[str, Any], items: list[dict[str, Any]]) -> None:
-    """Add an entry and its items, in place of those with the same key. Each file is whole, or as it was."""
+    """Add an entry and its items, in place of those with the same key. Each file is whole, or as it
+    was."""
     key = {name: entry[name] for name in KEY}
     rows = [row for row in read_items(run) if key_of(row) != key_of(entry)]
     rows += [{**key, **item} for item in items]

@@ -1,8 +1,9 @@
 """Compute log-probabilities of continuations, in batches of similar length.
 
-Contexts that several requests share are computed once, and only positions whose logits are read go through the head.
-Padding on the right is safe: no position of a causal model depends on later ones. Logits are computed in fp32 over the
-vocabulary without its padding, whatever type the blocks compute in: rounding there changes the most likely token.
+Contexts that several requests share are computed once, and only positions whose logits are read go
+through the head. Padding on the right is safe: no position of a causal model depends on later ones.
+Logits are computed in fp32 over the vocabulary without its padding, whatever type the blocks
+compute in: rounding there changes the most likely token.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Request(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Natural log of p(continuation | context), and whether greedy decoding gives the continuation."""
+    """Natural log of p(continuation | context), and whether greedy decoding gives the
+    continuation."""
 
     logprob: float
     greedy: bool
@@ -48,7 +50,8 @@ class _Batch(NamedTuple):
 
     indices: list[int]
     shares_contexts: bool
-    """Several requests continue one context; equal contexts stand together, and all have one length."""
+    """Several requests continue one context; equal contexts stand together, and all have one
+    length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +81,8 @@ class Evaluator:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show progress on standard error; yield a function to call with what each batch has added."""
+        """Show progress on standard error; yield a function to call with what each batch has
+        added."""
         from rich.console import Console
 
         console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=silent())
@@ -93,14 +97,16 @@ class Evaluator:
             yield advance
 
     def is_truncated(self, request: Request) -> bool:
-        """Return whether this request's context loses its beginning. The last token is never an input."""
+        """Return whether this request's context loses its beginning. The last token is never an
+        input."""
         return len(request.context) + len(request.continuation) - 1 > self.context_length
 
     def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
         """Return scores in the order of `requests`, with progress on stderr under the name `task`.
 
         Raises:
-            ValueError: a context or continuation is empty, or a continuation is longer than the context length.
+            ValueError: a context or continuation is empty, or a continuation is longer than the
+                context length.
         """
         batches = self.distributed.deal(self._batches(requests))
         scores: list[tuple[int, Score]] = []
@@ -134,7 +140,8 @@ class Evaluator:
             else:
                 by_context.setdefault(context, []).append(i)
 
-        # The cache of a context with one continuation would be read once: that is one plain sequence.
+        # The cache of a context with one continuation would be read once: that is one plain
+        # sequence.
         shared = []
         for indices in by_context.values():
             if len(indices) > 1:
@@ -176,7 +183,8 @@ class Evaluator:
         hidden = self._run(self._pad(inputs))
         return list(map(_add_up, self._read_rows(hidden, first_columns, continuations)))
 
-    # Several continuations of one context: the context once, its keys and values repeated for each continuation.
+    # Several continuations of one context: the context once, its keys and values repeated for each
+    # continuation.
 
     def _batches_of_shared(
         self, requests: Sequence[Request], shared: list[list[int]]
@@ -256,7 +264,8 @@ class Evaluator:
     # The model.
 
     def _pad(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Return token ids (sequences, longest), padded on the right with token 0, whose outputs are not read."""
+        """Return token ids (sequences, longest), padded on the right with token 0, whose outputs
+        are not read."""
         longest = max(len(tokens) for tokens in sequences)
         padded = [[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences]
         return torch.tensor(padded, device=self.device)
@@ -271,7 +280,8 @@ class Evaluator:
     def _read_rows(
         self, hidden: Tensor, first_columns: Sequence[int], targets: Sequence[Sequence[int]]
     ) -> list[list[Score]]:
-        """Score each row's targets, each by itself; those of row i stand from `first_columns[i]` on.
+        """Score each row's targets, each by itself; those of row i stand from `first_columns[i]`
+        on.
 
         Args:
             hidden: (rows, tokens, n_embd).
@@ -306,14 +316,16 @@ def _add_up(scores: Iterable[Score]) -> Score:
 
 
 def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None) -> list[Request]:
-    """Cut a text into requests that predict each token exactly once, with at most `length` inputs each.
+    """Cut a text into requests that predict each token exactly once, with at most `length` inputs
+    each.
 
-    The first window predicts up to `length` tokens. Each later one predicts the next `stride`, with as much left
-    context as fits. With stride = length this is the harness's rolling likelihood: only the last window has more
-    context.
+    The first window predicts up to `length` tokens. Each later one predicts the next `stride`, with
+    as much left context as fits. With stride = length this is the harness's rolling likelihood:
+    only the last window has more context.
 
     Args:
-        prefix: token before the first one, end-of-text; None: the first token is context and is not predicted.
+        prefix: token before the first one, end-of-text; None: the first token is context and is not
+            predicted.
 
     Raises:
         ValueError: the stride is not in 1..length.

@@ -1,7 +1,7 @@
 """Compute SQuAD's two measures of an answer (Rajpurkar et al. 2016): exact match and token F1.
 
-lm-evaluation-harness 0.4.13 takes them, for ReCoRD, from a module of transformers that version 5 no longer has, so the
-task cannot even be loaded. `stand_in` puts these in that module's place.
+lm-evaluation-harness 0.4.13 takes them, for ReCoRD, from a module of transformers that version 5 no
+longer has, so the task cannot even be loaded. `stand_in` puts these in that module's place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _PLACE = "transformers.data.metrics"
 
 
 def normalize(answer: str) -> str:
-    """Return the answer in lower case, without punctuation, articles and extra spaces, in this order."""
+    """Return the answer in lower case, without punctuation, articles and extra spaces, in this
+    order."""
     text = "".join(
         character for character in answer.lower() if character not in set(string.punctuation)
     )

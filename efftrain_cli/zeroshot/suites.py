@@ -1,4 +1,5 @@
-"""The tasks, the one metric that counts for each, and the suites that are averaged, as tasks.toml lists them.
+"""The tasks, the one metric that counts for each, and the suites that are averaged, as tasks.toml
+lists them.
 
 Nothing here imports torch or lm_eval.
 """
@@ -23,7 +24,8 @@ class Task:
     metrics: Sequence[str]
     """All metrics that are kept."""
     chance: float | None = None
-    """Score of guessing, as a fraction; None if guessing scores nothing or the metric is a perplexity."""
+    """Score of guessing, as a fraction; None if guessing scores nothing or the metric is a
+    perplexity."""
     definition: str | None = None
     """File of the definition inside lm_eval/tasks; None for our own tasks."""
     hub: str | None = None
@@ -33,10 +35,12 @@ class Task:
     form: dict[str, str] = field(default_factory=dict)
     """Fields of a line of that file and their kinds. "choice" is an index into the line's texts."""
     local: dict[str, str] = field(default_factory=dict)
-    """What replaces the definition's settings for that file; {} if its fields are those of the Hub."""
+    """What replaces the definition's settings for that file; {} if its fields are those of the
+    Hub."""
     same_as_hub: bool = False
-    """Whether prompts from that file equal those from the Hub, so that scores share a protocol. Otherwise they differ
-    in small ways (docs/zeroshot.md), and the protocol's name carries "local"."""
+    """Whether prompts from that file equal those from the Hub, so that scores share a protocol.
+    Otherwise they differ in small ways (docs/zeroshot.md), and the protocol's name carries
+    "local"."""
     items_of: str | None = None
     """The task whose items our own task reads."""
 
@@ -47,7 +51,8 @@ TASKS: dict[str, Task] = {
 }
 SUITES: dict[str, list[str]] = _TABLES["suites"]
 AVERAGED = ("slw-11", "gpt3")
-"""Suites with an unweighted mean over their tasks' own metrics; the others mix accuracies and perplexities."""
+"""Suites with an unweighted mean over their tasks' own metrics; the others mix accuracies and
+perplexities."""
 
 
 def task_names(wanted: Iterable[str]) -> list[str]:
@@ -78,7 +83,8 @@ def suite_mean(suite: str, scores: dict[str, float]) -> float:
         scores: the value of each task's own metric.
 
     Raises:
-        ValueError: the suite is not averaged, or a task is missing: a mean over fewer tasks is another number.
+        ValueError: the suite is not averaged, or a task is missing: a mean over fewer tasks is
+            another number.
     """
     if suite not in AVERAGED:
         raise ValueError(f"{suite} mixes accuracies and perplexities and has no mean")

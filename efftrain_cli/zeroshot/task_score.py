@@ -18,7 +18,8 @@ class TaskScore:
     values: dict[str, float]
     """Metric -> value; accuracies as fractions."""
     items: list[dict[str, Any]]
-    """Per item: doc_id, doc_hash (sha256 of the item) and its share in each metric, for paired comparison."""
+    """Per item: doc_id, doc_hash (sha256 of the item) and its share in each metric, for paired
+    comparison."""
     scored: int
     """Items (for texts: documents) that were scored."""
     total: int
@@ -36,11 +37,13 @@ class TaskScore:
     left_out: tuple[str, ...] = ()
     """Items that were not scored because an answer of theirs alone is longer than the context."""
     files: tuple[Path, ...] = ()
-    """Local files or folders that the items come from; () if they are the Hub's or the run's own."""
+    """Local files or folders that the items come from; () if they are the Hub's or the run's
+    own."""
 
 
 def without(left_out: int, context_length: int) -> str:
-    """Return the part of a protocol's name about items that do not fit: without them it is another measurement."""
+    """Return the part of a protocol's name about items that do not fit: without them it is another
+    measurement."""
     return f" without {left_out} items that do not fit {context_length} tokens" if left_out else ""
 
 
@@ -55,7 +58,8 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def perplexity_and_error(logprobs: Sequence[float]) -> tuple[float, float | None]:
-    """Return exp(-mean log p) and its standard error by the delta method, exp(-mean) s / sqrt(n)."""
+    """Return exp(-mean log p) and its standard error by the delta method, exp(-mean) s /
+    sqrt(n)."""
     mean, error = mean_and_error(logprobs)
     value = perplexity(-mean)
     return value, None if error is None else value * error

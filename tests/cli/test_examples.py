@@ -1,4 +1,5 @@
-"""Every example of every `--help` is run: its plan with the recipes that are shipped, all of it with tiny ones."""
+"""Every example of every `--help` is run: its plan with the recipes that are shipped, all of it
+with tiny ones."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def test_examples_with_a_plan_can_be_planned(example, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
-    """A folder with tiny recipes under the names of shipped ones, runs of them, a text, a study, and a GPT-2."""
+    """A folder with tiny recipes under the names of shipped ones, runs of them, a text, a study,
+    and a GPT-2."""
     folder = tmp_path_factory.mktemp("home")
     (folder / "recipes").mkdir()
     for name in ("my", "text", "valid"):

@@ -1,5 +1,5 @@
-"""What `--help` and `--version` say: types only where they say something, examples that exist, and answers without
-PyTorch."""
+"""What `--help` and `--version` say: types only where they say something, examples that exist, and
+answers without PyTorch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Names of runs and recipes as people type them: found by their beginning, corrected, and refused before PyTorch is
-imported."""
+"""Names of runs and recipes as people type them: found by their beginning, corrected, and refused
+before PyTorch is imported."""
 
 from __future__ import annotations
 

@@ -62,8 +62,9 @@ GPU = {"device": "Tesla V100-SXM2-16GB", "device_kind": "cuda"}
 
 
 def test_flops_memory_and_disk_are_those_of_the_formulas(home):
-    """320 rows of vocabulary: N = 2 (12 x 32^2 + 13 x 32) + 2 x 32 + 320 x 32 = 35,712, and 1,024 more of positions.
-    10,240 tokens of 6 N + 12 x 2 x 32 x 32 FLOPs are 2.446 GFLOPs; 12 bytes a parameter are 440.8 kB."""
+    """320 rows of vocabulary: N = 2 (12 x 32^2 + 13 x 32) + 2 x 32 + 320 x 32 = 35,712, and 1,024
+    more of positions. 10,240 tokens of 6 N + 12 x 2 x 32 x 32 FLOPs are 2.446 GFLOPs; 12 bytes a
+    parameter are 440.8 kB."""
     shown = plan()
     assert shown["compute"] == "2.45 GFLOPs in 40 steps: 36.7K parameters with a vocabulary of 300"
     assert shown["disk"] == "3 checkpoints of 440.8 kB"
@@ -110,7 +111,8 @@ def test_rows_of_a_run_from_elsewhere_are_no_measurement(home):
 
 
 def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home):
-    """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a later bench's 47."""
+    """The plan's model needs 238,848 FLOPs per token; 13 minutes of the own run must not become a
+    later bench's 47."""
     rate("bench of near", 1e8, 1, n_layer=3, flops_per_token=3e5)
     rate("bench of far", 1e6, 2, n_layer=9, flops_per_token=9e6)
     assert "bench of near" in plan()["time"]

@@ -29,7 +29,7 @@ def mine(tmp_path: Path) -> Path:
     return path
 
 
-# --- list ------------------------------------------------------------------------------------------------------------
+# --- list -----------------------------------------------------------------------------------------
 
 
 def test_list_in_a_pipe_is_one_plain_line_each(efftrain, mine):
@@ -100,7 +100,7 @@ def test_list_fits_the_terminal(tmp_path, mine, columns):
     assert "4 x 128, 793K parameters, context 256, batch 16, 3M tokens My own recipe." in unwrapped
 
 
-# --- show ------------------------------------------------------------------------------------------------------------
+# --- show -----------------------------------------------------------------------------------------
 
 
 def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
@@ -147,7 +147,7 @@ def test_a_typo_starts_nothing(efftrain, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- new -------------------------------------------------------------------------------------------------------------
+# --- new ------------------------------------------------------------------------------------------
 
 
 def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypatch):
@@ -209,7 +209,7 @@ def test_a_new_recipe_needs_a_plain_name(efftrain, tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- diff ------------------------------------------------------------------------------------------------------------
+# --- diff -----------------------------------------------------------------------------------------
 
 
 def test_diff_shows_exactly_what_differs(efftrain, mine):
@@ -237,7 +237,7 @@ def test_diff_fits_the_terminal(tmp_path):
     assert "batch_size_warmup.increment\n  gpt2-117m not set\n  gpt3-125m 16\n" in narrow
 
 
-# --- the command line as a whole -------------------------------------------------------------------------------------
+# --- the command line as a whole ------------------------------------------------------------------
 
 
 def test_misspelt_commands_and_options_are_corrected(efftrain):
@@ -263,7 +263,7 @@ def test_a_closed_pipe_is_no_error(tmp_path):
     assert done.returncode == 0
 
 
-# --- completion ------------------------------------------------------------------------------------------------------
+# --- completion -----------------------------------------------------------------------------------
 
 
 COMPLETING = "import sys; sys.argv = ['efftrain']; import efftrain_cli.__main__ as m; m.main()"

@@ -1,4 +1,5 @@
-"""`efftrain accumulation`: it measures the sums that training makes, and predicts those that it does not."""
+"""`efftrain accumulation`: it measures the sums that training makes, and predicts those that it
+does not."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Recorder:
 
 
 def test_the_products_are_those_of_training():
-    """What is taken from each layer gives back the gradient of its weight, as training computes it."""
+    """What is taken from each layer gives back the gradient of its weight, as training computes
+    it."""
     config = config_of(seq_len=8, vocab_size=60)
     model = random_gpt(config, 0.3, seed=0)
     tokens = drawn(60, 3, 9, seed=0)
@@ -135,7 +137,8 @@ def test_needs_of_sums_by_hand():
 
 
 def test_what_is_said_of_three_products_by_hand():
-    """At 4 bits every sum is 5 % off, 2 % too small; one product's mean is 0.5 of its spread, beyond 0.15."""
+    """At 4 bits every sum is 5 % off, 2 % too small; one product's mean is 0.5 of its spread,
+    beyond 0.15."""
     rows = []
     for role, mean_over_sd in (("forward", 0.5), ("grad_input", 0.1), ("grad_weight", 0.1)):
         for bits, chunk in itertools.product(BITS, CHUNKS):

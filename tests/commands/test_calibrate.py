@@ -1,4 +1,5 @@
-"""`efftrain calibrate`: which steps are timed and how often, true steps, and what it refuses and leaves behind."""
+"""`efftrain calibrate`: which steps are timed and how often, true steps, and what it refuses and
+leaves behind."""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ SWEEP = "sweep --recipe plain.toml --recipe warm.toml --seeds 0..1 --device cpu 
 
 @pytest.mark.slow
 def test_true_steps_end_to_end(here, efftrain):
-    """A sweep of toys names the command; after it, compare judges seconds or says how the clocks differ."""
+    """A sweep of toys names the command; after it, compare judges seconds or says how the clocks
+    differ."""
     done = efftrain(SWEEP, timeout=600)
     assert done.returncode == 0, done.stderr
     line = "efftrain calibrate plain-seed0 plain-seed1 warm-seed0 warm-seed1"
@@ -218,7 +220,8 @@ def test_a_run_of_another_torch_is_refused(root, as_cpu):
 
 
 def test_a_step_that_is_not_the_run_s_any_more_is_refused(root, as_cpu):
-    """2 % of 4 runs of 6 s are 4 blocks of two steps of 50 ms, one of them unmeasured: 0.4 of 24 s."""
+    """2 % of 4 runs of 6 s are 4 blocks of two steps of 50 ms, one of them unmeasured: 0.4 of 24
+    s."""
     made(root, 6.0)
     refused = invoke("calibrate small small-slw --device cpu")
     message = "step 1 of small-seed0 has 6.144e+08 FLOPs in its row and 1.01764e+09 now"

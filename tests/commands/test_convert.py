@@ -66,8 +66,8 @@ def test_export_and_import_give_the_model_back(exported, tmp_path):
 
 
 def test_what_transformers_saved_itself(exported, tmp_path):
-    """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings (dropout 0.1 among
-    them)."""
+    """A randomly initialised GPT-2 of transformers, saved by transformers, with default settings
+    (dropout 0.1 among them)."""
     transformers = pytest.importorskip("transformers")
     _, directory = exported
     size = json.loads((directory / "config.json").read_text())["vocab_size"]
@@ -196,7 +196,8 @@ def test_a_model_that_the_hub_cannot_give_is_missing_data(monkeypatch):
 
 
 def test_hostile_directories_end_in_a_message(exported, tmp_path):
-    """F74, F75: sizes that nothing could hold, values of wrong kinds, and weights that are not finite."""
+    """F74, F75: sizes that nothing could hold, values of wrong kinds, and weights that are not
+    finite."""
     from safetensors.torch import load_file, save_file
 
     _, directory = exported
@@ -293,7 +294,8 @@ def test_tensors_that_are_no_fp32_weights_are_refused(exported, dtype, value, me
 
 
 def test_doubles_and_masks_are_read(exported, capfd):
-    """F87: weights of float64 within fp32's range are rounded, and that is said; causal masks of any type stay out."""
+    """F87: weights of float64 within fp32's range are rounded, and that is said; causal masks of
+    any type stay out."""
     path = exported[1] / "model.safetensors"
     tensors = {name: tensor.double() for name, tensor in load_file(path).items()}
     tensors["transformer.h.0.attn.bias"] = torch.ones(2, 2, dtype=torch.bool)
@@ -306,7 +308,8 @@ def test_doubles_and_masks_are_read(exported, capfd):
 
 @pytest.mark.parametrize("recipe", ["small-no-norm", "small-standardization"])
 def test_a_recipe_without_norms_takes_the_directorys(exported, recipe):
-    """The imported weights decide `norm` and `init`: the run loads, and computes what the directory does."""
+    """The imported weights decide `norm` and `init`: the run loads, and computes what the directory
+    does."""
     import_hf(exported[1], "back", recipe)
     back = load_trained_model("back", None, CPU)
     assert (back.recipe.model.norm, back.recipe.model.init) == ("layernorm", "gpt2")

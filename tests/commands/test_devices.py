@@ -50,7 +50,8 @@ def test_resuming_on_two_devices_is_verified(efftrain, recipe):
 
 
 def test_a_search_on_two_devices_finds_what_one_finds(efftrain, tmp_path):
-    """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit the same."""
+    """Probes that end early, that go on, and one that is stopped by a signal; lanes make every bit
+    the same."""
     search = sets(write_text(tmp_path), *SETTINGS, "parallel.lanes=2")
     command = "tune-warmup --recipe small --device cpu"
     efftrain(f"{command} --name one", *search, timeout=300)

@@ -1,4 +1,5 @@
-"""`efftrain eval-zeroshot` as a user meets it: what is written, what is refused and with which exit code."""
+"""`efftrain eval-zeroshot` as a user meets it: what is written, what is refused and with which exit
+code."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def test_local_sets_with_a_limit(run, tmp_path):
         for thing in "abc"
     ]
     write_jsonl(folder / "piqa.jsonl", lines)
-    # In its own process: the libraries' switches for the Hub and their bars are read once, at import.
+    # In its own process: the libraries' switches for the Hub and their bars are read once, at
+    # import.
     command = [
         sys.executable,
         "-m",
@@ -171,8 +173,8 @@ def sets_in(folder: Path, tmp_path: Path) -> str:
 
 
 def test_any_yaml_by_the_harness_and_items_that_do_not_fit(run, tmp_path):
-    """F77: a long context is cut and counted; an answer longer than the context is left out and named; the next task is
-    scored; the table is printed whatever failed."""
+    """F77: a long context is cut and counted; an answer longer than the context is left out and
+    named; the next task is scored; the table is printed whatever failed."""
     pytest.importorskip("lm_eval")
     task = sets_in(tmp_path / "sets", tmp_path)
     broken = tmp_path / "broken.yaml"

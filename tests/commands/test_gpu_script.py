@@ -1,5 +1,5 @@
-"""benchmarks/gpu works: the script that measures on a GPU, run on a CPU with tiny shapes, in the calls that its users
-make."""
+"""benchmarks/gpu works: the script that measures on a GPU, run on a CPU with tiny shapes, in the
+calls that its users make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`efftrain pretrain` as a user meets it: what it says and refuses, and how a run is trained longer."""
+"""`efftrain pretrain` as a user meets it: what it says and refuses, and how a run is trained
+longer."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
     behind = trained.resume("r", "--set train.tokens=5120 --steps 20")
     assert "after step 20 already, and --steps 20 ends there" in behind.output
-    # A budget that the text does not have is refused once its data is prepared, and an accepted rate with it.
+    # A budget that the text does not have is refused once its data is prepared, and an accepted
+    # rate with it.
     for more in ("--set train.tokens=1M", "--set optim.lr=1e-3 --override-resume"):
         refused = trained.resume("r", f"--set train.tokens=1M {more}", code=2)
         assert "data.repeat" in refused.errors
@@ -73,7 +75,8 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
     longer = "--set train.tokens=5120 --set optim.decay_tokens=5120"
     assert "--override-resume" in trained.resume("r", longer, code=2).errors
     done = trained.resume("r", f"{longer} --override-resume")
-    # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) / (5120 - 640).
+    # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) /
+    # (5120 - 640).
     assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.output
     said = done.output
     assert said.index("jumps from") < said.index("40 steps,")
@@ -81,8 +84,8 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
 
 
 def test_the_speed_of_a_run_in_one_go_is_kept_for_plans(lab):
-    """6 x (320 x 64 + 2 x (12 x 64^2 + 13 x 64) + 2 x 64) + 12 x 2 x 64 x 32 = 772,608 FLOPs a token; a run that is
-    short, or was continued, says nothing."""
+    """6 x (320 x 64 + 2 x (12 x 64^2 + 13 x 64) + 2 x 64) + 12 x 2 x 64 x 32 = 772,608 FLOPs a
+    token; a run that is short, or was continued, says nothing."""
     cache = {"EFFTRAIN_CACHE": str(lab.folder / "cache")}
     lab.train("short", "--steps 9", **cache)
     lab.resume("short", **cache)
@@ -179,7 +182,8 @@ def session_of(recipe: Recipe, world_size: int = 1) -> Any:
 
 
 def test_the_header_says_what_is_left_to_spend(lab, shown, monkeypatch):
-    """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters, 12 bytes each."""
+    """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters, 12
+    bytes each."""
     recipe = load_recipe(lab.recipe(), ["data.train=stdlib", "train.deterministic=true"])
     state = fresh(recipe, 300)
     state.progress = Progress(step=5, tokens=640, flops=1e9)

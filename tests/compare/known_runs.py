@@ -81,7 +81,8 @@ def write_pair(root: Path, seeds: int = 3) -> None:
 def curve(
     root: Path, losses: list[float], name: str = "c", seed: int = 0, **options: object
 ) -> Path:
-    """A run whose evaluated losses are given, one per 10 steps of 1024 tokens, 6e5 FLOPs a token and 0.05 s a step."""
+    """A run whose evaluated losses are given, one per 10 steps of 1024 tokens, 6e5 FLOPs a token
+    and 0.05 s a step."""
     rows = rows_of(10 * (len(losses) - 1), seed)
     for row in rows:
         row["val_loss"] = losses[row["step"] // 10] if row["step"] % 10 == 0 else None

@@ -1,4 +1,5 @@
-"""Training seconds by calibrated steps: sums and errors by hand, and every reason to judge nothing."""
+"""Training seconds by calibrated steps: sums and errors by hand, and every reason to judge
+nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ PAIR = ("small", "small-slw")
 
 
 def write_timed(root: Path, clock: float = 1.0, **more: Any) -> None:
-    """Two recipes of three seeds; the second learns 1.3 times as fast, and its clock runs `clock` times as long."""
+    """Two recipes of three seeds; the second learns 1.3 times as fast, and its clock runs `clock`
+    times as long."""
     for seed in range(3):
         write_run(root, "small", seed)
         rows = rows_of(100, seed, 1.3)
@@ -44,7 +46,8 @@ def seconds_text(key: str = "seconds_to_match") -> str:
 
 
 def run_of(root: Path, flops: Sequence[float], spent: Sequence[float] = ()) -> Any:
-    """A run evaluated at every second step, of steps with these FLOPs; `spent` of the whole run up to each."""
+    """A run evaluated at every second step, of steps with these FLOPs; `spent` of the whole run up
+    to each."""
     rows = rows_of(len(flops), 0, every=2)
     for row, own in zip(rows[1:], flops, strict=True):
         row["flops"] = own
@@ -88,7 +91,8 @@ def timed(*blocks: float) -> Group:
 
 
 def test_the_error_of_few_blocks_is_that_of_student_s_t():
-    """Log ratios 0, ln 2, 2 ln 2: sd ln 2, of the mean ln 2 / sqrt 3; t of two degrees is 4.3027, the normal 1.9600."""
+    """Log ratios 0, ln 2, 2 ln 2: sd ln 2, of the mean ln 2 / sqrt 3; t of two degrees is 4.3027,
+    the normal 1.9600."""
     sd = calibration_sd(timed(1, 1, 1), timed(1, 2, 4))
     assert sd == pytest.approx(math.log(2) / math.sqrt(3) * 4.30265 / 1.95996, rel=1e-4)
     assert calibration_sd(timed(1, 1, 1), timed(2, 2, 2)) == 0
@@ -111,7 +115,8 @@ def test_every_run_of_a_group_has_calibrated_seconds(root):
 
 
 def test_calibrated_seconds_are_judged(root):
-    """By the clocks both steps take 0.05 s; by the calibration 0.05 and 0.0505: seconds to match are tokens' / 1.01."""
+    """By the clocks both steps take 0.05 s; by the calibration 0.05 and 0.0505: seconds to match
+    are tokens' / 1.01."""
     write_timed(root)
     calibrated(root, {"small": [0.05, 0.05, 0.0501], "small-slw": [0.0505, 0.0506, 0.0505]})
     comparison = of(*PAIR, calibrations=read_calibrations())

@@ -156,7 +156,8 @@ def test_a_flat_curve_is_drawn_in_the_terminal(two):
 
 
 def test_the_figure_of_differences_is_a_mean_with_its_t_interval(two):
-    """Seeds 0.1 and 0.3 apart: 0.2 and t(1) = 12.706 times 0.1414 / sqrt 2 on either side; and 5 nats at the start."""
+    """Seeds 0.1 and 0.3 apart: 0.2 and t(1) = 12.706 times 0.1414 / sqrt 2 on either side; and 5
+    nats at the start."""
     for seed, gap in enumerate((0.1, 0.3)):
         rows = rows_of(100, seed)
         write_run(two, "flat", seed, rows=[at(row, 4.0) for row in rows])
@@ -254,7 +255,8 @@ def test_a_reader_that_leaves_is_no_failure(two):
 
 @pytest.mark.parametrize("kind", ["table", "json", "html"])
 def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two, tmp_path, kind):
-    """As under `ulimit -f`: the file of before is as it was, nothing half-written lies beside it; a link stays one."""
+    """As under `ulimit -f`: the file of before is as it was, nothing half-written lies beside it; a
+    link stays one."""
     (tmp_path / "earlier").write_text("earlier")
     (tmp_path / "link").symlink_to("earlier")
     before, limits = sorted(tmp_path.iterdir()), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -317,7 +319,8 @@ def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two, width):
 
 
 def test_three_recipes_fit_80_columns_with_a_failure_among_them(two):
-    """As a table at 80 columns, one line per recipe and question; stacked at 60, with no line of nothing."""
+    """As a table at 80 columns, one line per recipe and question; stacked at 60, with no line of
+    nothing."""
     for seed in range(3):
         write_run(two, "bad", seed, **DEAD)
     table = answers(compare(read_valid_runs(select_runs(["small", "small-slw", "bad"]))[0]))

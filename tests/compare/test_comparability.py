@@ -189,7 +189,8 @@ def test_groups_of_one_recipe_name_are_told_apart_by_their_keys(root):
 
 
 def test_settings_that_are_written_alike_have_two_labels(root):
-    """Six digits do not tell these two rates apart, so the groups have the names of their first runs."""
+    """Six digits do not tell these two rates apart, so the groups have the names of their first
+    runs."""
     for seed in (0, 1):
         write_run(root, "small", seed, lr=1e-3)
         write_run(root, "small", seed, name=f"small-other-{seed}", lr=1.0000001e-3)
@@ -290,7 +291,8 @@ def test_one_run_under_two_seeds_is_refused(root):
 
 
 def test_what_else_a_method_changed_stands_below_the_verdict(root):
-    """B trains the same 102,400 tokens in 200 steps of 512; both peak at step 10, B at twice the rate."""
+    """B trains the same 102,400 tokens in 200 steps of 512; both peak at step 10, B at twice the
+    rate."""
     for seed in range(3):
         write_run(root, "small", seed)
         rows = [

@@ -1,4 +1,5 @@
-"""What a comparison says, against runs whose numbers are known; and that it can be recomputed from metrics.jsonl."""
+"""What a comparison says, against runs whose numbers are known; and that it can be recomputed from
+metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ from tests.fake_runs import rows_of, write_rows, write_run
 @pytest.mark.parametrize(
     ("losses", "target", "bound", "read"),
     [
-        # Convex: the segment before reaches 3 at 1.25, the one behind at 1: the curve lies between 1.25 and 1.5.
+        # Convex: the segment before reaches 3 at 1.25, the one behind at 1: the curve lies between
+        # 1.25 and 1.5.
         ([8.0, 4.0, 2.0, 1.0], 3.0, 1.25, 1.5),
         # It bends both ways: drawn on, they reach 4 beyond either end; the farther end counts.
         ([8.0, 7.0, 3.0, 2.0], 4.0, 1.0, 1.75),
@@ -76,7 +78,8 @@ def test_sparse_evaluations_never_end_a_comparison(root, case):
 
 
 def test_the_interval_of_evaluations_that_would_do_by_hand():
-    """Open by e^0.4, a crossing is off by four times a quarter of the interval; half the steps leave a fourth of it."""
+    """Open by e^0.4, a crossing is off by four times a quarter of the interval; half the steps
+    leave a fourth of it."""
     run = SimpleNamespace(evaluated={"step": np.array([0, 50, 100])})
     groups = [SimpleNamespace(runs=[run])] * 2
     wide = Estimate(1.2, low=1.0, high=math.exp(0.4), log=True)
@@ -114,7 +117,8 @@ def test_equal_tokens_are_the_largest_that_all_runs_reached(root):
 
 
 def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root):
-    """3 of 5 baselines never come to 2.5: the ratio is a bound, the verdict the exact rank sum's."""
+    """3 of 5 baselines never come to 2.5: the ratio is a bound, the verdict the exact rank
+    sum's."""
     for seed, last in enumerate((3.0, 2.9, 2.8, 2.4, 2.3)):
         curve(root, [6.0, 4.0, last], "base", seed)
         curve(root, [6.0, 2.2 + seed / 100, 2.1], "method", seed, more=SLW)
@@ -138,7 +142,8 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root):
 
 
 def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root):
-    """By hand: the method passes the baseline's 3.0 midway between 20480 and 30720 tokens; then the other way round."""
+    """By hand: the method passes the baseline's 3.0 midway between 20480 and 30720 tokens; then the
+    other way round."""
     for seed in range(3):
         curve(root, [6.0, 5.0, 4.0, 3.0], "base", seed)
         curve(root, [6.0, 5.0, 3.5, 2.5], "method", seed, more=SLW)
@@ -153,7 +158,8 @@ def test_without_a_target_costs_are_to_match_the_worse_run_of_a_pair(root):
 
 
 def test_updates_to_match_are_judged_where_steps_differ_in_tokens(root):
-    """By hand: the method, with two updates for each of the baseline's, falls to 3.0 in 500, 500 and 480 updates."""
+    """By hand: the method, with two updates for each of the baseline's, falls to 3.0 in 500, 500
+    and 480 updates."""
     for seed, slope in enumerate((0.12, 0.12, 0.125)):
         curve(root, [6 - 0.1 * i for i in range(31)], "base", seed)
         losses = [6 - slope * i for i in range(31)]
@@ -187,8 +193,8 @@ def test_steps_are_unequal_beyond_2_percent_of_their_tokens(tokens, unequal):
 
 
 def test_the_end_of_a_run_is_read_from_its_last_fifth(root):
-    """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it, and the mean of what
-    jitters."""
+    """The line through the last four of twenty evaluations, at the last: 2.0 where they lie on it,
+    and the mean of what jitters."""
     run = read_numbers(curve(root, [6.0] * 16 + [2.3, 2.2, 2.1, 2.0], "line"))
     assert smooth_end(run, "tokens") == pytest.approx(2.0)
     run = read_numbers(curve(root, [6.0] * 16 + [3.1, 2.9, 2.9, 3.1], "jitter"))
@@ -204,7 +210,8 @@ def shown_in(comparison: Comparison) -> list[str]:
 
 
 def test_jumps_are_those_of_the_validation_loss(root):
-    """The losses of small batches are above 1.2 times their best in every run; 3.7 is above 1.2 x 3.0, 3.5 is not."""
+    """The losses of small batches are above 1.2 times their best in every run; 3.7 is above 1.2 x
+    3.0, 3.5 is not."""
     noisy = {"loss_ratio": 1.3}
     for seed in range(4):
         for name, losses, more in (
@@ -376,7 +383,8 @@ def test_runs_that_were_not_smooth_are_marked(root, run, events, marks):
 
 
 def test_tokens_that_a_rewind_abandoned_are_cost(root):
-    """Step 60 was reached, 20 steps were given up, so the run ends after 120 steps' worth of tokens, not 100."""
+    """Step 60 was reached, 20 steps were given up, so the run ends after 120 steps' worth of
+    tokens, not 100."""
     rows = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)
     rewind = {"event": "rewind", "from_step": 60, "to_step": 40, "tokens_abandoned": 20 * 1024}
     run = read_numbers(write_run(root, "small", 0, rows=rows, events=[{"event": "start"}, rewind]))
@@ -385,12 +393,14 @@ def test_tokens_that_a_rewind_abandoned_are_cost(root):
         1024 * s for s in (0, 10, 20, 30, 40, 70, 80, 90, 100, 110, 120)
     ]
     assert run.evaluated["schedule_tokens"][-1] == 100 * 1024
-    # 100 steps' worth was spent by step 80, where the schedule, which went back with the run, has a fifth to go.
+    # 100 steps' worth was spent by step 80, where the schedule, which went back with the run, has a
+    # fifth to go.
     assert schedule_position(run, "tokens", 100 * 1024) == pytest.approx(0.8)
 
 
 def test_abandoned_steps_are_not_measured_twice(root):
-    """Segment 0 to step 60 with a jump at 55, then a resume from 41: the jump is not in the run that counts."""
+    """Segment 0 to step 60 with a jump at 55, then a resume from 41: the jump is not in the run
+    that counts."""
     first = rows_of(60, 0, loss_ratio=1.0)
     first[55]["loss_ratio"] = 3.0
     run = read_numbers(
@@ -433,7 +443,8 @@ def test_duplicate_rows_and_torn_lines_change_nothing(root):
     before = as_json(of("small", "small-slw"))
     path = root / "small-seed1"
     whole = rows_of(100, 1)
-    # The same steps again, as an exact resume from step 40 writes them, after rows that it replaces.
+    # The same steps again, as an exact resume from step 40 writes them, after rows that it
+    # replaces.
     write_rows(path, whole[:61] + [row | {"segment": 1} for row in whole[41:]])
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 101, "seg')
@@ -449,7 +460,8 @@ def test_duplicate_rows_and_torn_lines_change_nothing(root):
 
 
 def test_price_and_energy(root):
-    """At 3600 an hour and 3.6 MW a second costs 1 and 1 kWh: 0.5 of them to a loss of 4, 1 in all."""
+    """At 3600 an hour and 3.6 MW a second costs 1 and 1 kWh: 0.5 of them to a loss of 4, 1 in
+    all."""
     curve(root, [6.0, 4.0, 3.0])
     costs = Costs(price_per_hour=3600.0, power_watts=3.6e6)
     comparison = of("c", target_loss=4.0, costs=costs)
@@ -495,7 +507,8 @@ def test_seconds_add_up(root):
 
 
 def test_what_is_not_judged_today_is_planned(root):
-    """Three settings of one recipe: without a name for the baseline the same is planned as with it, for two arms."""
+    """Three settings of one recipe: without a name for the baseline the same is planned as with it,
+    for two arms."""
     for seed in range(3):
         for lr, speed in ((1e-3, 1.0), (2e-3, 1.3), (3e-3, 1.1)):
             write_run(root, "small", seed, name=f"{lr}-seed{seed}", speed=speed, lr=lr)

@@ -1,4 +1,5 @@
-"""The frame of a comparison: its columns, its rows, and that every format for programs prints the same."""
+"""The frame of a comparison: its columns, its rows, and that every format for programs prints the
+same."""
 
 from __future__ import annotations
 

@@ -66,7 +66,8 @@ def test_holm_worked_example():
 
 @pytest.mark.parametrize(("effect", "n"), [(1.0, 10), (0.5, 34), (0.8, 15), (2.0, 5)])
 def test_seeds_needed_matches_published_tables_of_the_paired_t_test(effect, n):
-    """Two-sided 5 %, power 80 %: 34 pairs for d = 0.5, 15 for 0.8, 10 for 1 (Cohen, 1988; G*Power)."""
+    """Two-sided 5 %, power 80 %: 34 pairs for d = 0.5, 15 for 0.8, 10 for 1 (Cohen, 1988;
+    G*Power)."""
     assert planning.seeds_needed(effect, 1.0) == n
 
 
@@ -77,8 +78,8 @@ def test_seeds_needed_unpaired_matches_cohen():
 
 
 def test_seeds_needed_counts_an_error_that_all_seeds_share():
-    """n = 2.8016^2 sd^2 / (d^2 - 2.8016^2 shared^2) = 7.849 / (0.04 - 0.0196) = 385; 1.5 % of seconds, of which the
-    clocks leave 1.14 % open, no seeds show."""
+    """n = 2.8016^2 sd^2 / (d^2 - 2.8016^2 shared^2) = 7.849 / (0.04 - 0.0196) = 385; 1.5 % of
+    seconds, of which the clocks leave 1.14 % open, no seeds show."""
     assert planning.seeds_needed(0.2, 1.0, shared=0.05) == pytest.approx(385, rel=0.02)
     assert planning.seeds_needed(0.2, math.sqrt(2) / 2, paired=False, shared=0.05) == pytest.approx(
         385, rel=0.02
@@ -91,7 +92,8 @@ def test_seeds_needed_has_no_answer_without_spread_or_difference():
     assert planning.seeds_needed(0.0, 1.0) is None
     assert planning.seeds_needed(1e-6, 1.0) is None
     assert planning.seeds_needed(100.0, 1.0) == 2
-    # At 5 % / 30 t of one degree of freedom is 382: 200 standard deviations are 283 standard errors of two seeds.
+    # At 5 % / 30 t of one degree of freedom is 382: 200 standard deviations are 283 standard errors
+    # of two seeds.
     assert planning.seeds_needed(200.0, 1.0, alpha=0.05 / 30) == 3
 
 
@@ -108,8 +110,9 @@ def test_the_interval_of_a_spread_is_chi_squared_s():
 
 @pytest.mark.parametrize("alpha", [0.05, 0.05 / 30])
 def test_what_two_scattered_ratios_could_show_has_no_end(alpha):
-    """Ratios of 1 and 20 have a standard error of 1.5. With one degree of freedom t is 12.7 at 5 % and 381 at a
-    thirtieth of it; at power 0.8 more than 16 standard errors are e^24, and e^571 is no number."""
+    """Ratios of 1 and 20 have a standard error of 1.5. With one degree of freedom t is 12.7 at 5 %
+    and 381 at a thirtieth of it; at power 0.8 more than 16 standard errors are e^24, and e^571 is
+    no number."""
     estimate = ratio_of_means({0: 1.0, 1: 20.0}, {0: 1.0, 1: 1.0})
     assert inference.detectable(estimate, alpha) == np.inf
     (found,) = decide([estimate])
@@ -117,8 +120,8 @@ def test_what_two_scattered_ratios_could_show_has_no_end(alpha):
 
 
 def test_effects_are_found_where_the_noncentral_t_is_no_number():
-    """20 seeds at 5 % / 30: critical t of 19 degrees is 3.6595, so with power 0.8 a difference of about 3.6595 + 0.85
-    standard errors shows; SciPy's noncentral t has no value from 41 on."""
+    """20 seeds at 5 % / 30: critical t of 19 degrees is 3.6595, so with power 0.8 a difference of
+    about 3.6595 + 0.85 standard errors shows; SciPy's noncentral t has no value from 41 on."""
     estimate = Estimate(0.0, se=1.0, df=19)
     assert inference.detectable(estimate, 0.05 / 30) == pytest.approx(3.6595 + 0.8416, rel=0.03)
 
@@ -175,7 +178,8 @@ def test_unpaired_ratio_is_baseline_over_method():
 
 
 def test_pairs_are_of_one_seed_not_of_one_place():
-    """Every seed's difference is 0.1 but for rounding's sake, while the order of the two dicts differs."""
+    """Every seed's difference is 0.1 but for rounding's sake, while the order of the two dicts
+    differs."""
     baseline = {0: 3.0, 1: 3.5, 2: 4.0}
     method = {2: 4.11, 0: 3.10, 1: 3.59}
     estimate = difference_of_means(baseline, method)
@@ -184,7 +188,8 @@ def test_pairs_are_of_one_seed_not_of_one_place():
 
 
 def test_seeds_0_1_2_against_1_2_3_use_all_six_runs():
-    """The mean is that of all runs, so that it agrees with the means shown; two pairs are too few to pair."""
+    """The mean is that of all runs, so that it agrees with the means shown; two pairs are too few
+    to pair."""
     baseline, method = by_seed([3.0, 3.2, 3.1]), by_seed([3.1, 3.0, 2.9], 1)
     estimate = difference_of_means(baseline, method)
     assert estimate.mean == pytest.approx(-0.1)
@@ -199,7 +204,8 @@ def test_partly_paired_t_is_narrower_than_welch_where_seeds_matter():
     method = by_seed([2.5, 3.5, 4.5, 5.5, 6.5], 1)
     estimate = difference_of_means(baseline, method)
     assert estimate.mean == pytest.approx(1.5)
-    # s^2 = 2.5 in both; 2.5/5 + 2.5/5 - 2 * 1 * sqrt(0.5 * 0.5) * 4 / 5 = 0.2; df = 3 + (8 - 3) / 10 * 2 = 4
+    # s^2 = 2.5 in both; 2.5/5 + 2.5/5 - 2 * 1 * sqrt(0.5 * 0.5) * 4 / 5 = 0.2; df = 3 + (8 - 3) /
+    # 10 * 2 = 4
     assert (estimate.se, estimate.df) == pytest.approx((np.sqrt(0.2), 4.0))
     assert estimate.se < welch_t(list(baseline.values()), list(method.values())).se
 
@@ -214,7 +220,8 @@ def test_all_pairs_of_two_unpaired_sides():
 
 
 SPREAD = np.array([-1, 1, -1, 1]) * 0.01 * np.sqrt(3) / 2
-"""Four pairs of sd 0.01: standard error 0.005; critical t(3) is 3.182 two-sided and 2.353 one-sided."""
+"""Four pairs of sd 0.01: standard error 0.005; critical t(3) is 3.182 two-sided and 2.353
+one-sided."""
 
 
 def losses(gain: float) -> Estimate:
@@ -232,7 +239,8 @@ def ratios(gain: float) -> Estimate:
         (0.017, None, "better"),
         (-0.017, None, "worse"),
         (0.015, None, "undecided"),
-        # Equivalent if |gain| + 2.353 * 0.005 is below 0.02 of losses, log 1.02 = 0.0198 of ratios: up to 0.0080.
+        # Equivalent if |gain| + 2.353 * 0.005 is below 0.02 of losses, log 1.02 = 0.0198 of ratios:
+        # up to 0.0080.
         (0.0079, 0.02, "equivalent"),
         (-0.0079, 0.02, "equivalent"),
         (0.0085, 0.02, "undecided"),
@@ -286,7 +294,8 @@ def test_a_margin_is_a_positive_number():
     ],
 )
 def test_the_sentence_names_what_could_be_shown(question, estimate, shown, sizes):
-    """Five pairs of sd 0.1: t(4) is 2.7764, so 0.1242 on either side; with power 0.8 they show 1.6822 sd (tables)."""
+    """Five pairs of sd 0.1: t(4) is 2.7764, so 0.1242 on either side; with power 0.8 they show
+    1.6822 sd (tables)."""
     pairs = paired_t(np.array([-1, 1, -1, 1, 0]) * 0.1)
     if estimate is ratios:
         pairs = inference.exponentiated(pairs)
@@ -309,12 +318,14 @@ def test_holm_counts_only_what_was_tested():
 
 
 def test_an_error_that_all_seeds_share_stays_however_many_there_are():
-    """Three pairs with a mean of 2 and a standard error of 0.3, and a further error of 0.4: together 0.5."""
+    """Three pairs with a mean of 2 and a standard error of 0.3, and a further error of 0.4:
+    together 0.5."""
     alone = paired_t([2 - 0.3 * 3**0.5, 2, 2 + 0.3 * 3**0.5])
     assert alone.se == pytest.approx(0.3)
     wider = inference.widen(alone, 0.4, 0.05)
     assert (wider.mean, wider.se, wider.sd) == pytest.approx((2, 0.5, alone.sd))
-    # Student's t with 2 degrees of freedom: 4.30265 covers 95 %, and beyond 2 / 0.5 = 4 lie 5.719 %.
+    # Student's t with 2 degrees of freedom: 4.30265 covers 95 %, and beyond 2 / 0.5 = 4 lie 5.719
+    # %.
     assert (wider.low, wider.high) == pytest.approx((2 - 2.151325, 2 + 2.151325), abs=1e-5)
     assert wider.p == pytest.approx(0.05719, abs=1e-5)
 
@@ -324,7 +335,8 @@ def test_an_error_that_all_seeds_share_stays_however_many_there_are():
     [
         # The smallest of a member's p takes Holm's factor; the member's other cost takes the same.
         (0.01, 0.02, 0.04, [0.02, 0.04, 0.04]),
-        # A p of exactly 0 says nothing about the member's other cost: twice its own p, for two members.
+        # A p of exactly 0 says nothing about the member's other cost: twice its own p, for two
+        # members.
         (0.0, 0.03, 0.04, [0.0, 0.06, 0.04]),
         (0.0, 0.6, 0.04, [0.0, 1.0, 0.04]),
         (0.0, 0.0, 0.0, [0.0, 0.0, 0.0]),
@@ -346,7 +358,8 @@ def test_a_p_of_0_does_not_pass_to_the_arm_s_other_costs(tokens, flops, other, c
 
 @pytest.mark.parametrize(("n", "effect"), [(3, 0.082), (5, 0.043), (8, 0.029), (10, 0.025)])
 def test_what_a_study_could_have_seen(n, effect):
-    """Smallest effect at power 0.8 and sd 0.025; the same as asking how many seeds that effect needs."""
+    """Smallest effect at power 0.8 and sd 0.025; the same as asking how many seeds that effect
+    needs."""
     sample = np.random.default_rng(n).normal(0, 1, n)
     sample = (sample - sample.mean()) / sample.std(ddof=1) * 0.025
     seen = inference.detectable(paired_t(sample))
@@ -376,7 +389,8 @@ def test_rank_sum_with_ties_counts_every_split():
 
 
 def test_many_runs_are_ranked_by_the_normal_approximation_and_say_so():
-    """The count of splits costs n^4 and overflowed beyond 1,030 runs; at the border both agree to 5 %."""
+    """The count of splits costs n^4 and overflowed beyond 1,030 runs; at the border both agree to 5
+    %."""
     random = np.random.default_rng(1)
     a, b = random.normal(0, 1, 600), random.normal(0.1, 1, 600).round(1)
     found = rank_sum(a, b)
@@ -405,7 +419,8 @@ def test_a_failed_run_is_the_worst_rank():
 
 
 def test_a_bound_beats_only_what_it_must():
-    """More than 10 is above 10 and 9, not known against 12 or another bound, and better than a failure."""
+    """More than 10 is above 10 and 9, not known against 12 or another bound, and better than a
+    failure."""
     assert rank_sum([9.0], [10.0], method_beyond=[True]).wins == 0.0
     assert rank_sum([10.0], [10.0], method_beyond=[True]).wins == 0.0
     assert rank_sum([12.0], [10.0], method_beyond=[True]).wins == 0.5
@@ -440,7 +455,8 @@ def test_failures_by_fisher_and_from_six_pairs_by_mcnemar():
 @pytest.mark.slow
 @pytest.mark.parametrize("paired", [0, 2, 5, 8])
 def test_partly_paired_t_holds_its_level(paired):
-    """8 + 8 runs of which some share a seed, seeds' correlation 0 and 0.8: at most 6 % false verdicts."""
+    """8 + 8 runs of which some share a seed, seeds' correlation 0 and 0.8: at most 6 % false
+    verdicts."""
     random = np.random.default_rng(paired)
     for correlation in (0.0, 0.8):
         found = 0
@@ -460,7 +476,8 @@ def test_partly_paired_t_holds_its_level(paired):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_the_margin_holds_its_level(n):
-    """Two methods exactly the margin apart are called equivalent, or no worse, in at most 5 % of studies (+ noise)."""
+    """Two methods exactly the margin apart are called equivalent, or no worse, in at most 5 % of
+    studies (+ noise)."""
     random = np.random.default_rng(n)
     equivalent = noninferior = 0
     for sample in random.normal(0.02, 0.015, (3000, n)):
@@ -473,8 +490,8 @@ def test_the_margin_holds_its_level(n):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 5, 10])
 def test_switching_to_ranks_where_runs_failed_holds_the_level(n):
-    """The rule: the t test where all finished, the exact rank sum where any run failed; both sides fail equally
-    often."""
+    """The rule: the t test where all finished, the exact rank sum where any run failed; both sides
+    fail equally often."""
     random = np.random.default_rng(n)
     for share in (0.05, 0.3):
         found = 0

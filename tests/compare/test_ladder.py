@@ -1,5 +1,5 @@
-"""Speed-up at matched loss from ladders of finished runs: against power laws whose gain is known, and at the ladder's
-ends."""
+"""Speed-up at matched loss from ladders of finished runs: against power laws whose gain is known,
+and at the ladder's ends."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ BUDGETS = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
 def ladder(
     speed: float, seeds: int = 4, noise: float = 0.0, seed: int = 0, per_token: float = 6e5
 ) -> dict[int, dict[int, Rung]]:
-    """Losses that fall with the logarithm of the budget; a method of speed s has the loss of a baseline with s times
-    its budget."""
+    """Losses that fall with the logarithm of the budget; a method of speed s has the loss of a
+    baseline with s times its budget."""
     draw = np.random.default_rng(seed)
     shared = np.random.default_rng(99).normal(0, 0.05, seeds)
     return {

@@ -15,7 +15,8 @@ from tests.compare import made
 
 
 def judged_as_study(comparison: Comparison, found: Verdict) -> Verdict:
-    """The verdict of a study with one look whose only primary is the question of a comparison's verdict."""
+    """The verdict of a study with one look whose only primary is the question of a comparison's
+    verdict."""
     question = found.question
     base = comparison.baseline
     measure = f"{question.axis}_to_target" if question.axis else question.key

@@ -1,4 +1,5 @@
-"""Looks are paid for: levels, p-values and intervals of planned looks, and that 20 of them err in 5 % of studies."""
+"""Looks are paid for: levels, p-values and intervals of planned looks, and that 20 of them err in 5
+% of studies."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ def test_one_look_is_the_t_test_itself():
 
 
 def test_levels_of_known_variances_are_those_of_the_literature():
-    """With 60 seeds and more a look t is nearly normal: Pocock's nominal level for five looks is 0.0158, O'Brien and
-    Fleming's last one 0.0413 (Jennison and Turnbull 2000, tables 2.1 and 2.3)."""
+    """With 60 seeds and more a look t is nearly normal: Pocock's nominal level for five looks is
+    0.0158, O'Brien and Fleming's last one 0.0413 (Jennison and Turnbull 2000, tables 2.1 and
+    2.3)."""
     plan = (60, 120, 180, 240, 300)
     small = sequential._DRAWS, sequential._CHUNK
     try:
@@ -76,7 +78,8 @@ def test_p_never_grows_with_a_further_look_and_is_never_below_the_look_s_own():
 
 
 def test_the_clearest_look_decides_whichever_it_is():
-    """p of 0.2 and 0.001 are 1.28 and 3.29 standard errors, which no weight of the looks outdoes."""
+    """p of 0.2 and 0.001 are 1.28 and 3.29 standard errors, which no weight of the looks
+    outdoes."""
     faint, clear = Estimate(-0.1, p=0.2), Estimate(0.1, p=0.001)
     assert _clearest([faint, clear], (3, 6)) is clear
     assert _clearest([clear, faint], (3, 6)) is clear
@@ -114,12 +117,12 @@ def test_intervals_of_all_looks_hold_together():
     assert 0.044 <= missed.mean() <= 0.054
 
 
-# --- the alternative -------------------------------------------------------------------------------------------------
+# --- the alternative ------------------------------------------------------------------------------
 
 
 def test_the_mixture_is_a_bayes_factor():
-    """Against numerical integration over the effect: t given an effect d is noncentral t with noncentrality d
-    sqrt(n)."""
+    """Against numerical integration over the effect: t given an effect d is noncentral t with
+    noncentrality d sqrt(n)."""
     n, t, variance = 6, 2.3, 1.5
     effects = np.linspace(-12, 12, 4001)
     density = stats.norm.pdf(effects, 0, math.sqrt(variance))
@@ -155,8 +158,9 @@ def test_the_mixture_shows_less_than_the_planned_looks():
 
 
 def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power():
-    """Half of the pairs are there with z = 1.2, the trend goes on: B = 1.2 x 0.7071 = 0.8485, and 0.8485 more is
-    expected. The chance to pass 1.96 at the end is Phi((1.6971 - 1.96) / 0.7071) = Phi(-0.372) = 0.355."""
+    """Half of the pairs are there with z = 1.2, the trend goes on: B = 1.2 x 0.7071 = 0.8485, and
+    0.8485 more is expected. The chance to pass 1.96 at the end is Phi((1.6971 - 1.96) / 0.7071) =
+    Phi(-0.372) = 0.355."""
     n, sd = 400, 2.0
     gain = 1.2 * sd / math.sqrt(n)
     at_end = {"more": [n], "levels": [0.05], "margin": 0.0}
@@ -168,7 +172,8 @@ def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power():
     assert conditional_power(gain, sd, n, direction="better", **one_sided) == pytest.approx(
         0.355, abs=0.02
     )
-    # A margin of half an sd lies 10 standard errors away: not worse by it is shown, and so is within it.
+    # A margin of half an sd lies 10 standard errors away: not worse by it is shown, and so is
+    # within it.
     wide = one_sided | {"margin": 0.5 * sd}
     assert conditional_power(gain, sd, n, direction="noninferior", **wide) == 1.0
     assert conditional_power(gain, sd, n, direction="equivalent", **wide) == 1.0
@@ -176,8 +181,8 @@ def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power():
 
 
 def test_the_chance_of_a_claim_counts_an_error_that_all_pairs_share():
-    """A gain of 0.01 with a spread of 0.001 is sure after 20 pairs; beside an error of 0.02 that no pair makes smaller,
-    its t is 0.5, and it never passes 1.73."""
+    """A gain of 0.01 with a spread of 0.001 is sure after 20 pairs; beside an error of 0.02 that no
+    pair makes smaller, its t is 0.5, and it never passes 1.73."""
     plan = {"more": [10], "levels": [0.05], "direction": "better", "margin": 0.0}
     assert conditional_power(0.01, 0.001, 10, **plan) == 1.0
     assert conditional_power(0.01, 0.001, 10, **plan, shared=0.02) == 0.0

@@ -1,5 +1,5 @@
-"""compare's verdicts on simulated studies, small: benchmarks/simulations/simulate_compare.py has them in full,
-docs/compare.md its table."""
+"""compare's verdicts on simulated studies, small: benchmarks/simulations/simulate_compare.py has
+them in full, docs/compare.md its table."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def shares(rows: list[tuple[str, str, str]]) -> dict[str, float]:
 
 
 def test_unequal_evaluation_noise_decides_nothing(simulate):
-    """Type I at most 7 % (in 500 studies: 9.5 %), where the old rules declared a winner in 10 to 70 %."""
+    """Type I at most 7 % (in 500 studies: 9.5 %), where the old rules declared a winner in 10 to 70
+    %."""
     found = shares(simulate.jitter(500, np.random.default_rng(5)))
     for measure, rate in found.items():
         if "never" not in measure and "deleted" not in measure and "not tested" not in measure:
@@ -107,7 +108,8 @@ def test_tuning_both_recipes_alike_is_harmless(simulate):
 
 
 def test_plans_keep_what_they_promise(simulate):
-    """Planned 80 %, in 150 studies within 10 %; after Holm and looks, and with the spread of a few pairs."""
+    """Planned 80 %, in 150 studies within 10 %; after Holm and looks, and with the spread of a few
+    pairs."""
     found = {
         (what, how): float(text.removesuffix(" %"))
         for what, how, text in simulate.plans(150, np.random.default_rng(8))
@@ -117,8 +119,8 @@ def test_plans_keep_what_they_promise(simulate):
 
 
 def test_a_slower_machine_is_no_method(simulate):
-    """Claimed in at most 7 % (in 150 studies: 12 %), where clocks alone err in 27 % at 1.02x and more beyond; a
-    calibration's own error, which all pairs share, is no claim either."""
+    """Claimed in at most 7 % (in 150 studies: 12 %), where clocks alone err in 27 % at 1.02x and
+    more beyond; a calibration's own error, which all pairs share, is no claim either."""
     rows = simulate.seconds(150, np.random.default_rng(9))
     claimed = [float(text.removesuffix(" %")) for _, how, text in rows if how == "claimed"]
     assert len(claimed) == 15 + 27 and max(claimed) <= 12

@@ -66,7 +66,8 @@ def write_failing(
 @pytest.mark.parametrize(
     ("seeds", "base", "method", "p", "text", "shares"),
     [
-        # Four failures among ten runs: 5 of the 210 ways give all of them to one recipe, 5 all to the other.
+        # Four failures among ten runs: 5 of the 210 ways give all of them to one recipe, 5 all to
+        # the other.
         (
             5,
             {"failed": 4},
@@ -111,8 +112,8 @@ def test_the_sentence_about_failures_says_the_adjusted_p(root):
 
 
 def test_a_verdict_at_another_place_of_the_decay_is_withheld(root):
-    """Steps of half the time: at equal seconds the baseline is at half its decay. Seconds to match are judged, the
-    loss at equal seconds is not."""
+    """Steps of half the time: at equal seconds the baseline is at half its decay. Seconds to match
+    are judged, the loss at equal seconds is not."""
     for seed in range(3):
         write_run(root, "small", seed)
         fast = []
@@ -171,7 +172,8 @@ def test_each_recipe_stands_at_its_own_best(root):
 
 
 def test_the_best_setting_waits_for_runs_that_have_not_finished(root):
-    """The better learning rate has a run to come; as if it had failed, the worse one would be taken."""
+    """The better learning rate has a run to come; as if it had failed, the worse one would be
+    taken."""
     for seed in range(3):
         for lr, speed in ((1e-3, 0.7), (2e-3, 1.2)):
             half = {"steps": 50, "budget": 102400} if lr == 2e-3 and seed == 2 else {}
@@ -246,7 +248,8 @@ def test_a_place_on_the_schedule_that_is_not_known_is_not_taken_for_equal(
 
 
 def test_costs_are_not_judged_over_different_budgets(root):
-    """With twice the budget the longer run comes down to the shorter one's loss, and to a target, in mid-decay."""
+    """With twice the budget the longer run comes down to the shorter one's loss, and to a target,
+    in mid-decay."""
     for seed in range(3):
         write_run(root, "short", seed, steps=50)
         write_run(root, "long", seed, rows=rows_of(100, seed, speed=0.6), steps=100)

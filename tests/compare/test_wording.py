@@ -121,7 +121,8 @@ def test_every_measure_of_a_study_is_a_question():
 
 
 def test_nothing_asks_for_a_question_by_the_spelling_of_its_key(root):
-    """In `compare` and `study` no `==`, `in`, startswith or endswith has a question's key beside it."""
+    """In `compare` and `study` no `==`, `in`, startswith or endswith has a question's key beside
+    it."""
     groups = made.plain(root).groups
     asked = [*measures(groups), *measures(groups, 3.0, Costs(1.0, 1.0))]
     keys = {*MEASURES, "updates_to_match"} | {question.key for question in asked}

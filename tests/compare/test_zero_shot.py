@@ -1,4 +1,5 @@
-"""Zero-shot scores side by side: paired by items or seeds, corrected over tasks, and what is not judged."""
+"""Zero-shot scores side by side: paired by items or seeds, corrected over tasks, and what is not
+judged."""
 
 from __future__ import annotations
 

@@ -130,7 +130,8 @@ print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyar
 
 
 def test_plain_lines_of_a_long_preparation(monkeypatch):
-    """A thousand reports over five minutes: a line when a part of the work begins, then one each ten seconds."""
+    """A thousand reports over five minutes: a line when a part of the work begins, then one each
+    ten seconds."""
     now = [0.0]
     monkeypatch.setattr("efftrain_cli.foundation.progress.time.monotonic", lambda: now[0])
     stream = io.StringIO()

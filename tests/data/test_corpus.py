@@ -104,7 +104,8 @@ def test_truncation_is_seen_at_open(tmp_path):
 
 
 def test_every_flipped_bit_is_seen_before_its_tokens_are_used(tmp_path):
-    """200 random bits of header and ids, and those at their ends, at the first read anywhere in the shard."""
+    """200 random bits of header and ids, and those at their ends, at the first read anywhere in the
+    shard."""
     (shard,) = write(tmp_path, [list(range(8, 258))] * 4).shards
     for _ in flips(shard.path, 200):
         with pytest.raises(DataError):

@@ -1,4 +1,5 @@
-"""Text of the Hugging Face Hub, as far as it is needed: faked, cached, lost on the way; and its tokenizers."""
+"""Text of the Hugging Face Hub, as far as it is needed: faked, cached, lost on the way; and its
+tokenizers."""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from tests.fake_runs import write_jsonl
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- going on -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 def test_prepare_goes_on_where_it_was_stopped(tmp_path, monkeypatch, kind):
-    """Stopped at every third batch in turn; in the end the bytes are those of one go, and no batch was encoded twice in
-    vain but the few since the last whole shard."""
+    """Stopped at every third batch in turn; in the end the bytes are those of one go, and no batch
+    was encoded twice in vain but the few since the last whole shard."""
     if kind == "txt":
         for number in range(19):
             (tmp_path / f"{number:02}.txt").write_text(
@@ -114,7 +115,7 @@ def test_too_little_room_is_said_before_it_is_used(tmp_path, monkeypatch):
         prepare(Data(train=str(tmp_path / "a.jsonl"), tokenizer="bpe:300"))
 
 
-# --- the Hub, faked --------------------------------------------------------------------------------------------------
+# --- the Hub, faked -------------------------------------------------------------------------------
 
 
 class FakeHub:
@@ -229,7 +230,8 @@ def texts_of(revision: str | None) -> list[str]:
 
 @pytest.mark.parametrize("windows, tokens", [(1022, 65_536), (1023, 131_072)])
 def test_two_windows_more_than_the_budget_are_prepared(windows, tokens):
-    """1,024 windows of 64 tokens are 2^16 tokens; one more needs the next power of two. 16 x 64 + 1 tokens validate."""
+    """1,024 windows of 64 tokens are 2^16 tokens; one more needs the next power of two. 16 x 64 + 1
+    tokens validate."""
     budget = ["train.batch_size=1", "eval.windows=16", f"train.tokens={64 * windows}"]
     recipe = load_recipe("small", ["data.train=owner/name", "model.seq_len=64", *budget])
     assert limits_of(recipe) == (tokens, 2048)

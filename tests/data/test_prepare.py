@@ -1,4 +1,5 @@
-"""prepare: one corpus for one text, whole or not there, and refused where it would mislead (F34, F35, F38)."""
+"""prepare: one corpus for one text, whole or not there, and refused where it would mislead (F34,
+F35, F38)."""
 
 from __future__ import annotations
 
@@ -178,11 +179,12 @@ def test_bad_settings_cost_nothing(cache, book):
     assert not cache.exists()
 
 
-# --- damage and other people's files ---------------------------------------------------------------------------------
+# --- damage and other people's files --------------------------------------------------------------
 
 
 def test_damage_is_refused_with_exit_3(cache, book):
-    """F34: each file of a corpus flipped, cut short and removed; with full verification nothing passes."""
+    """F34: each file of a corpus flipped, cut short and removed; with full verification nothing
+    passes."""
     folder = prepare(data(book)).folder
     files = sorted(folder.iterdir())
     assert [path.name for path in files] == [

@@ -107,7 +107,8 @@ def test_dying_at_every_step_to_the_disk_leaves_a_whole_corpus_or_none(cache, bo
 
 @pytest.mark.slow
 def test_a_killed_prepare_leaves_nothing_torn(cache, book):
-    """SIGKILL at five moments of the work, then a start that must end with the right corpus and no leftovers."""
+    """SIGKILL at five moments of the work, then a start that must end with the right corpus and no
+    leftovers."""
     book.write_text("".join(LINES) * 20)
     begin = time.monotonic()
     whole = start(book, cache / "reference")

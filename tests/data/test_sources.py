@@ -37,7 +37,7 @@ def documents_of(shards: TokenShards, corpus: Corpus) -> list[list[int]]:
     return [part.tolist()[:-1] for part in np.split(ids, ends + 1)[:-1]]
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
 def test_json_csv_markdown_and_zstd(tmp_path):
@@ -163,7 +163,7 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path):
         find_text(Data(train=str(folder)))
 
 
-# --- token files -----------------------------------------------------------------------------------------------------
+# --- token files ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_tokenizer_cannot_be_trained_on_tokens(tmp_path):
         prepare(data(tmp_path / "a.bin"))
 
 
-# --- several sources -------------------------------------------------------------------------------------------------
+# --- several sources ------------------------------------------------------------------------------
 
 
 def test_shares_add_up():
@@ -278,8 +278,9 @@ def test_shares_add_up():
 
 
 def test_a_mix_is_a_function_of_position(tmp_path):
-    """Tokens that name their source: every beginning of the stream has each source's share, every window of a source
-    comes once per epoch of it, and any position gives the same alone as in a long read."""
+    """Tokens that name their source: every beginning of the stream has each source's share, every
+    window of a source comes once per epoch of it, and any position gives the same alone as in a
+    long read."""
     from tests.data.test_windows import counting_shards
 
     whole = counting_shards(tmp_path, 6000)
@@ -367,7 +368,7 @@ def test_sources_in_a_recipe(tmp_path):
     assert load_recipe(str(tmp_path / "again.toml")) == loaded
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- what is said ---------------------------------------------------------------------------------
 
 
 def test_warnings_of_little_text(tmp_path):

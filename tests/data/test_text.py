@@ -1,4 +1,5 @@
-"""Text sources: what is found, how documents are read, and what is said of those that cannot be (F39)."""
+"""Text sources: what is found, how documents are read, and what is said of those that cannot be
+(F39)."""
 
 from __future__ import annotations
 

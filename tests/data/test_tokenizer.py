@@ -41,7 +41,8 @@ def gpt2(shared_data: Path) -> Tokenizer:
 
 
 def test_gpt2_counts_shakespeare_as_everybody_does(gpt2, shared_data):
-    """338,025 tokens; cut after 90 % of the characters, 301,966 and 36,059: the counts that nanoGPT prints."""
+    """338,025 tokens; cut after 90 % of the characters, 301,966 and 36,059: the counts that nanoGPT
+    prints."""
     text = (shared_data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     cut = int(len(text) * 0.9)
     assert [len(ids) for ids in gpt2.encode([text, text[:cut], text[cut:]])] == [
@@ -59,7 +60,8 @@ def test_gpt2_known_ids(gpt2):
 
 
 def test_long_documents_are_cut_where_no_token_changes(gpt2, bpe):
-    """Random text full of the hard cases, cut once per 64 K characters, against the library on the whole."""
+    """Random text full of the hard cases, cut once per 64 K characters, against the library on the
+    whole."""
     rng = random.Random(5)
     parts = [
         "word",
@@ -91,8 +93,8 @@ def test_long_documents_are_cut_where_no_token_changes(gpt2, bpe):
 
 @pytest.mark.parametrize("step", [211, pytest.param(1, marks=pytest.mark.slow)])
 def test_tiktoken_and_tokenizers_agree_over_unicode(gpt2, step):
-    """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries' word patterns are
-    one."""
+    """Each character among letters, digits, spaces, line ends and apostrophes: the two libraries'
+    word patterns are one."""
     assert gpt2.fast is not None
     characters = [
         chr(c) for c in (*range(0x3100), *range(0x3100, 0x110000, step)) if not 0xD800 <= c < 0xE000
@@ -127,7 +129,8 @@ def test_tiktoken_is_used_only_where_ids_are_certain(gpt2, bpe, tmp_path):
         )
 
     def other_pair(parts: dict[str, Any]) -> None:
-        """A token that no text reaches: its listed parts never stand side by side, but tiktoken would merge others."""
+        """A token that no text reaches: its listed parts never stand side by side, but tiktoken
+        would merge others."""
         alone = {"".join(pair): number for number, pair in enumerate(parts["model"]["merges"])}
         number = next(n for word, n in alone.items() if len(word) == 3)
         word = "".join(parts["model"]["merges"][number])
@@ -270,7 +273,8 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
 
 
 def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
-    """Two splits as files of a local folder: what a download from the Hub looks like to `datasets`."""
+    """Two splits as files of a local folder: what a download from the Hub looks like to
+    `datasets`."""
     from efftrain_cli.data.text import HubDataset
 
     for split, rows in (("train", ["one", "", "two"]), ("validation", ["three"])):

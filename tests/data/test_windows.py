@@ -18,8 +18,8 @@ from efftrain_cli.recipe.sections import Data
 def counting_shards(
     folder: Path, tokens: int, *, shard_tokens: int = 1 << 26, document: int = 100
 ) -> TokenShards:
-    """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the count, so nothing
-    wraps."""
+    """Shards whose token at place i is i: a window shows where it was cut. Vocabulary above the
+    count, so nothing wraps."""
     folder.mkdir(parents=True, exist_ok=True)
     writer = ShardWriter(
         folder,
@@ -30,7 +30,8 @@ def counting_shards(
     )
     for start in range(0, tokens, document):
         end = min(start + document, tokens)
-        # The writer ends each document itself, so the last number of each is given as its end of text.
+        # The writer ends each document itself, so the last number of each is given as its end of
+        # text.
         writer.eot_id = end - 1
         writer.add(np.arange(start, end - 1, dtype=np.uint32), "test")
     writer.close()
@@ -42,7 +43,8 @@ def plan(batch_size: int, seq_len: int, start: int, sequences_per_window: int = 
 
 
 def test_permutations_of_few_numbers_are_even():
-    """Over many keys every number comes first about equally often: 5 numbers, 5,000 keys, expected 1,000 +- 28 each."""
+    """Over many keys every number comes first about equally often: 5 numbers, 5,000 keys, expected
+    1,000 +- 28 each."""
     rng = np.random.default_rng(0)
     firsts = [
         int(permute(np.arange(1), 5, rng.integers(0, 2**63, 8).astype(np.uint64))[0])
@@ -52,8 +54,8 @@ def test_permutations_of_few_numbers_are_even():
 
 
 def test_order_is_not_the_order_of_the_text():
-    """Neighbours in the stream are far apart in the text: about a third of the corpus on average, as for any random
-    order."""
+    """Neighbours in the stream are far apart in the text: about a third of the corpus on average,
+    as for any random order."""
     n = 10_000
     key = np.random.default_rng(1).integers(0, 2**63, 8).astype(np.uint64)
     order = permute(np.arange(n), n, key)
@@ -63,7 +65,8 @@ def test_order_is_not_the_order_of_the_text():
 
 @pytest.mark.parametrize("shard_tokens", [1 << 26, 1500])
 def test_each_window_once_per_epoch_across_the_boundary(tmp_path, shard_tokens):
-    """F8: read in batches that straddle the epochs, from a second object, as after a resume in epoch 2."""
+    """F8: read in batches that straddle the epochs, from a second object, as after a resume in
+    epoch 2."""
     shards = counting_shards(tmp_path, 10_007, shard_tokens=shard_tokens)
     assert len(shards.shards) == (1 if shard_tokens > 10_007 else 7)
     first = Windows(shards, 16, seed=7)
@@ -177,7 +180,8 @@ def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path):
 
 
 def test_a_batch_costs_little(tmp_path):
-    """Best of many, so that a busy machine does not fail it; the bound is ten times what it takes alone."""
+    """Best of many, so that a busy machine does not fail it; the bound is ten times what it takes
+    alone."""
     windows = Windows(counting_shards(tmp_path, 200_000, document=10_000), 256, seed=1)
     windows.batch(plan(8, 256, 0))
     seconds = []

@@ -1,4 +1,5 @@
-"""docs/compare.md: its commands run, and its numbers agree with each other and with the simulations' table."""
+"""docs/compare.md: its commands run, and its numbers agree with each other and with the
+simulations' table."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def test_the_output_has_the_form_that_compare_prints(runs):
 
 
 def test_the_numbers_of_the_output_agree():
-    """The sentence is of the table's first line, whose difference is B - A to the last digit and in its interval."""
+    """The sentence is of the table's first line, whose difference is B - A to the last digit and in
+    its interval."""
     (line,) = [line for line in OUTPUT.splitlines() if line.startswith("final loss ")]
     a, b, gap, low, high = map(float, re.findall(r"[-+]?\d+\.\d{4}", line))
     assert gap == pytest.approx(b - a, abs=1.01e-4) and low < gap < high

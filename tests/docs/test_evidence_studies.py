@@ -1,5 +1,5 @@
-"""Pages of evidence that stand on a study: every estimate and interval of its last look is on the page as the study
-printed it."""
+"""Pages of evidence that stand on a study: every estimate and interval of its last look is on the
+page as the study printed it."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_nothing_that_a_user_reads_refers_to_files_outside_the_wheel():
-    """Messages, help and recipes; docstrings and comments are for readers of the repository, which has these files."""
+    """Messages, help and recipes; docstrings and comments are for readers of the repository, which
+    has these files."""
     import ast
 
     outside = re.compile(r"\b(docs|benchmarks|tests)/")

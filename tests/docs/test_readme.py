@@ -1,4 +1,5 @@
-"""What README and docs tell people to type: commands and options exist, links lead somewhere, and the tour works."""
+"""What README and docs tell people to type: commands and options exist, links lead somewhere, and
+the tour works."""
 
 from __future__ import annotations
 

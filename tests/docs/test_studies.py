@@ -1,4 +1,5 @@
-"""docs/studies.md: its commands run, its keys are those of a study file, its example is planned and rehearsed."""
+"""docs/studies.md: its commands run, its keys are those of a study file, its example is planned and
+rehearsed."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ HASHES = {
     "warmup-rivals": "d7699ca250c7e8a1",
     "warmup-stability": "d0d4b4528e51beda",
 }
-"""Beginnings of the hashes of the studies that were run: whatever is renamed, they train and judge what they did."""
+"""Beginnings of the hashes of the studies that were run: whatever is renamed, they train and judge
+what they did."""
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The page on tuning a warmup: its plans are printed, and its figures are those of the program and of the table."""
+"""The page on tuning a warmup: its plans are printed, and its figures are those of the program and
+of the table."""
 
 from __future__ import annotations
 

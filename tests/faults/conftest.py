@@ -68,7 +68,8 @@ def random_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: str) -> tuple[int, str]:
-    """(exit code, message) of a command, in this process. Anything but an error for the user fails the test."""
+    """(exit code, message) of a command, in this process. Anything but an error for the user fails
+    the test."""
     result: Result = invoke(*words)
     if isinstance(result.exception, EfftrainError):
         return result.exception.exit_code, str(result.exception)
@@ -101,7 +102,8 @@ DISK = [(os, name) for name in ("fsync", "rename", "replace", "mkdir", "link", "
 
 
 def die_at(number: int, *more: tuple[Any, str]) -> None:
-    """Make this process end, with no cleaning up, just before its `number`th call of `DISK` or `more`."""
+    """Make this process end, with no cleaning up, just before its `number`th call of `DISK` or
+    `more`."""
     seen = 0
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:
@@ -119,8 +121,8 @@ def die_at(number: int, *more: tuple[Any, str]) -> None:
 
 
 def deaths(work: Callable[[int], None]) -> Iterator[int]:
-    """Call `work(1)`, `work(2)`, ..., each in a process of its own that calls `die_at`; yield after each, until one
-    ends well."""
+    """Call `work(1)`, `work(2)`, ..., each in a process of its own that calls `die_at`; yield after
+    each, until one ends well."""
     for number in count(1):
         code = in_a_child(lambda number=number: work(number))  # type: ignore[misc]
         assert code in (0, DIED)

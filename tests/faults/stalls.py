@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tests.launch import Laboratory, Process
 
-# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's batch is read during
-# the step before: where the batch of step 9 stalls, step 7 is the last finished one.
+# Each stalls one window of a step, and says so by a file. Signals arrive while it sleeps. A step's
+# batch is read during the step before: where the batch of step 9 stalls, step 7 is the last
+# finished one.
 STALL = """
 import time
 from pathlib import Path

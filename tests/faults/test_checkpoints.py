@@ -34,7 +34,8 @@ def test_two_hundred_flipped_bits(run, capfd):
     """F11: each is found before any tensor is used, and named; the checkpoint before takes over."""
     path = checkpoints_of(run.path)[-1]
     files = sorted(path.iterdir())
-    # As many of each file, so that the small files have their share; the manifest itself is one of them.
+    # As many of each file, so that the small files have their share; the manifest itself is one of
+    # them.
     for file in files:
         for _ in flips(file, 200 // len(files)):
             with pytest.raises(CheckpointError, match=file.name):
@@ -88,7 +89,8 @@ def test_a_manifest_that_is_none(run, fault, capfd):
 
 
 def test_a_manifest_that_lists_too_little(run, capfd):
-    """Whole in itself, and without the optimizer's state: fit to be sampled from, not to be resumed."""
+    """Whole in itself, and without the optimizer's state: fit to be sampled from, not to be
+    resumed."""
     newest = checkpoints_of(run.path)[-1]
     names = ("model.safetensors", "progress.json", "recipe.toml")
     write_manifest(newest, {name: sha256_of(newest / name) for name in names})
@@ -188,7 +190,8 @@ class Bomb:
 
 
 def test_a_malicious_pickle_is_never_run(lab):
-    """F14: pickles where checkpoints, tokenizers and shards are read, with manifests that vouch for them."""
+    """F14: pickles where checkpoints, tokenizers and shards are read, with manifests that vouch for
+    them."""
     canary = lab.folder / "canary"
     bombs = [pickle.dumps(Bomb(canary))]
     torch.save(Bomb(canary), lab.folder / "bomb.pt")
@@ -294,7 +297,8 @@ def test_a_changed_recipe_is_refused_at_resume(lab):
     assert "lr = 0.001" in (lab.run("r") / "recipe.toml").read_text()
     lab.resume("r", "--steps", "8")
 
-    # An edited file is a changed recipe too, and text that changed is changed data: here it makes another vocabulary.
+    # An edited file is a changed recipe too, and text that changed is changed data: here it makes
+    # another vocabulary.
     path = lab.run("r") / "recipe.toml"
     whole = path.read_text()
     edited = whole.replace("weight_decay = 0.1", "weight_decay = 0.2")

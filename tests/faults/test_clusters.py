@@ -1,5 +1,5 @@
-"""F83: the batch files of docs/clusters.md, with a stand-in for srun and scontrol: stopped before the limit, requeued,
-continued."""
+"""F83: the batch files of docs/clusters.md, with a stand-in for srun and scontrol: stopped before
+the limit, requeued, continued."""
 
 from __future__ import annotations
 

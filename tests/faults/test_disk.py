@@ -1,4 +1,5 @@
-"""A disk that fills up while a run trains, for real: a small tmpfs in a mount namespace of its own."""
+"""A disk that fills up while a run trains, for real: a small tmpfs in a mount namespace of its
+own."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ import pytest
 
 from tests.launch import Laboratory, Process
 
-# The run directory becomes a tmpfs of SIZE bytes that only this process sees; at its end the content is copied to
-# "after".
+# The run directory becomes a tmpfs of SIZE bytes that only this process sees; at its end the
+# content is copied to "after".
 TMPFS = """
 import atexit, ctypes, os, shutil, sys
 from pathlib import Path
@@ -99,7 +100,8 @@ def events(lab: Laboratory, kind: str) -> list[dict]:
 
 
 def test_the_disk_fills_up_and_is_freed(lab):
-    """F15, F17: training goes on, the checkpoint of step 5 stays, rows wait in memory and none is lost."""
+    """F15, F17: training goes on, the checkpoint of step 5 stays, rows wait in memory and none is
+    lost."""
     recipe = lab.recipe(keep="1")
     warn_often = "\nimport efftrain_cli.run.lines as lines\nlines.JsonLines.WARN_EVERY = 3600.0\n"
     process = on_small_disk(lab, recipe, full_from=7, room_from=13, more=warn_often)
@@ -122,7 +124,8 @@ def test_the_disk_fills_up_and_is_freed(lab):
 
 @pytest.mark.slow
 def test_the_disk_is_full_at_the_end(lab):
-    """F15: exit code 6 with bytes needed and free; the previous checkpoint is intact and can be continued elsewhere."""
+    """F15: exit code 6 with bytes needed and free; the previous checkpoint is intact and can be
+    continued elsewhere."""
     recipe = lab.recipe()
     process = on_small_disk(lab, recipe, full_from=7)
     errors = process.errors

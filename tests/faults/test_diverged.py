@@ -48,7 +48,8 @@ Windows.batch, build.build_objective = noting, making
 @pytest.mark.parametrize("inject", [NAN_IN_LOSS, NAN_IN_ONE_GRADIENT], ids=["loss", "gradient"])
 @pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.slow)])
 def test_a_step_that_is_not_finite(lab, inject, value):
-    """F22, F23: the update is not applied; exit code 4; the step is described, the state before it saved."""
+    """F22, F23: the update is not applied; exit code 4; the step is described, the state before it
+    saved."""
     recipe = lab.recipe()
     inject = inject.replace("VALUE", f'float("{value}")')
     errors = lab.train(recipe=recipe, inject=inject, code=4).errors
@@ -117,7 +118,8 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def test_too_little_memory_is_found_before_the_first_step(lab):
-    """F26: the probe runs the largest planned shape first; exit code 5 with the setting to change."""
+    """F26: the probe runs the largest planned shape first; exit code 5 with the setting to
+    change."""
     recipe = lab.recipe(
         tokens="400_000",
         batch_size="2048",
@@ -136,7 +138,8 @@ def test_too_little_memory_is_found_before_the_first_step(lab):
 
 
 def test_a_model_that_no_memory_holds(lab):
-    """F26: refused before it is built, with its size, the machine's, and what to lower; no run is left."""
+    """F26: refused before it is built, with its size, the machine's, and what to lower; no run is
+    left."""
     process = lab.call(
         "pretrain",
         "--recipe",
@@ -160,7 +163,8 @@ def test_a_model_that_no_memory_holds(lab):
 
 def test_memory_that_runs_out_while_the_model_is_built(lab):
     """F26: the machine has it, but others hold it, or a limit is set."""
-    process = lab.train("r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5)  # fmt: skip
+    # fmt: skip
+    process = lab.train("r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5)
     errors = process.errors
     assert "more than cpu has free. Lower model.n_layer (now 48)" in errors
     assert not lab.run("r").exists()
@@ -179,7 +183,8 @@ rewarmup_steps = 3
 @pytest.mark.slow
 def test_a_step_that_is_not_finite_right_after_growth(lab):
     """The state that is saved is the grown one."""
-    lab.train(recipe=lab.recipe(extra=STAGES), inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'), code=4)  # fmt: skip
+    # fmt: skip
+    lab.train(recipe=lab.recipe(extra=STAGES), inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'), code=4)
     assert lab.checkpoints("r")[-1] == "step-00000007"
     assert json.loads((lab.checkpoint("r", 7) / "progress.json").read_text())["stage"] == 1
     assert lab.tensors("r", 7)["wte.weight"].shape[1] == 64

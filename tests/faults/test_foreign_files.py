@@ -1,5 +1,5 @@
-"""Run directories that are damaged, newer, foreign or partly unreadable: the file, the reason, the way out, and no
-traceback."""
+"""Run directories that are damaged, newer, foreign or partly unreadable: the file, the reason, the
+way out, and no traceback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VERBS = [
 ]
 
 
-# --- formats of a newer efftrain -------------------------------------------------------------------------------------
+# --- formats of a newer efftrain ------------------------------------------------------------------
 
 
 def newer(path: Path) -> None:
@@ -55,7 +55,8 @@ def test_a_run_of_a_newer_format_is_refused_by_every_verb(random_run, verb):
 def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(
     random_run, verb, file
 ):
-    """F56: older checkpoints beside it are not fallen back to, and it is neither moved nor purged."""
+    """F56: older checkpoints beside it are not fallen back to, and it is neither moved nor
+    purged."""
     checkpoint = random_run / "checkpoints" / "step-00000010"
     shutil.copytree(checkpoint, random_run / "checkpoints" / "step-00000005")
     if file == "progress.json":
@@ -80,7 +81,7 @@ def test_a_checkpoint_of_a_newer_format_is_refused_and_not_taken_for_damaged(
     assert after == before
 
 
-# --- origin.json -----------------------------------------------------------------------------------------------------
+# --- origin.json ----------------------------------------------------------------------------------
 
 ORIGINS = {
     "cut": b'{"schema_version": 1, "recipe": "sm',
@@ -140,7 +141,7 @@ def test_a_damaged_run_can_be_removed(random_run):
     assert not random_run.exists()
 
 
-# --- one bad run among others ----------------------------------------------------------------------------------------
+# --- one bad run among others ---------------------------------------------------------------------
 
 
 def test_one_bad_run_hides_no_other(tmp_path, monkeypatch):
@@ -175,7 +176,8 @@ def test_one_bad_run_hides_no_other(tmp_path, monkeypatch):
 
 
 def test_compare_goes_on_with_the_runs_that_can_be_read(tmp_path, monkeypatch):
-    """F61, F65: the others are compared, and every form of the comparison says which run is left out, and why."""
+    """F61, F65: the others are compared, and every form of the comparison says which run is left
+    out, and why."""
     monkeypatch.setenv("EFFTRAIN_RUNS", str(tmp_path))
     for seed in range(3):
         write_run(tmp_path, "small", seed)
@@ -223,7 +225,7 @@ def test_a_run_that_may_not_be_read(tmp_path, monkeypatch):
     assert f"{tmp_path} cannot be read: Permission denied" in message
 
 
-# --- rows and events -------------------------------------------------------------------------------------------------
+# --- rows and events ------------------------------------------------------------------------------
 
 ODD_EVENTS = [
     "null",

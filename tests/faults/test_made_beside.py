@@ -1,4 +1,5 @@
-"""What is made beside its place and renamed when it is whole: runs, checkpoints, exports; and what is left alone."""
+"""What is made beside its place and renamed when it is whole: runs, checkpoints, exports; and what
+is left alone."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def dead_process() -> int:
     return process.pid
 
 
-# --- F86: runs with a parent -----------------------------------------------------------------------------------------
+# --- F86: runs with a parent ----------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -129,7 +130,7 @@ def test_a_run_whose_weights_are_lost_continues_with_no_others(home, kind):
     assert not (home / "runs" / "made-grown").exists() and not (home / "out").exists()
 
 
-# --- F104: a flush or a rename that fails ----------------------------------------------------------------------------
+# --- F104: a flush or a rename that fails ---------------------------------------------------------
 
 
 def save_again(home: Path) -> None:
@@ -190,7 +191,7 @@ def test_a_failed_flush_or_rename_leaves_nothing_half_made(home, monkeypatch, ki
     assert (home / place).exists()
 
 
-# --- F85: what others made -------------------------------------------------------------------------------------------
+# --- F85: what others made ------------------------------------------------------------------------
 
 
 def test_only_temporaries_of_ours_that_are_dead_are_removed(home):

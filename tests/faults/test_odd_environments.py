@@ -1,4 +1,5 @@
-"""An environment without a home, a working directory or temporary files, closed streams, and extreme values."""
+"""An environment without a home, a working directory or temporary files, closed streams, and
+extreme values."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ pwd.getpwuid = unknown
 
 
 def test_a_user_without_a_home(lab):
-    """F66: HOME unset and no such user, as in many containers: exit 2 with the variable to set; with it, it works."""
+    """F66: HOME unset and no such user, as in many containers: exit 2 with the variable to set;
+    with it, it works."""
     no_cache = 'os.environ.pop("EFFTRAIN_CACHE", None)'
     process = lab.train("r", "--steps", "1", inject=NO_HOME + no_cache, code=2)
     assert "~/.cache/efftrain: no home directory" in process.errors
@@ -50,7 +52,7 @@ tempfile._get_default_tempdir = refuse
     assert "No usable temporary directory found in ['/tmp']: set TMPDIR" in process.errors
 
 
-# --- extremes ---------------------------------------------------------------------------------------------------------
+# --- extremes -------------------------------------------------------------------------------------
 
 
 def test_a_learning_rate_beyond_all_numbers(lab):
@@ -70,7 +72,8 @@ def test_a_prompt_that_is_no_text(lab):
 
 @pytest.mark.parametrize("closed", ["1", "1 2", "0 1 2"])
 def test_closed_standard_streams(tmp_path, closed):
-    """F76: `efftrain runs list >&-` says nothing, and no file of a run takes the stream's number."""
+    """F76: `efftrain runs list >&-` says nothing, and no file of a run takes the stream's
+    number."""
     code = f"""
 import os, sys
 for number in {[int(n) for n in closed.split()]}:

@@ -1,5 +1,5 @@
-"""F19, F80, F82, F84: several processes of one run stop together, and a dead one ends all of them with the last step
-saved."""
+"""F19, F80, F82, F84: several processes of one run stop together, and a dead one ends all of them
+with the last step saved."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_a_signal_stops_all_ranks_after_the_same_step(lab, to):
 
 
 def test_lanes_train_after_the_probe_too(lab):
-    """And one device goes on where two have stopped: with the same bits, so nothing else may be said."""
+    """And one device goes on where two have stopped: with the same bits, so nothing else may be
+    said."""
     end(launch(lab, *sets("parallel.lanes=4"), "--steps", "3", probe=True))
     assert lab.last_step("r") == 3
     errors = lab.resume("r", "--steps", "4", timeout=120).errors
@@ -229,7 +230,8 @@ stopping()
 
 
 def test_clocks_an_hour_apart_decide_nothing(lab):
-    """F84: neither the time of day nor the monotonic clock, which counts from each machine's own start."""
+    """F84: neither the time of day nor the monotonic clock, which counts from each machine's own
+    start."""
     clocks = ("time", "monotonic", "perf_counter")
     inject = "import time\n" + "".join(
         f"time.{name} = lambda read=time.{name}: read() + 3600\n" for name in clocks

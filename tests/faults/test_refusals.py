@@ -1,4 +1,5 @@
-"""Disks and streams that refuse: EIO, EROFS, ESTALE, a full standard output, a directory that goes away."""
+"""Disks and streams that refuse: EIO, EROFS, ESTALE, a full standard output, a directory that goes
+away."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_a_full_standard_output_does_not_end_training(lab, stream):
 
 @pytest.mark.parametrize("command", ["pretrain", "sweep"])
 def test_a_warning_that_cannot_be_written_ends_nothing(lab, command):
-    """F101: both outputs are full before step 1. A sweep trains too; only its comparison is then lost, with exit 6."""
+    """F101: both outputs are full before step 1. A sweep trains too; only its comparison is then
+    lost, with exit 6."""
     recipe = lab.recipe(warmup_steps="50")
     name = ("--name", "r") if command == "pretrain" else ("--seeds", "0")
     full = Path("/dev/full")
@@ -114,7 +116,7 @@ Windows.batch = breaking
     assert lab.events("r", "end")[-1]["status"] == "finished"
 
 
-# --- rows that the disk refuses until the end ------------------------------------------------------------------------
+# --- rows that the disk refuses until the end -----------------------------------------------------
 
 
 class Disk:
@@ -144,7 +146,8 @@ def row(step: int) -> dict[str, object]:
 
 
 def test_rows_that_cannot_be_written_are_kept_beside_and_put_back(rows, monkeypatch, capfd):
-    """F67: the disk fails in the middle of a line and stays broken; the next start loses nothing."""
+    """F67: the disk fails in the middle of a line and stays broken; the next start loses
+    nothing."""
     file = JsonLines(rows)
     file.write([row(0), row(1)])
     monkeypatch.setattr("efftrain_cli.run.lines.os", Disk(25))
@@ -197,7 +200,8 @@ def test_a_disk_that_comes_back_gets_all_rows(rows, monkeypatch):
 
 
 def test_a_run_whose_rows_are_refused_until_the_end(lab):
-    """F67: training ends, exit 6 says how many rows are where; the resume puts them back and goes on."""
+    """F67: training ends, exit 6 says how many rows are where; the resume puts them back and goes
+    on."""
     inject = """
 import errno, os
 import efftrain_cli.run.lines as lines
@@ -220,7 +224,7 @@ lines.os = Broken()
     lab.assert_equal_runs("r", "whole", 20)
 
 
-# --- places that cannot be written -----------------------------------------------------------------------------------
+# --- places that cannot be written ----------------------------------------------------------------
 
 
 def test_a_place_where_no_run_can_be_made(tmp_path, monkeypatch):
@@ -267,7 +271,7 @@ def test_what_a_disk_refuses_is_told_in_one_line(number):
     )
 
 
-# --- a run directory that goes away ----------------------------------------------------------------------------------
+# --- a run directory that goes away ---------------------------------------------------------------
 
 GO_AWAY = """
 import os, shutil
@@ -291,7 +295,8 @@ Windows.batch = moving
     ],
 )
 def test_a_run_directory_that_goes_away_while_it_trains(lab, what, now):
-    """F73: exit 6 at the next save, after step 10, and nothing is made anew; what was saved is sound."""
+    """F73: exit 6 at the next save, after step 10, and nothing is made anew; what was saved is
+    sound."""
     inject = GO_AWAY.replace("WHAT", what)
     errors = lab.train(inject=inject, code=6).errors
     assert re.search(

@@ -59,7 +59,8 @@ def test_a_stop_and_a_resume_move_no_bit(lab):
 
 @pytest.mark.slow
 def test_fifty_kills(lab):
-    """F1: SIGKILL at random instants; every restart succeeds by itself, and nothing differs in the end."""
+    """F1: SIGKILL at random instants; every restart succeeds by itself, and nothing differs in the
+    end."""
     recipe = lab.recipe(tokens="6400")  # 50 steps
     lab.train("whole", recipe=recipe)
     generator = random.Random(1)
@@ -139,7 +140,8 @@ def test_other_activity_between_steps_draws_no_random_number(lab):
 
 
 def test_every_window_once_per_epoch_across_a_stop(lab):
-    """F8: two epochs and a bit, stopped in the second one; nothing comes twice, nothing is left out."""
+    """F8: two epochs and a bit, stopped in the second one; nothing comes twice, nothing is left
+    out."""
     recipe = lab.recipe(tokens="2560", valid_fraction="0.4\nrepeat = true")
     (lab.folder / "text.txt").write_text(made_text(2_500))
     record = """
@@ -206,7 +208,8 @@ def test_verify_resume_cuts_every_method(method, tmp_path):
 
 
 def test_verify_resume_says_what_it_cut():
-    """Two of 256 tokens fit into micro_batch_tokens = 512; half of the batch still is enough for four lanes."""
+    """Two of 256 tokens fit into micro_batch_tokens = 512; half of the batch still is enough for
+    four lanes."""
     words = (
         "seq_len_warmup={start = 8, steps = 99}",
         "batch_size_warmup={start = 2, increment = 2, sequences = 99}",
@@ -281,8 +284,8 @@ session.__version__ = "9.9.9"
 
 
 def test_another_place_is_recorded_and_said(lab):
-    """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the comparison say
-    so."""
+    """F68: other threads, PyTorch, efftrain or device: the last bits may differ, so the run and the
+    comparison say so."""
     lab.train("r", "--steps", "5")
     process = lab.resume("r", "--steps", "8")
     assert "continued with" not in process.errors
@@ -314,7 +317,8 @@ Logbook.__init__ = as_on_cuda
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_rows_that_were_not_read_yet_are_written_before_a_save(lab, end):
-    """On CUDA records are read once a second; a stop and a save that is due read what there is first."""
+    """On CUDA records are read once a second; a stop and a save that is due read what there is
+    first."""
     inject = (
         BUFFERED
         + f"""

@@ -1,4 +1,5 @@
-"""--on-divergence rewind: back to a stable checkpoint, past the batches that broke the run, three times at most."""
+"""--on-divergence rewind: back to a stable checkpoint, past the batches that broke the run, three
+times at most."""
 
 from __future__ import annotations
 

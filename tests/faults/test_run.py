@@ -41,15 +41,16 @@ Windows.batch = slow
 
 
 def test_one_owner(lab):
-    """F31: a second process is refused within a second, PyTorch's import and all; a dead owner's lock is taken over."""
+    """F31: a second process is refused within a second, PyTorch's import and all; a dead owner's
+    lock is taken over."""
     first = lab.start(*lab.words(), inject=SLOW_STEPS.replace("SECONDS", "0.5"))
     first.wait_for(lambda: lab.last_step("r") >= 1)
     before = (lab.run("r") / "events.jsonl").read_text()
     assert f"process {first.pid} on " in lab.resume(code=7).errors
     assert (lab.run("r") / "events.jsonl").read_text() == before
 
-    # In a process that has imported nothing yet: what counts is how much it does before it looks, so CPU time is
-    # measured.
+    # In a process that has imported nothing yet: what counts is how much it does before it looks,
+    # so CPU time is measured.
     code = (
         "import sys, time; sys.argv = ['efftrain', 'pretrain', '--resume', 'r']\n"
         "from efftrain_cli.cli.app import run_app\n"
@@ -136,7 +137,8 @@ def test_two_starts_at_the_same_moment(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_torn_last_line(lab):
-    """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is touched."""
+    """F30, writer's side: a torn row or event is cut off before anything is added; nothing else is
+    touched."""
     lab.train("r", "--steps", "6")
     for name in ("metrics.jsonl", "events.jsonl"):
         with open(lab.run("r") / name, "a") as file:
@@ -167,12 +169,12 @@ def test_secrets_stay_out(lab):
     assert read > 10
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def test_seconds_add_up_to_the_wall(lab):
-    """F43, F46: slow evaluations, a slow save and a jumping clock are told apart from training, and nothing is counted
-    twice."""
+    """F43, F46: slow evaluations, a slow save and a jumping clock are told apart from training, and
+    nothing is counted twice."""
     inject = """
 import time
 from pathlib import Path
@@ -275,7 +277,7 @@ GPT.head_loss_sum, Block.forward = counted, counted_block
     assert all(row.get("mfu") is None for row in lab.rows("r")), "a CPU has no peak in the table"
 
 
-# --- screen ----------------------------------------------------------------------------------------------------------
+# --- screen ---------------------------------------------------------------------------------------
 
 
 def test_lines_of_a_long_run(monkeypatch, capfd):
@@ -382,7 +384,8 @@ def test_a_dumb_terminal(lab, terminal):
 
 
 def test_a_reader_that_goes_away(lab):
-    """F42: `efftrain pretrain ... | head -1` ends without a word about pipes, and what was trained is saved."""
+    """F42: `efftrain pretrain ... | head -1` ends without a word about pipes, and what was trained
+    is saved."""
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)
     often = "from efftrain_cli.training.display import TrainingDisplay\nTrainingDisplay.FIRST_INTERVAL = 0.2\n"

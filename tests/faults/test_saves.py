@@ -28,8 +28,8 @@ from tests.tiny import CPU, VOCAB_SIZE, changed, fresh
 
 @pytest.mark.slow
 def test_a_kill_at_every_point_of_a_save(tmp_path):
-    """F2: before each write, fsync, rename and removal. The newest checkpoint that loads is the previous or the new
-    one, and the next start leaves no temporary file."""
+    """F2: before each write, fsync, rename and removal. The newest checkpoint that loads is the
+    previous or the new one, and the next start leaves no temporary file."""
 
     def work(number: int) -> None:
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
@@ -56,7 +56,8 @@ def test_a_kill_at_every_point_of_a_save(tmp_path):
 
 
 def test_the_last_verified_checkpoint_is_never_removed(run):
-    """F13: with damaged newer ones about, neither the one that was loaded nor the one just written goes."""
+    """F13: with damaged newer ones about, neither the one that was loaded nor the one just written
+    goes."""
     recipe = replace(RECIPE, checkpoint=Checkpoint(every=5, keep=1))
     truncate(checkpoints_of(run.path)[-1] / "model.safetensors")
     assert step_of(newest_checkpoint(run)) == 5
@@ -85,7 +86,8 @@ def test_a_newest_checkpoint_that_nobody_has_verified_is_no_reason_to_remove_the
 
 
 class FakeDisk:
-    """Notes which paths were flushed, and what had been flushed when a checkpoint got its name or was removed."""
+    """Notes which paths were flushed, and what had been flushed when a checkpoint got its name or
+    was removed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.flushed: set[str] = set()
@@ -120,8 +122,8 @@ class FakeDisk:
 
 
 def test_a_save_survives_a_power_failure_at_any_moment(run, monkeypatch):
-    """Every byte of a checkpoint is flushed before it gets its name, and its name before an older one is removed; an
-    older one loses its name before its files."""
+    """Every byte of a checkpoint is flushed before it gets its name, and its name before an older
+    one is removed; an older one loses its name before its files."""
     disk = FakeDisk(monkeypatch)
     save_step(run, 15)
     folder = run.path / "checkpoints"

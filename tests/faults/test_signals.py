@@ -1,5 +1,5 @@
-"""SIGTERM and Ctrl-C in every window of a run: the last finished step is saved, and a resume shows no trace of the
-stop."""
+"""SIGTERM and Ctrl-C in every window of a run: the last finished step is saved, and a resume shows
+no trace of the stop."""
 
 from __future__ import annotations
 
@@ -171,7 +171,8 @@ def test_ctrl_c_twice_gives_the_terminal_its_cursor_back(lab):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_sigterm_while_compiling(lab):
-    """F18: in the middle of the first compilation; eager steps before it are not needed to have something to save."""
+    """F18: in the middle of the first compilation; eager steps before it are not needed to have
+    something to save."""
     inject = """
 from pathlib import Path
 import torch._inductor.graph as graph

@@ -28,8 +28,8 @@ from tests.launch import start_efftrain, wait_until
 
 
 def test_sigterm_before_anything_is_imported(tmp_path):
-    """F60: while PyTorch is being imported nothing was trained, and the exit code says that it can be asked for
-    again."""
+    """F60: while PyTorch is being imported nothing was trained, and the exit code says that it can
+    be asked for again."""
     code = """
 import builtins, os, signal, sys
 import efftrain_cli.__main__ as program
@@ -113,7 +113,8 @@ class Finalized:
 
 
 def test_a_signal_in_a_finalizer_stops_without_a_traceback(capfd):
-    """F60: the stop comes at the end of the work, or with a second signal; nothing of Python's own is printed."""
+    """F60: the stop comes at the end of the work, or with a second signal; nothing of Python's own
+    is printed."""
 
     def body(second: bool) -> None:
         sys.unraisablehook = sys.__unraisablehook__  # pytest's own collects
@@ -184,8 +185,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.slow
 def test_sigterm_at_any_instant_and_again_every_100_ms(lab):
-    """F60: from the moment that Python runs our first line: 75 and saved where a step was trained; 0 where all was
-    done."""
+    """F60: from the moment that Python runs our first line: 75 and saved where a step was trained;
+    0 where all was done."""
     recipe = lab.recipe(tokens="12_800")
     codes = set()
     for number in range(8):

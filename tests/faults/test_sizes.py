@@ -1,4 +1,5 @@
-"""Sizes that no computer holds are refused before memory is taken for them: one message, in seconds."""
+"""Sizes that no computer holds are refused before memory is taken for them: one message, in
+seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Small files that are read back: each is sealed, checked field by field, and named when it was changed."""
+"""Small files that are read back: each is sealed, checked field by field, and named when it was
+changed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from tests.trained_run import make_run
 
 
 class SmallFile(NamedTuple):
-    """How a kind of file is made in a folder, and read by the function that its users read it by."""
+    """How a kind of file is made in a folder, and read by the function that its users read it
+    by."""
 
     make: Callable[[Path], Path]
     read: Callable[[Path], Any]
@@ -154,7 +156,7 @@ def message_of(kind: str, path: Path) -> str:
     return str(raised.value)
 
 
-# --- a changed bit ---------------------------------------------------------------------------------------------------
+# --- a changed bit --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -214,7 +216,7 @@ def test_verify_reads_the_files_of_a_study_and_of_a_search(home):
         assert code == 3 and str(path) in message
 
 
-# --- wrong values ----------------------------------------------------------------------------------------------------
+# --- wrong values ---------------------------------------------------------------------------------
 
 
 def with_field(text: str, key: str, value: str) -> str:

@@ -86,7 +86,7 @@ def test_a_link_laid_out_for_a_temporary_file_is_not_followed(tmp_path):
     assert (tmp_path / "recipe.toml").read_text() == "new"
 
 
-# --- control characters ----------------------------------------------------------------------------------------------
+# --- control characters ---------------------------------------------------------------------------
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e\u2028"
 

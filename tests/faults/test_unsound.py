@@ -22,7 +22,8 @@ from tests.faults.conftest import RECIPE, seal, step_of
 from tests.launch import Process
 from tests.tiny import fresh
 
-# Once, after the update of step 8: the steps before it are sound, step 9 computes with what is broken.
+# Once, after the update of step 8: the steps before it are sound, step 9 computes with what is
+# broken.
 BREAK = """
 from pathlib import Path
 import torch
@@ -69,7 +70,8 @@ def command_in(process: Process) -> list[str]:
     ],
 )
 def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
-    """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed command gets past."""
+    """Exit 4 names the tensor and the last sound checkpoint, which is still there; the printed
+    command gets past."""
     recipe = lab.recipe(keep="1")
     process = lab.train(recipe=recipe, inject=BREAK.replace("BROKEN", broken), code=4)
     errors = process.errors
@@ -87,7 +89,8 @@ def test_a_state_that_is_not_finite_is_never_saved(lab, broken, step, word):
 
 
 def test_a_save_that_is_due_finds_what_no_loss_has_shown_yet(lab):
-    """A moment breaks in the very step that is saved: neither saved, nor does it purge the checkpoint before."""
+    """A moment breaks in the very step that is saved: neither saved, nor does it purge the
+    checkpoint before."""
     inject = BREAK.replace("calls == 8", "calls == 10").replace(
         "BROKEN", MOMENT.replace("VALUE", "nan")
     )

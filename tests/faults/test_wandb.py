@@ -51,7 +51,8 @@ def recipe_and_run_without(lab: Laboratory) -> str:
 
 
 def said_by_undisturbed(process: Process, lab: Laboratory) -> str:
-    """Run "r" ends within 15 s of its last step, with the losses of "without"; returns what it printed to stderr."""
+    """Run "r" ends within 15 s of its last step, with the losses of "without"; returns what it
+    printed to stderr."""
     process.wait_for(lambda: lab.last_step("r") == 20)
     ended = time.monotonic()
     assert process.wait(60) == 0, process.errors
@@ -76,8 +77,8 @@ def test_wandb_cannot_harm_a_run(lab, fault):
 
 @contextlib.contextmanager
 def server(answer: bytes | None) -> Iterator[str]:
-    """A server on this machine that gives every request the same answer, or, for None, none at all; yields its
-    address."""
+    """A server on this machine that gives every request the same answer, or, for None, none at all;
+    yields its address."""
     listener = socket.create_server(("127.0.0.1", 0))
     held = []
 
@@ -116,8 +117,8 @@ ERROR_500 = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnect
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["nobody listens", "server error 500", "never answers"])
 def test_the_real_wandb_without_a_working_server(lab, network):
-    """wandb's own retries go on in the child: the run ends in time, with the same losses, an offline copy and one
-    warning."""
+    """wandb's own retries go on in the child: the run ends in time, with the same losses, an
+    offline copy and one warning."""
     pytest.importorskip("wandb")
     recipe = recipe_and_run_without(lab)
     with contextlib.ExitStack() as stack:

@@ -104,7 +104,8 @@ def test_perplexities(loss, shown):
 
 
 def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch):
-    """No line is wider than the terminal, no word is broken, and a row goes on below its first cell."""
+    """No line is wider than the terminal, no word is broken, and a row goes on below its first
+    cell."""
     rows = [
         ("final loss", "4.1", "not judged: no baseline"),
         ("", "4.2", "-"),

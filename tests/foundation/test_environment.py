@@ -99,7 +99,8 @@ def test_auto_is_the_cpu_where_no_gpu_can_be_used(monkeypatch, device, visible, 
 
 
 def test_no_code_of_a_foreign_repository_runs(lab, tmp_path):
-    """F99: a monitor, hooks and filters that its .git names are not run, as git only looks at efftrain's own folder."""
+    """F99: a monitor, hooks and filters that its .git names are not run, as git only looks at
+    efftrain's own folder."""
     calls = tmp_path / "calls"
     calls.touch()
     git = tmp_path / "git"

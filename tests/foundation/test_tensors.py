@@ -1,4 +1,5 @@
-"""Named tensors in a file: what is written is read, by whoever may read other new files; a full disk is its error."""
+"""Named tensors in a file: what is written is read, by whoever may read other new files; a full
+disk is its error."""
 
 from __future__ import annotations
 

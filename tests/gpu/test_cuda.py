@@ -1,5 +1,5 @@
-"""The CUDA path: what it computes against references, what it must never do. Run `pytest -m gpu` where there is a
-GPU."""
+"""The CUDA path: what it computes against references, what it must never do. Run `pytest -m gpu`
+where there is a GPU."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def batch_of(recipe: Recipe, device: torch.device = CUDA) -> Batch:
 def gradient_of(
     recipe: Recipe, residual: torch.dtype | None = None, seq_len: int | None = None
 ) -> tuple[float, dict[str, Tensor | None]]:
-    """(loss, gradients by parameter) of one step from fresh weights, at full length unless `seq_len` says another."""
+    """(loss, gradients by parameter) of one step from fresh weights, at full length unless
+    `seq_len` says another."""
     state = fresh(recipe, residual=residual)
     length = seq_len or recipe.model.seq_len
     plan = full_plan(recipe, recipe.train.batch_size, length, recipe.model.n_layer, 2)
@@ -236,7 +237,8 @@ def test_a_warmup_over_many_lengths_needs_two_graphs(tmp_path):
 
 
 def test_each_kind_of_shape_keeps_its_own_kernel_after_a_probe(monkeypatch):
-    """The full shape compiled first, with cuDNN allowed, must not decide for the others; blocks compiled one by one."""
+    """The full shape compiled first, with cuDNN allowed, must not decide for the others; blocks
+    compiled one by one."""
     from torch.profiler import ProfilerActivity, profile
 
     monkeypatch.setattr("efftrain_cli.training.gradient.compiles_blocks", lambda *_: True)

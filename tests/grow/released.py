@@ -1,4 +1,5 @@
-"""The released notebook of staged training: its filter, its slopes, its pairing; and the curves that it was run on."""
+"""The released notebook of staged training: its filter, its slopes, its pairing; and the curves
+that it was run on."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def read_curve(path: Path, step_flops: float, step_flops_without_logits: float) 
 
 
 def released_filter(curve: Curve) -> Curve:
-    """The curve without evaluations more than 1 % above the last one kept, which the released notebook drops first."""
+    """The curve without evaluations more than 1 % above the last one kept, which the released
+    notebook drops first."""
     kept: list[int] = []
     for index, loss in enumerate(curve.losses):
         if not kept or loss <= 1.01 * curve.losses[kept[-1]]:
@@ -34,8 +36,9 @@ def released_filter(curve: Curve) -> Curve:
 
 
 def released_switch(curve: Curve, threshold: float) -> float | None:
-    """The released notebook's rule, after its filter: losses averaged over 5 evaluations, slope between neighbours, the
-    first step after the steepest one at which it exceeds the threshold. A little noise is enough to set it off."""
+    """The released notebook's rule, after its filter: losses averaged over 5 evaluations, slope
+    between neighbours, the first step after the steepest one at which it exceeds the threshold. A
+    little noise is enough to set it off."""
     curve = released_filter(curve)
     if len(curve.steps) <= FEWEST_POINTS:
         return None
@@ -52,8 +55,8 @@ def _first_above(steps: np.ndarray, slopes: np.ndarray, threshold: float) -> flo
 
 
 def released_target_step(small: Curve, target: Curve, step: float) -> float:
-    """The target's evaluation whose loss is nearest to the small model's at `step`, as the released notebook pairs
-    them."""
+    """The target's evaluation whose loss is nearest to the small model's at `step`, as the released
+    notebook pairs them."""
     small, target = released_filter(small), released_filter(target)
     loss = small.losses[np.argmin(np.abs(small.steps - step))]
     return float(target.steps[np.argmin(np.abs(target.losses - loss))])

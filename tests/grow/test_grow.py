@@ -162,7 +162,8 @@ def test_continuing_a_grown_run_is_training_its_recipe_from_the_start(home):
 
 
 def test_a_grown_run_of_a_resumed_source_keeps_its_next_rows(home):
-    """The copied rows are one segment, and what the grown run adds counts beside them, for every reader."""
+    """The copied rows are one segment, and what the grown run adds counts beside them, for every
+    reader."""
     start(
         load_recipe(str(home / "small.toml")),
         recipe_name="small",

@@ -114,8 +114,8 @@ PUBLISHED = {
     ("width", "base"): (3799, 2049, 5099, 0.216, 0.157),
     ("width", "large"): (6299, 3549, 7749, 0.255, 0.234),
 }
-"""The notebook's outputs: S_pre, S_target, S at optimality, saving; and what the logits' FLOPs leave of it, counted by
-us."""
+"""The notebook's outputs: S_pre, S_target, S at optimality, saving; and what the logits' FLOPs
+leave of it, counted by us."""
 
 
 @pytest.mark.parametrize("pair, published", PUBLISHED.items())
@@ -167,8 +167,8 @@ def test_the_fitted_rule_on_the_authors_curves(curves):
 def test_equal_marginal_cost_is_the_best_switch_that_a_search_finds(
     curves, kind, size, ratio, saving
 ):
-    """Against a search with another smoother, made independently: the optimum is flat, so steps differ more than
-    savings."""
+    """Against a search with another smoother, made independently: the optimum is flat, so steps
+    differ more than savings."""
     small, target = curves[f"{size}_half_{kind}"], curves[size]
     best = project(small, target, equal_marginal_cost(small, target))
     assert best.saving == pytest.approx(saving, abs=0.004)

@@ -14,7 +14,8 @@ from efftrain_cli.grow.scaling_law import KAPLAN, cost, plan_schedule, relative_
 def test_slope_at_the_cheapest_size_is_the_papers_threshold():
     assert KAPLAN.optimal_slope() == pytest.approx(-0.0519870, abs=5e-8)
     assert abs(PAPER_OPTIMALITY - KAPLAN.optimal_slope()) < 1e-4
-    # and it is the slope that a cheapest model really has, d log L / d log (6 N B_crit(L) S), whatever its size
+    # and it is the slope that a cheapest model really has, d log L / d log (6 N B_crit(L) S),
+    # whatever its size
     for size in (1e6, 1e9):
         loss = KAPLAN.optimal_loss(size)
 

@@ -1,4 +1,5 @@
-"""Every value of every `Literal` of a recipe, read from the annotations: a new value is tried by itself."""
+"""Every value of every `Literal` of a recipe, read from the annotations: a new value is tried by
+itself."""
 
 from __future__ import annotations
 

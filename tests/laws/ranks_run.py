@@ -1,4 +1,5 @@
-"""Trains the cases of a law as one rank of several, and has rank 0 write what came of them: `ranks_run.py LAW OUT`.
+"""Trains the cases of a law as one rank of several, and has rank 0 write what came of them:
+`ranks_run.py LAW OUT`.
 
 Started by test_ranks.py, test_ring.py and test_every_value.py, once per number of ranks.
 """
@@ -38,11 +39,12 @@ from tests.tiny import CPU, FOUR_BLOCKS, METHODS, fresh, tiny_recipe
 Found = dict[str, Any]
 
 
-# --- a training ------------------------------------------------------------------------------------------------------
+# --- a training -----------------------------------------------------------------------------------
 
 
 def trained(recipe: Recipe, ranks: Ranks, steps: int, stop: int | None = None) -> Found:
-    """Return rows and digests of a training that is stopped after step `stop` and goes on as a resumed run does."""
+    """Return rows and digests of a training that is stopped after step `stop` and goes on as a
+    resumed run does."""
     session = SimpleNamespace(recipe=recipe, ranks=ranks, device=CPU)
     data = RandomTokens(recipe.model.seq_len)
     val = data.validation(3)
@@ -92,7 +94,7 @@ def digest(tensors: Tensors) -> str:
     return sha.hexdigest()
 
 
-# --- copies and shards -----------------------------------------------------------------------------------------------
+# --- copies and shards ----------------------------------------------------------------------------
 
 STEPS, STOP = 8, 4
 SIZE = [
@@ -180,8 +182,8 @@ def counted(graph: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Call
 
 
 def sums_beside(recipe: Recipe, ranks: Ranks) -> Found:
-    """Return five steps with sums after and beside the backward pass, in buckets of which the model fills several, and
-    the most of them that were sent before the pass had ended."""
+    """Return five steps with sums after and beside the backward pass, in buckets of which the model
+    fills several, and the most of them that were sent before the pass had ended."""
     early: list[int] = []
     begin = OverlappedAllReduce.begin
     send = OverlappedAllReduce._send
@@ -198,7 +200,8 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> Found:
         send(self)
 
     def finishing(self: OverlappedAllReduce) -> None:
-        """A graph's gradients arrive together at its end: what is sent after the last graph is not early."""
+        """A graph's gradients arrive together at its end: what is sent after the last graph is not
+        early."""
         last = len(BACKWARD_GRAPHS)
         early.append(sum(at < last or not last for at in sent_at))
         finish(self)
@@ -219,7 +222,7 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> Found:
     return {**found, "early": max(early, default=0)}
 
 
-# --- rings -----------------------------------------------------------------------------------------------------------
+# --- rings ----------------------------------------------------------------------------------------
 
 MUON = METHODS["muon"]
 LENGTHS = ["seq_len_warmup={start = 8, steps = 6, multiple = 1}"]
@@ -264,7 +267,7 @@ def rings(ranks: Ranks) -> Found:
     return found
 
 
-# --- every value of [model] and [optim] ------------------------------------------------------------------------------
+# --- every value of [model] and [optim] -----------------------------------------------------------
 
 
 def every_value(ranks: Ranks) -> Found:

@@ -1,4 +1,5 @@
-"""Adding a method: the worked example of docs/architecture.md, done to a copy of the package, trains and resumes."""
+"""Adding a method: the worked example of docs/architecture.md, done to a copy of the package,
+trains and resumes."""
 
 from __future__ import annotations
 

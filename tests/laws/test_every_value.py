@@ -1,4 +1,5 @@
-"""Every value of every `Literal` trains as planned, resumes, grows, exports, is shared and compared, or is refused."""
+"""Every value of every `Literal` trains as planned, resumes, grows, exports, is shared and
+compared, or is refused."""
 
 from __future__ import annotations
 
@@ -127,7 +128,8 @@ def test_export_gives_equal_logits_or_is_refused(value):
 
 @pytest.mark.parametrize("value", OF_TRAINING)
 def test_compare_reads_it(value, tmp_path):
-    """Two seeds of it, and two of the default: nothing raises, and nothing of equal rows is told apart."""
+    """Two seeds of it, and two of the default: nothing raises, and nothing of equal rows is told
+    apart."""
     paths = []
     for name, seed in itertools.product(("plain", "other"), (0, 1)):
         path = write_run(tmp_path, name, seed, rows=rows_of(40, seed), steps=40)

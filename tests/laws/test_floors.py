@@ -1,8 +1,8 @@
 """What the program may import, and which module may import which.
 
-Floors: the command line answers at once because help, recipes and completion import nothing heavy; and recipes load
-where torch and numpy cannot be imported at all. Layers: imports point down only, so that every module can be read
-knowing only what lies below it.
+Floors: the command line answers at once because help, recipes and completion import nothing heavy;
+and recipes load where torch and numpy cannot be imported at all. Layers: imports point down only,
+so that every module can be read knowing only what lies below it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGE = REPOSITORY / "efftrain_cli"
 HEAVY = ("torch", "datasets", "transformers", "wandb", "pandas", "matplotlib")
 
 
-# --- floors ----------------------------------------------------------------------------------------------------------
+# --- floors ---------------------------------------------------------------------------------------
 
 ANSWERS = f"""
 import contextlib, io, sys
@@ -77,7 +77,8 @@ finally:
 
 
 def test_a_command_is_registered_by_its_own_module_alone(tmp_path):
-    """What `register` is told to import is enough for the command, and all of them are what `efftrain --help` shows."""
+    """What `register` is told to import is enough for the command, and all of them are what
+    `efftrain --help` shows."""
     code = f"""
 import sys
 from efftrain_cli.cli.app import app
@@ -108,8 +109,8 @@ def processor_seconds(code: str, cwd: Path) -> float:
 
 @pytest.mark.parametrize("args", ["--help", "recipes list"])
 def test_help_and_recipes_answer_quickly(tmp_path, args):
-    """In less than twice the processor time that the libraries need which draw and check them: 0.3 s on an idle
-    machine."""
+    """In less than twice the processor time that the libraries need which draw and check them: 0.3
+    s on an idle machine."""
     libraries = processor_seconds("import typer, typer.rich_utils, pydantic.dataclasses", tmp_path)
     ours = processor_seconds(
         f"import sys; sys.argv[1:] = {args.split()!r}\nimport efftrain_cli.__main__ as m; m.main()",
@@ -141,10 +142,11 @@ print(len(recipe_names()))
     assert int(done.stdout) == len(list((REPOSITORY / "recipes").glob("*.toml")))
 
 
-# --- layers ----------------------------------------------------------------------------------------------------------
+# --- layers ---------------------------------------------------------------------------------------
 
-# The rooms, from the bottom up: a module may import what stands on its own line or below. Everything else at the top of
-# the package is a command: a file, or a folder where it needs several. The command line stands above all.
+# The rooms, from the bottom up: a module may import what stands on its own line or below.
+# Everything else at the top of the package is a command: a file, or a folder where it needs
+# several. The command line stands above all.
 FLOORS = [
     ["foundation"],
     ["model", "optim"],
@@ -183,7 +185,8 @@ def floor_of(module: str) -> int:
 
 @cache
 def imports_of(module: str) -> list[tuple[str, int]]:
-    """(module of ours, line) of every import, those inside functions and for type checkers included."""
+    """(module of ours, line) of every import, those inside functions and for type checkers
+    included."""
     path = PACKAGE / Path(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     modules = set(module_names())

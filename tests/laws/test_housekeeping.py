@@ -23,7 +23,8 @@ def test_waits():
 
 
 def constants_assigned_twice(source: str) -> list[str]:
-    """Return the names in capitals that a module, or a class of it, assigns more than once at its own level."""
+    """Return the names in capitals that a module, or a class of it, assigns more than once at its
+    own level."""
     tree = ast.parse(source)
     scopes = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
     found = []

@@ -1,5 +1,6 @@
-"""The map of docs/architecture.md: each addition is made to a copy of the package, in the files that its row names, and
-each line that names the newest optimizer, schedule, column or question is needed."""
+"""The map of docs/architecture.md: each addition is made to a copy of the package, in the files
+that its row names, and each line that names the newest optimizer, schedule, column or question is
+needed."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ import pytest
 file = "tests/laws/test_every_value.py"
 sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", file, "-k", f"{VALUE} and not two_ranks"]))
 """
-"""Trains, resumes, grows, exports and compares VALUE, or finds it refused: as every value of every choice."""
+"""Trains, resumes, grows, exports and compares VALUE, or finds it refused: as every value of every
+choice."""
 
 ADDITIONS = {
     "a schedule": (
@@ -230,7 +232,8 @@ NEWEST = {
         ASKED + "assert 'updates_to_match' in keys",
     ),
 }
-"""Name -> each line outside of its own file that names it, taken out, and code that fails without one of them."""
+"""Name -> each line outside of its own file that names it, taken out, and code that fails without
+one of them."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Every method, on every kind of model: it resumes exactly, and neither neutral settings nor observers move a bit."""
+"""Every method, on every kind of model: it resumes exactly, and neither neutral settings nor
+observers move a bit."""
 
 from __future__ import annotations
 
@@ -158,7 +159,8 @@ DELAYED = {
 
 
 def assert_trains_alike(plain: list[str], more: list[str]) -> list[dict]:
-    """Check that weights, moments and all columns are the same, bit for bit, with more overrides; return the rows."""
+    """Check that weights, moments and all columns are the same, bit for bit, with more overrides;
+    return the rows."""
     rows = []
     states = []
     for overrides in (plain, [*plain, *more]):

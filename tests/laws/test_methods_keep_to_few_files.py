@@ -1,5 +1,6 @@
-"""A method is its file, one field of the recipe and the places where the step asks it by name; generic code asks
-`recipe.methods` (see `methods/method.py`). What names a method elsewhere must be changed with it, so it is counted."""
+"""A method is its file, one field of the recipe and the places where the step asks it by name;
+generic code asks `recipe.methods` (see `methods/method.py`). What names a method elsewhere must be
+changed with it, so it is counted."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from efftrain_cli.recipe.recipe import Recipe
 from tests.laws.test_floors import PACKAGE
 
 MOST = {
-    "seq_len_warmup": 9,  # tune-warmup's grid, the middle shape that is compiled, a recipe to begin with
+    # tune-warmup's grid, the middle shape that is compiled, a recipe to begin with
+    "seq_len_warmup": 9,
     "batch_size_warmup": 4,  # tune-warmup's grid
     "progressive_layer_drop": 4,
     "simigrad": 5,  # its progress and its measurement are values of a step
@@ -19,7 +21,8 @@ MOST = {
     "standardization_loss": 9,  # what a model is shaped like, and a term that `compare` draws
     "staged_growth": 10,  # the command `grow`, and changing the model between stages
 }
-"""Section -> how many files of the package may name it; what those beyond method, recipe, plan and gradient do."""
+"""Section -> how many files of the package may name it; what those beyond method, recipe, plan and
+gradient do."""
 
 
 @pytest.mark.parametrize("section", methods_in(Recipe))

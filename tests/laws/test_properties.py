@@ -1,5 +1,5 @@
-"""Laws that hold over a whole domain, tried on values that hypothesis chooses: the same ones every time, and few, so
-that they are quick."""
+"""Laws that hold over a whole domain, tried on values that hypothesis chooses: the same ones every
+time, and few, so that they are quick."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ RECIPE = tiny_recipe(
 )
 
 
-# --- data ------------------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 @quick
@@ -64,7 +64,7 @@ def test_shares_add_up_and_are_each_within_one_of_exact(weights, total):
     )
 
 
-# --- schedules -------------------------------------------------------------------------------------------------------
+# --- schedules ------------------------------------------------------------------------------------
 
 cuts = st.sampled_from(
     (
@@ -185,7 +185,8 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
         windows += plan.windows
         assert (after.tokens, after.windows) == (trained, windows)
         assert after.tokens + after.tokens_discarded == windows * recipe.model.seq_len
-        # Whoever gets a micro-batch: each sequence is in exactly one, and no two sizes differ by more than one.
+        # Whoever gets a micro-batch: each sequence is in exactly one, and no two sizes differ by
+        # more than one.
         sizes = [plan.sequences_of(i) for i in range(plan.accumulation_steps)]
         assert sum(sizes) == plan.batch_size and max(sizes) - min(sizes) <= 1 <= min(sizes)
         # As few as hold what fits, and equally many on every rank.
@@ -200,7 +201,7 @@ def test_a_plan_counts_every_token_and_window_and_keeps_the_rate_in_its_bounds(
     assert trained >= tokens and isinstance(last, StepPlan) and last.evaluate
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
+# --- rows -----------------------------------------------------------------------------------------
 
 segments = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 8)), min_size=1, max_size=6)
 """How a run was written: (first step of a start or resume, rows that it wrote)."""
@@ -266,11 +267,12 @@ def test_a_line_comes_back_as_it_was_and_no_flipped_bit_of_it_passes(row, data):
     flipped = bytearray(line)
     flipped[place] ^= 1 << bit
     found = split_lines(bytes(flipped) + b"\n")
-    # In the check's own key, or where a newline comes of it, the line reads as one without a check: never as sound.
+    # In the check's own key, or where a newline comes of it, the line reads as one without a check:
+    # never as sound.
     assert not any(found.checked)
 
 
-# --- recipes ---------------------------------------------------------------------------------------------------------
+# --- recipes --------------------------------------------------------------------------------------
 
 
 @quick
@@ -322,7 +324,7 @@ def test_a_count_is_exact_however_it_is_written(number):
     assert parse_count(f"{number / 1000:.3f}K" if number < 10**11 else f"{number}") == number
 
 
-# --- inference -------------------------------------------------------------------------------------------------------
+# --- inference ------------------------------------------------------------------------------------
 
 
 @quick

@@ -1,4 +1,5 @@
-"""The same numbers on 1, 2 and 4 devices: one launch of gloo processes per world size trains every case."""
+"""The same numbers on 1, 2 and 4 devices: one launch of gloo processes per world size trains every
+case."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ def test_the_ring_has_the_bits_of_one_device(found, modules, name):
 @pytest.mark.parametrize("name", RINGS[2])
 @pytest.mark.parametrize("rings", [2, 3])
 def test_rings_share_a_batch(found, rings, name):
-    """K = 2: each ring is one rank. Sums over rings are taken in another order than one device's."""
+    """K = 2: each ring is one rank. Sums over rings are taken in another order than one
+    device's."""
     both = found[rings][f"K = 2, {rings} x, {name}"]
     for have, want in zip(both["ring"]["rows"], both["one"]["rows"], strict=True):
         assert have.keys() == want.keys()

@@ -60,8 +60,8 @@ def run(
 
 
 def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows):
-    """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ by less than seeds
-    do."""
+    """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ
+    by less than seeds do."""
     longer = changed(RECIPE, "train.tokens=15_360", "eval.every=60")
 
     def final(dtype: str, seed: int) -> float:

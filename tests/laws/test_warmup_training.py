@@ -1,4 +1,5 @@
-"""The warmups in the training loop: what is trained on, what is counted, and that neutral settings change no bit."""
+"""The warmups in the training loop: what is trained on, what is counted, and that neutral settings
+change no bit."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def windows(tmp_path_factory: pytest.TempPathFactory) -> Windows:
 
 @pytest.mark.parametrize("warmup", WARMUPS)
 def test_rows_count_the_targets_that_were_trained_on(warmup, windows):
-    """An independent count: the tokens in the batches themselves, by where they stood in the text."""
+    """An independent count: the tokens in the batches themselves, by where they stood in the
+    text."""
     recipe = changed(RECIPE, *WARMUPS[warmup])
     progress, counted, seen_windows = Progress(), 0, 0
     lengths = []
@@ -95,13 +97,15 @@ def test_rows_are_those_of_the_plan(warmup):
     assert {row["seq_len"] for row in steps} != {FULL} or {row["batch_size"] for row in steps} != {
         BATCH
     }
-    # Validation is at full length whatever the step's: as it was before the first step, so at a fresh state.
+    # Validation is at full length whatever the step's: as it was before the first step, so at a
+    # fresh state.
     plain = run(fresh(RECIPE), RECIPE, 0)
     assert rows[0]["val_loss"] == plain[0]["val_loss"]
 
 
 def test_one_warmup_decides_the_length_and_the_other_the_batch():
-    """Lengths 8 + 24 t / 9, rounded down to eights; batches of 2, of 4 from 10 sequences on, of 6 beyond 20."""
+    """Lengths 8 + 24 t / 9, rounded down to eights; batches of 2, of 4 from 10 sequences on, of 6
+    beyond 20."""
     steps = islice(plan_run(changed(RECIPE, *WARMUPS["both"])), 9)
     assert [(plan.seq_len, plan.batch_size) for plan, _ in steps] == [
         *[(8, 2)] * 2,
@@ -113,7 +117,8 @@ def test_one_warmup_decides_the_length_and_the_other_the_batch():
 
 @pytest.mark.parametrize("warmup", WARMUPS)
 def test_the_probe_before_step_1_has_the_shape_of_the_largest_step(warmup):
-    """A warmup hides its memory need: its first steps are small. What is probed is what the last steps need."""
+    """A warmup hides its memory need: its first steps are small. What is probed is what the last
+    steps need."""
     recipe = changed(RECIPE, *WARMUPS[warmup])
     assert (
         summarize_plan(recipe).largest_micro_batch

@@ -20,7 +20,8 @@ CONFIG = config_of()
 
 
 def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) -> GPT:
-    """A GPT in which no parameter is 0 or 1, so that no operator can hide behind a trivial layer norm or bias."""
+    """A GPT in which no parameter is 0 or 1, so that no operator can hide behind a trivial layer
+    norm or bias."""
     model = GPT(config).to(dtype)
     model.init_weights(3)
     generator = torch.Generator().manual_seed(4)
@@ -33,7 +34,8 @@ def small_model(dtype: torch.dtype = torch.float64, config: GPTConfig = CONFIG) 
 
 
 def state_of(model: GPT) -> GrowthState:
-    """The model with moments that are a function of the name: no two parameters, no two entries alike."""
+    """The model with moments that are a function of the name: no two parameters, no two entries
+    alike."""
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     generator = torch.Generator().manual_seed(5)
 
@@ -93,10 +95,12 @@ def gradients_as_moments(model: GPT) -> GrowthState:
 def width_asymmetry(
     parameters: Mapping[str, torch.Tensor], factor: int, config: GPTConfig
 ) -> float:
-    """Measure how much the copies of a model widened k-fold differ: 0 while they are equal, of order 1 later.
+    """Measure how much the copies of a model widened k-fold differ: 0 while they are equal, of
+    order 1 later.
 
     |p - p'| / |p| over all matrices and embeddings together, where p' is p with the copies cyclically exchanged.
-    Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps of it.
+    Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps
+    of it.
     """
     difference = total = 0.0
     for name, tensor in parameters.items():

@@ -1,4 +1,5 @@
-"""Bounds on the similarity of gradients, a recipe with SimiGrad, and a step that measured one similarity."""
+"""Bounds on the similarity of gradients, a recipe with SimiGrad, and a step that measured one
+similarity."""
 
 from __future__ import annotations
 

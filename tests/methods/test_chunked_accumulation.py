@@ -103,7 +103,7 @@ def test_stochastic_rounding_differs_by_step_and_layer():
     assert len(seen) == 3 * (12 + 1)
 
 
-# --- recipes ---------------------------------------------------------------------------------------------------------
+# --- recipes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,8 @@ def test_what_is_probably_not_meant_is_said():
 
 
 def test_a_weights_sum_is_no_longer_than_the_batch():
-    """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32 products."""
+    """2 sequences of 16 tokens where a micro-batch would hold 1,024: chunks of 64 cut nothing of 32
+    products."""
     recipe = small(ChunkedAccumulation(grad_weight=Accumulator(bits=9, chunk=64)))
     recipe = changed(recipe, "train.batch_size=2", "train.micro_batch_tokens=1024")
     assert any("the longest being 32: nothing is cut" in warning for warning in warnings_of(recipe))

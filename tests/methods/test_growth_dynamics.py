@@ -31,11 +31,12 @@ class Scale(NamedTuple):
 
 
 def small_model_scale(kind: ParameterKind, k: int) -> Scale:
-    """Return the scale with which a parameter of a model widened k-fold takes the small model's own steps.
+    """Return the scale with which a parameter of a model widened k-fold takes the small model's own
+    steps.
 
-    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm, which is 1/k of its
-    size at the same gradient. Gradients are g/k, so eps is too, but for the last layer norm. Weight decay is k times as
-    large where the learning rate is 1/k.
+    All k blocks of a row step alike, so a matrix needs lr / k, and so does the last layer norm,
+    which is 1/k of its size at the same gradient. Gradients are g/k, so eps is too, but for the
+    last layer norm. Weight decay is k times as large where the learning rate is 1/k.
     """
     if kind == "last_norm":
         return Scale(lr=1 / k, weight_decay=k)
@@ -45,7 +46,8 @@ def small_model_scale(kind: ParameterKind, k: int) -> Scale:
 
 
 def adamw(model: GPT, state: GrowthState | None = None, factor: int = 1) -> torch.optim.AdamW:
-    """AdamW over `model` with the state's moments, or none; every parameter at `small_model_scale`."""
+    """AdamW over `model` with the state's moments, or none; every parameter at
+    `small_model_scale`."""
     groups = []
     for name, parameter in model.named_parameters():
         kind = model.parameter_kinds()[name]
@@ -96,7 +98,8 @@ def trained_small() -> tuple[GPT, torch.optim.AdamW, GrowthState]:
 
 @pytest.mark.parametrize("factor", [2, 3])
 def test_the_wide_model_follows_the_small_one_exactly(factor):
-    """Filled moments, scaled learning rates, eps and weight decay: 60 steps, fp64, the same losses to 1e-12."""
+    """Filled moments, scaled learning rates, eps and weight decay: 60 steps, fp64, the same losses
+    to 1e-12."""
     small, optimizer, state = trained_small()
     expected = train_steps(small, optimizer, 60, 10)
     grown = grow_width(state, factor, moments="ema", symmetry="none")

@@ -74,7 +74,8 @@ def expected_gates(recipe: Recipe, plan: StepPlan, paired: bool = False) -> list
 
 @pytest.mark.parametrize("activation_checkpointing", [False, True])
 def test_flops_are_those_of_head_and_active_blocks(activation_checkpointing):
-    """PyTorch's own counter sees the skipped blocks missing, and the step's figure counts the same blocks."""
+    """PyTorch's own counter sees the skipped blocks missing, and the step's figure counts the same
+    blocks."""
     from torch.utils.flop_counter import FlopCounterMode
 
     recompute = f"train.activation_checkpointing={str(activation_checkpointing).lower()}"
@@ -169,8 +170,9 @@ def test_a_block_that_no_micro_batch_ran_decays_and_follows_its_momentum():
 
 
 def test_the_mean_gradient_over_all_gates_is_that_of_the_scaled_networks():
-    """The accumulated gradient of a step is the sum over its micro-batches, each through its own sub-network at scale
-    1/p, over the tokens of the whole step: micro-batches are never counted by how many blocks they ran."""
+    """The accumulated gradient of a step is the sum over its micro-batches, each through its own
+    sub-network at scale 1/p, over the tokens of the whole step: micro-batches are never counted by
+    how many blocks they ran."""
     dropping = recipe("theta = 0.5, steps = 0")
     plan = plan_step(dropping, Progress(step=2))
     batch = random_batch(plan)
@@ -212,7 +214,8 @@ def test_simigrads_halves_run_the_same_blocks():
 
 
 def test_paired_gates_keep_drop_noise_out_of_the_similarity():
-    """Both halves hold the same sequences, so without layer dropping their cosine is 1; paired gates leave it at 1."""
+    """Both halves hold the same sequences, so without layer dropping their cosine is 1; paired
+    gates leave it at 1."""
     dropping = recipe("theta = 0.3, steps = 0", SIMIGRAD)
     plan = plan_step(dropping, Progress())
     ids = random_batch(plan).tokens

@@ -1,5 +1,5 @@
-"""Ouroboros on one device: the scalar chain's published arithmetic, what a delay may and may not change, and exact
-resuming."""
+"""Ouroboros on one device: the scalar chain's published arithmetic, what a delay may and may not
+change, and exact resuming."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor]
     return tensors_of(state), losses
 
 
-# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.1 -----------------
+# --- the scalar chain: h1 = v x, h2 = w h1, y' = v h2, L = (y' - y)^2 / 2; v tied, K = 3, SGD of 0.
 
 X = [1, -0.5, 2, 1.5, -1, 0.5, 1, -2]
 Y = [0.5, 0.25, -1, 0.5, 0.75, -0.25, 1, 0.5]
@@ -154,7 +154,7 @@ def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls():
     assert gaps[0] > 0 and gaps[1] == pytest.approx(gaps[0] / 2, rel=0.05)
 
 
-# --- a GPT -----------------------------------------------------------------------------------------------------------
+# --- a GPT ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variant", ["stash", "replay"])
@@ -269,8 +269,8 @@ def test_rows_have_staleness_and_cosines(modules, keys):
 
 
 def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due():
-    """Its loss is finite, and it would be applied only two steps later: what is in flight stays as it was before the
-    step."""
+    """Its loss is finite, and it would be applied only two steps later: what is in flight stays as
+    it was before the step."""
     recipe = recipe_of(3)
     state, data = fresh(recipe), RandomTokens(16)
     steps = train(state, recipe, data, data.validation())  # type: ignore[arg-type]
@@ -303,7 +303,8 @@ def test_clipping_by_device_and_over_all():
 
 @pytest.mark.parametrize("clip", ["global", "module"])
 def test_a_warmup_step_clips_by_one_norm(clip):
-    """Three devices, each with a norm above 0.25: clipped one by one, all would have 0.25 sqrt(3) = 0.4330."""
+    """Three devices, each with a norm above 0.25: clipped one by one, all would have 0.25 sqrt(3) =
+    0.4330."""
     recipe = recipe_of(4, "optim.grad_clip=0.25", clip=clip, warmup_steps=1, split=(1, 1, 1, 1))
     state, norms = fresh(recipe), []
 
@@ -320,7 +321,8 @@ def test_a_warmup_step_clips_by_one_norm(clip):
 
 
 def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step():
-    """e5m2 reaches 1.75 x 2^15, so weights of 1 are scaled by 2^15, and those of an earlier step, of 2^-4, by 2^19."""
+    """e5m2 reaches 1.75 x 2^15, so weights of 1 are scaled by 2^15, and those of an earlier step,
+    of 2^-4, by 2^19."""
     section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
     recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
     model = fresh(recipe).model
@@ -348,7 +350,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step():
     assert columns["chunked_log2_scale_max_gradients"].isfinite()  # first computed by this pass
 
 
-# --- the section -----------------------------------------------------------------------------------------------------
+# --- the section ----------------------------------------------------------------------------------
 
 GPT2 = config_of(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257)
 

@@ -1,5 +1,5 @@
-"""Progressive layer dropping: the published schedules, the gates, and what a step with skipped blocks computes and
-costs."""
+"""Progressive layer dropping: the published schedules, the gates, and what a step with skipped
+blocks computes and costs."""
 
 from __future__ import annotations
 
@@ -204,7 +204,8 @@ def test_a_section_that_breaks_its_rules_is_refused(section):
 
 
 def test_a_scaled_branch_is_the_papers_equation():
-    """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302 / p = 4627."""
+    """Sub-layers x -> 3 x + 8 and x -> 100 x + 2, x = 1, p = 1/2: h = 1 + 11 / p = 23, y = h + 2302
+    / p = 4627."""
 
     class Attention(torch.nn.Module):
         def forward(self, x: Tensor, cache: None, see: object) -> Tensor:

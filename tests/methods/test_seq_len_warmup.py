@@ -1,4 +1,5 @@
-"""Sequence length warmup against the reference's scheduler, and its token accounting against the authors' runs."""
+"""Sequence length warmup against the reference's scheduler, and its token accounting against the
+authors' runs."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def test_two_stage():
 
 
 def test_without_the_reference_s_defects():
-    # A start below the multiple gave empty sequences, one that is not a multiple gave lengths below it.
+    # A start below the multiple gave empty sequences, one that is not a multiple gave lengths below
+    # it.
     assert SeqLenWarmup(start=4, steps=100_000).seq_len_at(1, 1024) == 8
     assert SeqLenWarmup(start=12, steps=100).seq_len_at(1, 1024) == 16
     # A full length that is not a multiple was reached one step late.
@@ -205,7 +207,8 @@ def test_batch_is_sequences_unless_it_is_set():
 
 
 def test_the_authors_conversion_from_tokens_to_steps():
-    # 45 billion tokens of warmup at 2048 sequences from 72 to 2048; the floor leaves the sum 0.4 % below that.
+    # 45 billion tokens of warmup at 2048 sequences from 72 to 2048; the floor leaves the sum 0.4 %
+    # below that.
     steps = 45_000_000_000 // (2048 * (72 + 2048) // 2)
     assert steps == 20_728
     assert SeqLenWarmup(start=72, steps=steps).tokens_through(steps, 2048, 2048) == 44_830_228_480

@@ -1,5 +1,5 @@
-"""SimiGrad: the released code's batch sizes, the mended rule, the similarity, and what a step with two halves
-computes."""
+"""SimiGrad: the released code's batch sizes, the mended rule, the similarity, and what a step with
+two halves computes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def test_reference_trajectories_with_a_quantum():
     "phi, after", [(0.5, 320), (None, 320), (math.nan, 320), (LOW, 300), (HIGH, 288)]
 )
 def test_reference_keeps_no_bound_where_it_decides_nothing(phi, after):
-    """The released code leaves 320 at 320 where phi is the target or not finite, although the upper bound is 300."""
+    """The released code leaves 320 at 320 where phi is the target or not finite, although the upper
+    bound is 300."""
     section = adapting(max_batch_size=300, mode="reference")
     if phi is not None and math.isnan(phi):
         assert section.decide(1, 320, (), (phi, 1.0, 1.0))[0] == after
@@ -185,7 +186,8 @@ def test_default_window_decides_on_the_mean_of_the_products_and_clears():
 def closed_loop(
     section: SimiGrad, noise: float, steps: int, batch_size: int, seed: int = 0
 ) -> list[int]:
-    """Batch sizes when phi is what a gradient with noise scale `noise` would show, plus measurement noise."""
+    """Batch sizes when phi is what a gradient with noise scale `noise` would show, plus measurement
+    noise."""
     generator = np.random.default_rng(seed)
     window: tuple[Dots, ...] = ()
     batches = []
@@ -210,7 +212,8 @@ def test_the_loop_rests_where_the_noise_scale_says(target, window):
 
 
 def test_smoothing_as_released_drives_the_loop_into_a_cycle():
-    """Why the default clears its window: a sliding mean acted on at every step swings the batch several-fold."""
+    """Why the default clears its window: a sliding mean acted on at every step swings the batch
+    several-fold."""
     released = closed_loop(
         adapting(window=20, max_batch_size=10**6, mode="reference"),
         noise=1000.0,
@@ -284,13 +287,15 @@ def test_similarity_is_undefined_without_two_finite_gradients():
     assert similarity((1.0, 4.0, 1.0)) == 0.5
     for dots in [(0.0, 0.0, 1.0), (0.0, 0.0, 0.0), (math.nan, 1.0, 1.0), (1.0, math.inf, 1.0)]:
         assert similarity(dots) is None
-    # Gradients as small as 1e-30 still have a direction; PyTorch's cosine_similarity would give 1e-5 at 3e-11.
+    # Gradients as small as 1e-30 still have a direction; PyTorch's cosine_similarity would give
+    # 1e-5 at 3e-11.
     assert similarity((1e-60, 1e-60, 1e-60)) == pytest.approx(1.0)
 
 
 def test_noise_scale_inverts_the_relation_of_phi_and_batch_size():
     # B* / B_s for targets, rounded as printed.
-    for target, ratio in [(0.01, 0.0202), (0.1, 0.2222), (0.3, 0.857), (0.5, 2), (0.6, 3), (0.75, 6), (0.8, 8), (0.9, 18), (0.95, 38)]:  # fmt: skip
+    # fmt: skip
+    for target, ratio in [(0.01, 0.0202), (0.1, 0.2222), (0.3, 0.857), (0.5, 2), (0.6, 3), (0.75, 6), (0.8, 8), (0.9, 18), (0.95, 38)]:
         assert 2 * target / (1 - target) == pytest.approx(ratio, abs=5e-4)
         assert noise_scale((target, 1.0, 1.0), 100, 100) == pytest.approx(
             200 / (2 * target / (1 - target))

@@ -1,4 +1,5 @@
-"""SimiGrad in training: the gradient it leaves alone, the plan it follows, rows, rules, and resuming."""
+"""SimiGrad in training: the gradient it leaves alone, the plan it follows, rows, rules, and
+resuming."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ def test_dots_are_those_of_the_even_and_the_odd_micro_batches(batch_size):
 
 
 def test_a_fixed_batch_trains_as_the_baseline_does():
-    """min = max: up to the order in which the micro-batches are summed, the plans, the learning rate and the updates
-    agree."""
+    """min = max: up to the order in which the micro-batches are summed, the plans, the learning
+    rate and the updates agree."""
     fixed = recipe(SimiGrad(target=0.5, min_batch_size=8, max_batch_size=8))
     baseline = recipe(None)
     assert [plan._replace(measure_similarity=False) for plan, _ in plan_run(fixed)] == [
@@ -135,7 +136,8 @@ def test_columns_of_a_step():
 
 
 def test_the_logged_products_average_without_bias_and_the_ratios_do_not():
-    """Gradients of 16 sequences, noise scale 64 by construction: |G|^2 = 1, tr(Sigma) = 64 over 40 dimensions."""
+    """Gradients of 16 sequences, noise scale 64 by construction: |G|^2 = 1, tr(Sigma) = 64 over 40
+    dimensions."""
     draw = np.random.default_rng(22)
     mean = np.zeros(40)
     mean[0] = 1.0

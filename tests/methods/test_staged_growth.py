@@ -1,5 +1,5 @@
-"""The growth operators against the maths they stand on: same function, gradients g/k, the small model's own
-dynamics."""
+"""The growth operators against the maths they stand on: same function, gradients g/k, the small
+model's own dynamics."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ OPERATORS = ("width", "width:3", "pad:22", "pad:64", "d_ff:72", "n_kv_head:5", "
 
 
 def by_shape_and(*operators: str) -> pytest.MarkDecorator:
-    """Parametrize a test by shape and operator, without those that a recipe refuses for the shape."""
+    """Parametrize a test by shape and operator, without those that a recipe refuses for the
+    shape."""
     pairs = []
     for (name, config), operator in itertools.product(SHAPES.items(), operators):
         refused: tuple[str, ...] = ()
@@ -157,13 +158,14 @@ def test_grown_names_are_the_large_models_own_in_its_order():
 
 
 def blocks(name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The parts of a tensor that the width operator treats alike: q, k and v of the fused projection, else the
-    whole."""
+    """The parts of a tensor that the width operator treats alike: q, k and v of the fused
+    projection, else the whole."""
     return list(tensor.chunk(3)) if ".c_attn." in name else [tensor]
 
 
 def test_paper_moments_are_the_released_operators_bit_for_bit():
-    """Written out from the paper's table: copies m/2 and v/4, zero blocks 0, the last layer norm's as they were."""
+    """Written out from the paper's table: copies m/2 and v/4, zero blocks 0, the last layer norm's
+    as they were."""
     for dtype in (torch.float32, torch.float64):
         small = state_of(small_model(dtype))
         grown = grow_width(small, 2, moments="paper", symmetry="none")
@@ -266,7 +268,8 @@ def test_reset_forgets_every_moment_and_counter():
 
 
 def test_what_is_new_learns_where_it_can():
-    """Step 1 reaches the columns of the table, rows of o and down; the input columns follow when the table has."""
+    """Step 1 reaches the columns of the table, rows of o and down; the input columns follow when
+    the table has."""
     model = small_model(config=LLAMA)
     tokens = tokens_of(LLAMA)
     grown = grow_size(state_of(model), Operator("pad", 24))
@@ -370,7 +373,8 @@ def test_schedule_ratio_is_the_authors_constants():
 
 
 def test_warm_restart_is_the_released_schedules():
-    """Warmup 3000 of 250,000 steps, restart at 3319 over 150 steps: the released function's values, to 0.1 %."""
+    """Warmup 3000 of 250,000 steps, restart at 3319 over 150 steps: the released function's values,
+    to 0.1 %."""
     warmup, total, restart, rewarm = 3000, 250_000, 3319, 150
     for step, expected in {3319: 0.0, 3394: 0.49905, 3468: 0.99145, 3469: 0.99810}.items():
         scheduled = (total - step) / (total - warmup)

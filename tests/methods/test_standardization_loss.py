@@ -1,4 +1,5 @@
-"""The standardization loss: its value and gradient against tables and by hand, and what training with it keeps."""
+"""The standardization loss: its value and gradient against tables and by hand, and what training
+with it keeps."""
 
 from __future__ import annotations
 
@@ -184,8 +185,8 @@ def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Te
 
 
 def test_gradient_and_columns_are_means_over_micro_batches():
-    """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the divergence of all
-    six."""
+    """Micro-batches of 2, 2 and 2 sequences: the loss is the mean of their divergences, not the
+    divergence of all six."""
     recipe = with_loss()
     model = build_model(recipe, 64, CPU)
     scalars, gradients = step_of(recipe, model)

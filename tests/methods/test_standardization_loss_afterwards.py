@@ -1,4 +1,5 @@
-"""The standardization loss after training: scales folded into matrices, growth, curves; and compiled graphs."""
+"""The standardization loss after training: scales folded into matrices, growth, curves; and
+compiled graphs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ def test_needed_bits_are_those_of_the_table():
 
 @pytest.mark.parametrize("bits, n", [(5, 1024), (6, 4096)])
 def test_the_formula_is_pessimistic_for_products_of_mean_zero(bits, n):
-    """Simulated sums keep nearly all of their variance where the formula expects a third of it gone."""
+    """Simulated sums keep nearly all of their variance where the formula expects a third of it
+    gone."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(n, 4000, generator=generator, dtype=torch.float64)
     terms = by_definition(drawn.numpy(), 5)

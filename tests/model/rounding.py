@@ -1,4 +1,5 @@
-"""Round to a few bits, and sum so, by definition: exact arithmetic in fp64, the reference of what is emulated."""
+"""Round to a few bits, and sum so, by definition: exact arithmetic in fp64, the reference of what
+is emulated."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import numpy as np
 
 
 def by_definition(x: np.ndarray, bits: int) -> np.ndarray:
-    """Round to nearest, ties to even, to `bits` explicit mantissa bits, with an unbounded exponent."""
+    """Round to nearest, ties to even, to `bits` explicit mantissa bits, with an unbounded
+    exponent."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.rint(np.ldexp(mantissa, bits + 1)), exponent - bits - 1)
 
 
 def sum_in_order(terms: np.ndarray, bits: int, chunk: int = 0) -> np.ndarray:
-    """Sum `terms` (n, ...) over the first dimension, in order, rounded to nearest after every addition: fp64 (...).
+    """Sum `terms` (n, ...) over the first dimension, in order, rounded to nearest after every
+    addition: fp64 (...).
 
     With `chunk` > 0 sums of so many terms first, and then the sum of those.
     """

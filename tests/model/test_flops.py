@@ -42,8 +42,8 @@ def test_the_model_and_the_plan_count_alike():
 
 
 def test_newton_schulz_by_hand_and_by_pytorchs_own_count():
-    # A block of width 4: four matrices 4 x 4 of 5 (4 * 64 + 2 * 64) = 1,920 FLOPs, and two 16 x 4 of
-    # 5 (4 * 16 * 16 + 2 * 64) = 5,760.
+    # A block of width 4: four matrices 4 x 4 of 5 (4 * 64 + 2 * 64) = 1,920 FLOPs, and two 16 x 4
+    # of 5 (4 * 16 * 16 + 2 * 64) = 5,760.
     tiny = replace(CONFIG, n_layer=1, n_head=1, n_embd=4)
     assert newton_schulz_flops(tiny) == 4 * 1920 + 2 * 5760 == 300 * 4**3
     assert newton_schulz_flops(replace(CONFIG, n_layer=12, n_embd=768)) == 12 * 300 * 768**3

@@ -1,4 +1,5 @@
-"""Generation: the cache changes nothing, seeds repeat, padding is never sampled, end-of-text ends."""
+"""Generation: the cache changes nothing, seeds repeat, padding is never sampled, end-of-text
+ends."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def test_greedy_with_cache_equals_greedy_without(model):
 
 
 def test_text_goes_on_beyond_the_positions(model):
-    """Token 33 and later see the later half of the positions, and the cache built anew agrees with no cache."""
+    """Token 33 and later see the later half of the positions, and the cache built anew agrees with
+    no cache."""
     prompt = torch.tensor([[7]])
     found = [int(token) for token in islice(generate(model, prompt, GREEDY), 60)]
     text = [7, *found]
@@ -71,7 +73,8 @@ def test_draw_follows_the_softmax_and_top_k():
 
 
 def test_top_p_draws_among_the_fewest_tokens_that_reach_it():
-    """Probabilities .5 .3 .15 .05, not in order: 0.7 needs the first two, 0.8 exactly them, 0.81 three."""
+    """Probabilities .5 .3 .15 .05, not in order: 0.7 needs the first two, 0.8 exactly them, 0.81
+    three."""
     logits = torch.log(torch.tensor([[0.05, 0.5, 0.15, 0.3]], dtype=torch.float64)).expand(4000, 4)
 
     def drawn(top_p: float) -> dict[int, float]:

@@ -58,7 +58,8 @@ def test_logits_loss_and_gradients_agree(pair):
     loss = ours.loss_sum(inputs, targets) / targets.numel()
     reference_loss = torch.nn.functional.cross_entropy(reference.flatten(0, 1), targets.flatten())
     assert abs(loss.item() - reference_loss.item()) < 1e-4
-    # transformers shifts labels itself: its loss over all the tokens leaves out the one target it has no input for.
+    # transformers shifts labels itself: its loss over all the tokens leaves out the one target it
+    # has no input for.
     own_shift = theirs(inputs, labels=inputs).loss
     assert (
         abs(
@@ -83,7 +84,8 @@ def test_logits_loss_and_gradients_agree(pair):
 
 
 def test_the_released_format_is_read(tmp_path):
-    """No "transformer." before the names, causal masks among the weights, as in the files released with GPT-2."""
+    """No "transformer." before the names, causal masks among the weights, as in the files released
+    with GPT-2."""
     from safetensors.torch import save_file
 
     ours = random_ours()
@@ -210,7 +212,7 @@ def test_an_export_loads_in_transformers_offline(tmp_path, tokenizer_json, monke
     assert torch.equal(model(tokens), ours(tokens))
 
 
-# --- hostile or broken directories -----------------------------------------------------------------------------------
+# --- hostile or broken directories ----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""The narrow linear layer: its three products, what each role changes, what it counts, and its noise."""
+"""The narrow linear layer: its three products, what each role changes, what it counts, and its
+noise."""
 
 from __future__ import annotations
 
@@ -153,8 +154,8 @@ def test_recomputed_activations_give_the_same_bits(stochastic, layer_and_data):
 
 
 def test_the_three_products_draw_noise_of_their_own():
-    """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and drawn apart where it
-    is stochastic."""
+    """With x = W = dL/dy = A symmetric all three are A A: equal where rounding is to nearest, and
+    drawn apart where it is stochastic."""
     a = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
     a = a + a.t()
     for stochastic in (False, True):
@@ -212,8 +213,8 @@ def test_a_layer_counts_what_saturates_and_notes_its_scales(fidelity, layer_and_
 
 @pytest.mark.slow
 def test_the_traced_layer_computes_the_same_bits(layer_and_data):
-    """Forward and backward pass as one graph without a break; what the compiler's back end makes of the rest is its own
-    affair."""
+    """Forward and backward pass as one graph without a break; what the compiler's back end makes of
+    the rest is its own affair."""
     linear, x, grad = layer_and_data
     for stochastic in (False, True):
         short = Accumulator(bits=4, exponent_bits=4)

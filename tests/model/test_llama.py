@@ -1,4 +1,5 @@
-"""Llama-like models: norms, rotation, gates and heads by hand; counts and FLOPs as published; neutral settings."""
+"""Llama-like models: norms, rotation, gates and heads by hand; counts and FLOPs as published;
+neutral settings."""
 
 from __future__ import annotations
 
@@ -157,7 +158,8 @@ def test_units_of_a_gated_mlp_are_a_multiple_of_32():
 
 
 def test_query_heads_share_keys_in_groups():
-    """Query head j reads head j // 2 of the keys: the model with each key head written twice is the same."""
+    """Query head j reads head j // 2 of the keys: the model with each key head written twice is the
+    same."""
     model = made(replace(TOY_A, n_layer=1))
     plain = GPT(replace(model.config, n_kv_head=None))
     weights = model.state_dict()
@@ -272,7 +274,8 @@ def test_sizes_that_do_not_fit_are_named(changes, message):
 
 
 def test_squares_of_log_sum_exp_by_hand():
-    """Logits (1, 2, 3) and (0, 0, 0), targets 2 and 0: CE .75310913 and 1e-4 of the mean square 6.40936368e-4."""
+    """Logits (1, 2, 3) and (0, 0, 0), targets 2 and 0: CE .75310913 and 1e-4 of the mean square
+    6.40936368e-4."""
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     ce, squares = (summed_losses(logits, torch.tensor([2, 0])) / 2).tolist()
     assert ce == pytest.approx(0.75310913, rel=1e-6)

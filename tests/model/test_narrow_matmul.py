@@ -1,4 +1,5 @@
-"""Sums in few bits: rounding, sums in order and matrix products, against tables made outside this program."""
+"""Sums in few bits: rounding, sums in order and matrix products, against tables made outside this
+program."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_the_vectors_are_those_of_the_tables():
     )
 
 
-# --- rounding --------------------------------------------------------------------------------------------------------
+# --- rounding -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [2, 3, 5, 7, 9, 10])
@@ -93,8 +94,8 @@ def test_what_is_not_finite_stays_so(bits):
     "exponent_bits, bits, dtype", [(5, 10, torch.float16), (5, 2, torch.float8_e5m2)]
 )
 def test_a_narrow_exponent_is_that_of_ieee_formats(exponent_bits, bits, dtype):
-    """PyTorch's own formats, subnormal numbers among them; where those overflow to infinity, the accumulator
-    saturates."""
+    """PyTorch's own formats, subnormal numbers among them; where those overflow to infinity, the
+    accumulator saturates."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200_000, generator=generator) * torch.exp2(
         torch.randint(-30, 18, (200_000,), generator=generator).float()
@@ -162,9 +163,10 @@ def test_random_bits_are_a_function_of_their_arguments_alone():
     assert float((shares - 0.5).abs().max()) < 0.07  # four standard errors
 
 
-# --- sums in order ---------------------------------------------------------------------------------------------------
+# --- sums in order --------------------------------------------------------------------------------
 
-# vector, n, mantissa bits, exact sum of the rounded inputs; then in order, and in chunks of 16, 64, 256
+# vector, n, mantissa bits, exact sum of the rounded inputs; then in order, and in chunks of 16, 64,
+# 256
 SUMS = [
     *(
         ("ones", 4096, bits, 4096.0, naive, 4096, 4096, 4096)
@@ -268,7 +270,8 @@ def fp8_products(salt_a: int, salt_b: int, mean: float, n: int) -> Tensor:
     ],
 )
 def test_error_over_chunk_length_is_u_shaped(mean, expected):
-    """256 vectors of 4096; the table's were others, so the error of an error is allowed for: a fifth."""
+    """256 vectors of 4096; the table's were others, so the error of an error is allowed for: a
+    fifth."""
     drawn = np.stack([spread(4096, 100 + salt, mean) for salt in range(256)], axis=1)
     terms = by_definition(drawn, 9)
     exact = terms.sum(axis=0)
@@ -282,8 +285,8 @@ def test_error_over_chunk_length_is_u_shaped(mean, expected):
 
 
 def test_all_widths_at_once_are_each_width_alone():
-    """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so here they are the
-    same."""
+    """Nearly: the fast sums are rounded to fp32 first. Sums of few fp8 products are exact there, so
+    here they are the same."""
     products = torch.stack(
         [fp8_products(2 * salt, 2 * salt + 1, salt % 3 - 1.0, 1000) for salt in range(50)], dim=1
     )
@@ -317,7 +320,7 @@ def test_stochastic_sums_do_not_stop():
     assert torch.equal(sums, narrow_matmul(row, ones, 7, 0, 1, draw))
 
 
-# --- matrix products -------------------------------------------------------------------------------------------------
+# --- matrix products ------------------------------------------------------------------------------
 
 
 def operands(m: int, k: int, n: int, mean: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -345,7 +348,8 @@ def test_error_of_an_fp8_product_is_that_of_the_table():
     [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)],
 )
 def test_the_fast_product_rounds_where_it_says(bits, chunk, block):
-    """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does not matter."""
+    """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does
+    not matter."""
     a, b = operands(40, 200, 30, mean=1.0)
     length = 200 if chunk == 0 else min(chunk, 200)
     total = np.zeros((40, 30))
@@ -418,7 +422,8 @@ def test_operands_take_their_format_and_scales_are_powers_of_two():
     ],
 )
 def test_the_scale_of_tiny_numbers_is_the_largest_one(operands, largest, log2):
-    """448 = 1.75 * 2^8 and 57344 = 1.75 * 2^15: the scale of 2^-n is 2^(n + 8) or 2^(n + 15), at most 2^126."""
+    """448 = 1.75 * 2^8 and 57344 = 1.75 * 2^15: the scale of 2^-n is 2^(n + 8) or 2^(n + 15), at
+    most 2^126."""
     x = torch.tensor([largest, -largest / 2])
     assert float(scale_of(x, operands)) == 2.0 ** log2[operands]
     rounded, scale = to_operand(x, operands)

@@ -1,5 +1,5 @@
-"""GPTs without layer norms, and the initialization that goes with them: sizes, scales, growth, export, and that nothing
-moved."""
+"""GPTs without layer norms, and the initialization that goes with them: sizes, scales, growth,
+export, and that nothing moved."""
 
 from __future__ import annotations
 

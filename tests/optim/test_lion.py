@@ -29,12 +29,14 @@ def test_two_steps_by_hand():
     matrix, bias = parameters.values()
     matrix.grad, bias.grad = torch.tensor([[4.0, -8.0]]), torch.tensor([2.0])
     lion.step(0.25, OK)
-    # Decay is 1 - 0.25 * 0.5 = 0.875 of the matrix alone; then 0.25 against the sign. m = half of g.
+    # Decay is 1 - 0.25 * 0.5 = 0.875 of the matrix alone; then 0.25 against the sign. m = half of
+    # g.
     assert matrix.tolist() == [[0.625, -1.5]] and bias.tolist() == [0.25]
     assert lion.tensors()["exp_avg.h.0.mlp.c_fc.weight"].tolist() == [[2.0, -4.0]]
     matrix.grad, bias.grad = torch.tensor([[-8.0, 8.0]]), torch.tensor([0.0])
     lion.step(0.25, OK)
-    # 0.75 * 2 - 0.25 * 8 = -0.5 and 0.75 * -4 + 0.25 * 8 = -1: the first sign turns. m: 0.5 * 2 - 0.5 * 8 = -3, 2.
+    # 0.75 * 2 - 0.25 * 8 = -0.5 and 0.75 * -4 + 0.25 * 8 = -1: the first sign turns. m: 0.5 * 2 -
+    # 0.5 * 8 = -3, 2.
     assert matrix.tolist() == [[0.625 * 0.875 + 0.25, -1.5 * 0.875 + 0.25]] and bias.tolist() == [
         0.0
     ]

@@ -1,4 +1,5 @@
-"""Muon: torch's own on each hidden matrix, AdamW on the rest; skipping, resuming and growing like AdamW."""
+"""Muon: torch's own on each hidden matrix, AdamW on the rest; skipping, resuming and growing like
+AdamW."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def trained(recipe: Recipe, steps: int) -> TrainState:
     "recipe, matrices, rows", [(RECIPE, 8, [32, 32, 32]), (LLAMA, 10, [32, 16, 16])]
 )
 def test_steps_are_those_of_torch_muon_and_adamw(recipe, matrices, rows):
-    """q, k and v as matrices of their own; Muon's learning rate is muon_lr / lr times that of the step."""
+    """q, k and v as matrices of their own; Muon's learning rate is muon_lr / lr times that of the
+    step."""
     torch.manual_seed(0)
     state = fresh(recipe)
     ours, optimizer = state.model, state.optimizer
@@ -103,7 +105,8 @@ def test_every_parameter_has_one_kind_of_state():
 
 
 def test_rows_and_plan_count_the_newton_schulz_iterations():
-    """Two blocks of 300 * 32^3 FLOPs a step beside 6 N + 12 L d T per token; AdamW's column is 0."""
+    """Two blocks of 300 * 32^3 FLOPs a step beside 6 N + 12 L d T per token; AdamW's column is
+    0."""
     iterations = 2 * 300 * 32**3
     state = fresh(RECIPE)
     rows = run(state, RECIPE, 2)[1:]
@@ -120,7 +123,8 @@ def test_rows_and_plan_count_the_newton_schulz_iterations():
 
 
 def test_learns():
-    """200 steps of a tiny model on text in which three of four tokens follow from the one before."""
+    """200 steps of a tiny model on text in which three of four tokens follow from the one
+    before."""
     long = ["train.tokens=25_600", "train.micro_batch_tokens=128", "eval.every=1000"]
     recipe = changed(RECIPE, *long)
     rows = run(fresh(recipe), recipe, windows=16)

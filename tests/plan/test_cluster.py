@@ -58,7 +58,8 @@ SHARDED = {"parallel": Parallel(strategy="shard")}
 
 @pytest.mark.parametrize("parallel", [{}, SHARDED], ids=["replicas", "shards"])
 def test_efficiency_counts_the_sequences_of_the_busiest_device(parallel):
-    """Six sequences, one at a time, on four devices: two rounds for the first ones, so 6 of 8 places are used."""
+    """Six sequences, one at a time, on four devices: two rounds for the first ones, so 6 of 8
+    places are used."""
     recipe = replace(RECIPE, **parallel)
     free = replace(EIGHT, devices=4, bandwidth=math.inf)
     assert plan_cluster(recipe, free).efficiency == pytest.approx(0.75)
@@ -86,8 +87,8 @@ def test_short_steps_of_a_warmup_are_bound_by_the_network_first():
 
 
 def test_shards_divide_the_state_and_not_the_activations():
-    """A billion parameters at 16 bytes on 8 devices: 14 GB less on each, but for gathered blocks of 4 x 2 x 50 MB and
-    the embedding."""
+    """A billion parameters at 16 bytes on 8 devices: 14 GB less on each, but for gathered blocks of
+    4 x 2 x 50 MB and the embedding."""
     large = replace(
         RECIPE,
         model=Model(n_layer=20, n_head=16, n_embd=2048, seq_len=32),

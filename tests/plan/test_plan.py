@@ -47,7 +47,8 @@ def test_learning_rate_warms_up_by_steps_and_ends_at_the_minimum():
     assert rates[9] == pytest.approx(1e-3)
     assert max(rates) == rates[9]
     assert rates[-1] == pytest.approx(1e-4)
-    # Half-way through the decay a cosine stands at the mean of its ends; step 55 includes its own tokens.
+    # Half-way through the decay a cosine stands at the mean of its ends; step 55 includes its own
+    # tokens.
     assert rates[54] == pytest.approx((1e-3 + 1e-4) / 2)
 
 
@@ -64,7 +65,8 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly():
 
 
 def test_the_inverse_square_root_depends_on_no_budget():
-    """512 tokens a step, 10 steps of warmup: at 40 steps sqrt(10 / 40) of the way from 1e-4 to 1e-3 is left."""
+    """512 tokens a step, 10 steps of warmup: at 40 steps sqrt(10 / 40) of the way from 1e-4 to 1e-3
+    is left."""
     recipe = changed(RECIPE, "optim.schedule=inverse_sqrt", "optim.decay_tokens=20_000")
     rates = [plan.lr for plan, _ in plan_run(recipe)]
     assert [rates[step - 1] for step in (5, 10, 40, 90)] == pytest.approx(
@@ -148,7 +150,8 @@ def test_a_plan_is_fast_and_needs_no_torch():
     )
     out = python(code).stdout.split()
     assert out[1] == "False"
-    # The promise is 100,000 steps per second (docs/performance.md has the figure); a busy machine gets half of it.
+    # The promise is 100,000 steps per second (docs/performance.md has the figure); a busy machine
+    # gets half of it.
     assert float(out[0]) > 50_000, f"{out[0]} steps/s"
 
 

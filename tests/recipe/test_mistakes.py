@@ -1,4 +1,5 @@
-"""Mistakes in recipes: every one at once with its place, its rule, and the key that was probably meant."""
+"""Mistakes in recipes: every one at once with its place, its rule, and the key that was probably
+meant."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_wrong_values_are_refused_with_the_rule(folder, override, rule):
     assert override in f"{problem.source} {problem.value}"
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------
+# --- mistakes -------------------------------------------------------------------------------------
 
 
 def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder):
@@ -204,8 +205,8 @@ def test_places_are_right_in_unusual_files(folder):
 
 
 def typos(word: str) -> list[str]:
-    """Every word that is one deletion, insertion, replacement or swap away, and none that is itself a letter short
-    of."""
+    """Every word that is one deletion, insertion, replacement or swap away, and none that is itself
+    a letter short of."""
     letters = string.ascii_lowercase + "_"
     splits = [(word[:i], word[i:]) for i in range(len(word) + 1)]
     return sorted(
@@ -278,7 +279,8 @@ def test_other_programs_names_are_understood(folder, written, meant):
 
 
 def test_no_recipe_however_odd_ends_in_a_traceback(folder):
-    """Random values at random keys, in files and by --set: a recipe or a RecipeError, nothing else."""
+    """Random values at random keys, in files and by --set: a recipe or a RecipeError, nothing
+    else."""
     write(folder, "staged", STAGED)
     known = sorted(known_keys(Recipe))
     values = [

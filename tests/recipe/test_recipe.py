@@ -131,7 +131,7 @@ def test_stages_are_taken_away_and_overridden_by_number(folder):
     assert changed == [("stages.0.switch.value", 10, 20), ("stages.1.rewarmup_steps", 150, 7)]
 
 
-# --- values ----------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_windows_files_are_read(folder):
     assert load_recipe("dos") == load_recipe("tiny")
 
 
-# --- rules between sections ------------------------------------------------------------------------------------------
+# --- rules between sections -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_decay_by_steps_under_a_warmup_is_warned_of(folder):
     assert any("falls too early" in warning for warning in warnings_of(recipe))
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def test_a_recipe_written_and_read_is_equal(folder):

@@ -80,8 +80,8 @@ def test_every_recipe_loads_and_says_what_it_is(path):
 
 
 def parameters(recipe: Recipe, vocab_size: int) -> int:
-    """Parameters of a GPT-2: embeddings, 12 d^2 + 13 d per block (two layer norms, four matrices, biases), final
-    norm."""
+    """Parameters of a GPT-2: embeddings, 12 d^2 + 13 d per block (two layer norms, four matrices,
+    biases), final norm."""
     d, model = recipe.model.n_embd, recipe.model
     return (vocab_size + model.seq_len) * d + model.n_layer * (12 * d * d + 13 * d) + 2 * d
 
@@ -115,8 +115,8 @@ def test_gpt2_recipes_are_the_published_baselines(name, steps, batch_size, lr):
 
 
 def test_gpt3_warms_up_over_its_published_tokens():
-    """375 million tokens of learning-rate warmup and 4 billion of batch size warmup, in the units that the recipe
-    uses."""
+    """375 million tokens of learning-rate warmup and 4 billion of batch size warmup, in the units
+    that the recipe uses."""
     recipe = load_recipe("gpt3-125m")
     ramp = recipe.batch_size_warmup
     assert ramp is not None

@@ -7,7 +7,8 @@ from tests.fake_runs import rows_of, write_run
 
 
 def test_short_steps_that_the_network_has_bound_are_named(tmp_path):
-    """Ten steps of a second: three at length 8 that add up for 0.8 s each, seven at 64 for 0.1 s; one waits for 1 s."""
+    """Ten steps of a second: three at length 8 that add up for 0.8 s each, seven at 64 for 0.1 s;
+    one waits for 1 s."""
     rows = rows_of(10, 0)
     for row in rows[1:]:
         short = row["step"] <= 3

@@ -39,7 +39,8 @@ def seal(path: Path) -> Path:
 
 
 def with_lines(folder: Path, changed: dict[int, str]) -> Path:
-    """A run of 101 rows without checks, in which these lines (from 0) stand in the place of their rows."""
+    """A run of 101 rows without checks, in which these lines (from 0) stand in the place of their
+    rows."""
     path = write_run(folder, "r", 0) / "metrics.jsonl"
     lines = path.read_text().splitlines()
     for number, line in changed.items():
@@ -109,7 +110,7 @@ def test_reader_equals_json_where_rows_are_not_uniform(tmp_path, rows):
     assert latest_rows(tmp_path) == rows
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# --- damage ---------------------------------------------------------------------------------------
 
 
 def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path):
@@ -133,7 +134,8 @@ def test_two_hundred_flipped_bits_of_the_rows_are_all_found(tmp_path):
 
 
 def test_rows_of_an_older_version_have_no_check_and_are_read(tmp_path):
-    """An old run that was resumed with this version: its first segment is unchecked, the second is checked."""
+    """An old run that was resumed with this version: its first segment is unchecked, the second is
+    checked."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0)) / "metrics.jsonl"
     with path.open("a") as file:
         file.writelines(sealed(row) + "\n" for row in rows_of(100, 0, segment=1, first=41))
@@ -191,7 +193,8 @@ def test_a_number_beyond_a_float_is_missing(tmp_path, number):
 
 
 def test_a_damaged_name_of_a_column_is_a_damaged_line(tmp_path):
-    """In a run without check values: a fast reader that passes over columns must not pass over this one."""
+    """In a run without check values: a fast reader that passes over columns must not pass over this
+    one."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     lines[60] = lines[60].replace(b'"loss"', b'"lo\xffs"')
@@ -233,14 +236,16 @@ def test_after_a_resume_the_new_segment_replaces_the_old_rows(tmp_path):
 
 
 def test_rows_beyond_a_shorter_later_segment_do_not_count(tmp_path):
-    """The run is where its last segment left it: older rows beyond belong to a past that was given up."""
+    """The run is where its last segment left it: older rows beyond belong to a past that was given
+    up."""
     path = write_run(tmp_path, "r", 0, rows=rows_of(60, 0) + rows_of(50, 0, segment=1, first=41))
     assert steps_of(path) == list(range(51))
 
 
 @pytest.mark.parametrize("with_checks", [False, True])
 def test_of_a_step_written_twice_the_later_row_counts(tmp_path, with_checks):
-    """A stop during the evaluation of step 40: the resumed run writes the step again, with its loss, first."""
+    """A stop during the evaluation of step 40: the resumed run writes the step again, with its
+    loss, first."""
     first = rows_of(40, 0)
     late = first[40] | {"segment": 1, "val_loss": 4.5}
     first[40]["val_loss"] = None
@@ -255,8 +260,8 @@ def test_of_a_step_written_twice_the_later_row_counts(tmp_path, with_checks):
 
 
 def test_segments_that_begin_anew_hide_nothing(tmp_path):
-    """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by it began at 0
-    again."""
+    """F58: events.jsonl was lost and an older version counted its segments from it; runs grown by
+    it began at 0 again."""
     path = write_run(
         tmp_path, "r", 0, rows=[*rows_of(60, 0, segment=2), *rows_of(100, 0, segment=0, first=61)]
     )
@@ -277,7 +282,8 @@ def test_a_last_line_without_its_newline(tmp_path, with_check):
 
 
 def test_a_line_glued_to_a_torn_one_costs_both(tmp_path):
-    """Of an older version: step 91 of the first segment stands in for the lost one of the second."""
+    """Of an older version: step 91 of the first segment stands in for the lost one of the
+    second."""
     path = write_run(tmp_path, "r", 0) / "metrics.jsonl"
     torn = path.read_text()[:-40]
     second = "".join(json.dumps(row) + "\n" for row in rows_of(120, 0, segment=1, first=91))

@@ -25,7 +25,8 @@ from efftrain_cli.run.stability import (
 
 
 def loss_ratios(losses: Sequence[float | None]) -> list[float | None]:
-    """loss / best before it, for each loss in nats; None for the first one and where a loss is None."""
+    """loss / best before it, for each loss in nats; None for the first one and where a loss is
+    None."""
     best = math.inf
     ratios: list[float | None] = []
     for loss in losses:
@@ -90,8 +91,8 @@ def test_only_an_unstable_run_s_loss_ratios_are_told(tmp_path, last, val_loss, s
 
 
 def test_correlations_are_pearson_s():
-    # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with one degree of
-    # freedom).
+    # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with
+    # one degree of freedom).
     rows = rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2])
     found = correlations(columns_of(rows, COLUMNS))
     assert found["adam_sqrt_v_l1"].statistic == pytest.approx(1)
@@ -184,7 +185,8 @@ def recorded(name: str) -> list[dict[str, object]]:
 
 
 def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training():
-    """A GPT of one block at 8 sequences of 32 tokens a step, and at 2, where single batches scatter widely."""
+    """A GPT of one block at 8 sequences of 32 tokens a step, and at 2, where single batches scatter
+    widely."""
     steps = 0
     for name in ("normal-8x32", "normal-2x32"):
         alarm = loss_spikes()

@@ -68,8 +68,8 @@ def test_every_column_of_a_row_has_a_group():
 
 
 def test_axes_summaries_scores_and_names(tmp_path, monkeypatch):
-    """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it; wandb's variables
-    win."""
+    """Curves over tokens, the lowest loss in the summary, zero-shot scores and memory beside it;
+    wandb's variables win."""
     path = write_run(tmp_path, "small", 0)
     entry = {"task": "piqa", "metric": "acc_norm", "value": 0.53, "limit": None}
     (path / "zeroshot.json").write_text(json.dumps([entry, {**entry, "task": "rte", "limit": 10}]))
@@ -126,7 +126,8 @@ def test_events_that_matter_are_alerts(tmp_path):
 
 
 def test_tensorboard_has_the_same_curves(tmp_path):
-    """Read back with TensorBoard's own reader: each step once, the last write wins, also while a run is followed."""
+    """Read back with TensorBoard's own reader: each step once, the last write wins, also while a
+    run is followed."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     rows = rows_of(60, 0, loss=9.0) + rows_of(100, 0, segment=1, first=41, loss=2.0)
     path = write_run(tmp_path, "small", 0, rows=rows)
@@ -291,7 +292,8 @@ def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["offline", "online"])
 def test_pretrain_with_wandb_has_the_same_losses_and_all_rows_arrive(efftrain, tmp_path, mode):
-    """F28: losses equal those without wandb; without a key, "online" becomes offline with one warning."""
+    """F28: losses equal those without wandb; without a key, "online" becomes offline with one
+    warning."""
     (tmp_path / "tiny.toml").write_text(TINY.replace("tokens = 2560", "tokens = 12800"))
     words = [f"word{i % 97} and line{i % 31}" for i in range(4000)]
     (tmp_path / "text.txt").write_text("\n".join(words))

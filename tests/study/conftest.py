@@ -62,7 +62,8 @@ def file(folder: Path) -> StudyFile:
 
 @pytest.fixture
 def conducted(file: StudyFile) -> StudyState:
-    """The study after its last look: warm is better at the first, with the lowest of three equal rates."""
+    """The study after its last look: warm is better at the first, with the lowest of three equal
+    rates."""
     return conduct_stubs(file)
 
 
@@ -79,7 +80,8 @@ def write_study(
 
 
 def choose(file: StudyFile, **rates: str) -> StudyFile:
-    """The study with what tuning chose, if it chose these learning rates for the arms in every block."""
+    """The study with what tuning chose, if it chose these learning rates for the arms in every
+    block."""
     blocks = []
     for block in file.blocks:
         tuned = [Tuned(arm, block.seeds, (f"optim.lr={rate}",)) for arm, rate in rates.items()]
@@ -88,7 +90,8 @@ def choose(file: StudyFile, **rates: str) -> StudyFile:
 
 
 def launcher(file: StudyFile, codes: dict[str, int] | None = None) -> Pretrain:
-    """Stubs for all runs of a study; their losses do not depend on the rate, so the first of equals is chosen."""
+    """Stubs for all runs of a study; their losses do not depend on the rate, so the first of equals
+    is chosen."""
     chosen = choose(file, plain="0.001", warm="0.001")
     return Pretrain([each.trial for each in all_trials(chosen)], codes)
 
@@ -98,7 +101,8 @@ def make_runner(file: StudyFile, launch: Pretrain) -> TrialRunner:
 
 
 def conduct_stubs(file: StudyFile, codes: dict[str, int] | None = None) -> StudyState:
-    """Register a study and have stubs train it; `codes` gives the exit code of a run where it is not 0."""
+    """Register a study and have stubs train it; `codes` gives the exit code of a run where it is
+    not 0."""
     register(file, allow=False)
     return conduct(file, make_runner(file, launcher(file, codes)))
 

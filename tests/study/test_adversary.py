@@ -1,4 +1,5 @@
-"""By commands alone, seeds are added or dropped, studies renamed, targets picked: every claim is labelled."""
+"""By commands alone, seeds are added or dropped, studies renamed, targets picked: every claim is
+labelled."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A study from its first run to its verdict, with stubs that train: phases, looks, stops, changes, receipts,
-rehearsal."""
+"""A study from its first run to its verdict, with stubs that train: phases, looks, stops, changes,
+receipts, rehearsal."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder):
     assert "0.001, is the lowest tried; a lower one" in warm.warnings[0]
 
 
-# --- what was fixed beforehand ---------------------------------------------------------------------------------------
+# --- what was fixed beforehand --------------------------------------------------------------------
 
 
 BETTER = ('"different"', '"better"')
@@ -228,7 +228,8 @@ def test_arms_with_other_tokens_need_an_equal_budget(folder):
 
 
 def test_a_new_name_does_not_hide_seen_seeds(folder, conducted):
-    """The same arms on the same seeds under another name: what the first study found stands above the second."""
+    """The same arms on the same seeds under another name: what the first study found stands above
+    the second."""
     renamed = write_study(folder, BETTER, name="again")
     seeds, asked, runs = register(renamed, allow=False).exploratory
     assert seeds == "seeds 10, 11, 12, 13, 14 of plain, warm were seen by study 'study'"
@@ -295,7 +296,8 @@ def test_other_damaged_files_do_not_stop_a_registration(file, text):
 
 
 def test_costs_to_one_loss_are_one_comparison(folder):
-    """As Holm's correction counts them: the final loss, two costs to 3.0 and one to 2.5 are three."""
+    """As Holm's correction counts them: the final loss, two costs to 3.0 and one to 2.5 are
+    three."""
     primaries = ('tokens_to_target"\ntarget = 3.0', 'flops_to_target"\ntarget = 3.0')
     changes = []
     for primary in (*primaries, 'tokens_to_target"\ntarget = 2.5'):
@@ -365,7 +367,7 @@ def test_a_study_without_runs_has_no_verdict(file):
     assert line.endswith("with 1 run still to end, such as warm seed 12.")
 
 
-# --- what it costs, and the rehearsal --------------------------------------------------------------------------------
+# --- what it costs, and the rehearsal -------------------------------------------------------------
 
 
 def test_the_plan_counts_what_is_left(file):
@@ -394,7 +396,8 @@ def test_the_plan_counts_what_is_left(file):
 
 
 def test_runs_whose_names_hash_what_tuning_chose_are_counted(folder):
-    """34 letters, "-plain-lr0.0012345678901234-seed10" and a hash in place of what is beyond 64 characters."""
+    """34 letters, "-plain-lr0.0012345678901234-seed10" and a hash in place of what is beyond 64
+    characters."""
     measure = '"lr_sensitivity"\nrates = [1.2345678901234e-3, 2.2345678901234e-3]'
     changes = [('"final_loss"', measure), ("looks = 2", "looks = 1")]
     file = conduct_stubs(write_study(folder, *changes, name="s" * 34)).file

@@ -1,4 +1,5 @@
-"""The study file: every mistake at once, what is hashed and what is not, and the runs it stands for."""
+"""The study file: every mistake at once, what is hashed and what is not, and the runs it stands
+for."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Verdicts from made runs: directions, looks, Holm, failed and pending runs; and that studies without a difference err
-rarely."""
+"""Verdicts from made runs: directions, looks, Holm, failed and pending runs; and that studies
+without a difference err rarely."""
 
 from __future__ import annotations
 
@@ -137,7 +137,8 @@ def test_directions(direction, margin, shift, outcome, opposite):
 
 def test_the_smallest_effect_that_could_be_seen():
     verdict = judged(study(), runs(base=BASE, method=shifted(0.001)))
-    # sd of 1, -1, 2, -2, 0 is sqrt(2.5): of five pairs a t test shows 1.6822 sd with power 0.8 (tables of Student's t)
+    # sd of 1, -1, 2, -2, 0 is sqrt(2.5): of five pairs a t test shows 1.6822 sd with power 0.8
+    # (tables of Student's t)
     assert verdict.min_detectable_effect == pytest.approx(0.004 * 2.5**0.5 * 1.6822, rel=0.01)
 
 
@@ -187,7 +188,8 @@ def test_the_chance_of_a_later_claim_is_shown_where_a_look_is_left():
     assert verdict.outcome == "undecided" and first.look == 1
     chance = chance_of_claim(verdict, looks, 1)
     stricter = chance_of_claim(verdict, looks, 3)
-    # At a third of the level no two further pairs could do it: with two of 0.03, the best, t is 3.87 of 4.0.
+    # At a third of the level no two further pairs could do it: with two of 0.03, the best, t is
+    # 3.87 of 4.0.
     assert stricter == 0.0 and chance is not None and 0.05 < chance < 0.95
     assert chance_of_claim(verdict, replace(looks, taken=2), 1) is None
     failed = judged(two, runs(base=BASE[:3], method=[3.46, None, None]))
@@ -227,7 +229,8 @@ def test_an_exact_test_pays_for_every_look_that_was_planned():
 
 
 def test_a_stuck_baseline_run_is_no_difference_of_losses():
-    """Two runs of ten end above the median loss at 20 % of the budget: 7 - 0.2 (7 - 3.5) = 6.3 nats."""
+    """Two runs of ten end above the median loss at 20 % of the budget: 7 - 0.2 (7 - 3.5) = 6.3
+    nats."""
     losses = [3.50, 3.52, 3.47, 3.55, 3.49, 3.51, 3.48, 3.53, 3.5, 3.5]
     method = [loss + 0.001 * (-1) ** i for i, loss in enumerate(losses)]
     stuck = [*losses[:8], 6.5, 6.6]
@@ -267,7 +270,8 @@ def test_equal_runs_are_no_claim():
 
 
 class Curve(FakeRun):
-    """A run whose loss falls as 7 - `speed` log(1 + tokens / 1000) over ten evaluations to 100,000 tokens."""
+    """A run whose loss falls as 7 - `speed` log(1 + tokens / 1000) over ten evaluations to 100,000
+    tokens."""
 
     def __init__(self, speed: float, status: str = "finished", seed: int = 0) -> None:
         tokens = np.linspace(0, 100_000, 11)
@@ -306,8 +310,8 @@ SPEEDS = [0.80, 0.81, 0.79, 0.80, 0.82, 0.78, 0.80]
 def test_cost_to_a_fixed_target_is_a_ratio():
     there = curves(base=SPEEDS, method=[speed * 1.1 + 0.001 * i for i, speed in enumerate(SPEEDS)])
     verdict = judged(cost_study(target=4.0), there)
-    # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between evaluations bend
-    # that a little
+    # 3 = 0.8 log(1 + x) needs x = 41.5; 3 = 0.88 log(1 + x) needs 29.2; the straight lines between
+    # evaluations bend that a little
     assert verdict.outcome == "better" and verdict.estimate.log
     assert verdict.estimate.mean == pytest.approx(41.5 / 29.2, rel=0.05)
 
@@ -411,7 +415,8 @@ def test_levels_are_those_of_the_direction():
     ("direction", "margin", "shift"), [("different", None, 0.0), ("noninferior", 0.02, 0.02)]
 )
 def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction, margin, shift):
-    """Both claims that could be made are wrong; the chance of making one or more is the study's alpha."""
+    """Both claims that could be made are wrong; the chance of making one or more is the study's
+    alpha."""
     planned = study(direction, margin, "0..8", 3, ("base", "a", "b"))
     random = np.random.default_rng(3)
     claims = 0
@@ -426,7 +431,7 @@ def test_two_arms_and_three_looks_err_in_at_most_5_percent(direction, margin, sh
     assert claims / 1500 <= 0.065  # 2.7 standard errors above 5 %
 
 
-# --- learning-rate sensitivity --------------------------------------------------------------------------------------
+# --- learning-rate sensitivity --------------------------------------------------------------------
 
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3)
@@ -482,7 +487,8 @@ def test_a_diverged_rate_counts_with_the_loss_before_training():
 
 
 def test_where_the_best_rate_lies_in_the_grid_changes_no_sensitivity():
-    """Around 4e-3 and 8e-3 the curves are the same; over all seven rates the means are 0.4 and 0.6."""
+    """Around 4e-3 and 8e-3 the curves are the same; over all seven rates the means are 0.4 and
+    0.6."""
     base = above(0.9, 0.4, 0.1, 0.0, 0.1, 0.4, 0.9)
     method = above(1.6, 0.9, 0.4, 0.1, 0.0, 0.1, 0.4, noise=0.004)
     verdict = judged(sensitivity_study("different"), {}, rated=over_rates(base=base, method=method))
@@ -555,7 +561,8 @@ def test_other_budgets_are_judged_as_they_were_registered():
     ],
 )
 def test_no_direction_contradicts_its_last_look(direction, margin, later, word):
-    """a passes at the first look of three seeds; the last two seeds carry the mean of all beyond the claim."""
+    """a passes at the first look of three seeds; the last two seeds carry the mean of all beyond
+    the claim."""
     first = -0.1 if direction == "better" else 0.0
     by = [first, first - 0.0001, first + 0.0001, later, later]
     a = [loss + each for loss, each in zip(BASE, by, strict=True)]

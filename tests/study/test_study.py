@@ -1,4 +1,5 @@
-"""Real training: a study that is stopped by Ctrl-C and by kill -9, finished, judged, and never trains a run twice."""
+"""Real training: a study that is stopped by Ctrl-C and by kill -9, finished, judged, and never
+trains a run twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tuning: grids that grow where a best rate is at their edge, the optimum between points, and best of k."""
+"""Tuning: grids that grow where a best rate is at their edge, the optimum between points, and best
+of k."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def test_growing_grids_get_two_points_at_either_end(folder):
 
 
 def test_a_study_trains_what_its_grids_have_grown(folder):
-    """The stubs' losses do not depend on the rate: the lowest, which comes first, is taken, and one below it tried."""
+    """The stubs' losses do not depend on the rate: the lowest, which comes first, is taken, and one
+    below it tried."""
     file = growing(folder, 2)
     register(file, allow=False)
     chosen = choose(widest(file), plain="0.001", warm="0.001")

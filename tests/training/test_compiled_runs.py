@@ -1,5 +1,5 @@
-"""Whole runs through the real compiler, on a CPU: every method's losses are eager code's, in as few graphs as its
-shapes need, and no second of compilation counts as training."""
+"""Whole runs through the real compiler, on a CPU: every method's losses are eager code's, in as few
+graphs as its shapes need, and no second of compilation counts as training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Compilation: graphs stay few whatever the schedule asks for, and compute what eager code computes."""
+"""Compilation: graphs stay few whatever the schedule asks for, and compute what eager code
+computes."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ def whole_of(recipe: Recipe) -> tuple[Objective, Objective]:
 
 
 def graphs_of(recipe: Recipe, shapes: list[tuple[int, int]]) -> int:
-    """Graphs that training on micro-batches of these (sequences, seq_len) compiles; losses are checked against
-    eager."""
+    """Graphs that training on micro-batches of these (sequences, seq_len) compiles; losses are
+    checked against eager."""
     torch._dynamo.reset()
     eager, compiled = whole_of(recipe)
     before = compiled_graphs()
@@ -83,7 +84,8 @@ def test_the_micro_batch_of_a_full_step():
 @pytest.mark.parametrize("quantum, micro_batch_tokens, want", [
     (4, 2 * FULL, (2, FULL)),
     (8, 2 * FULL, (2, FULL)),
-    (2, 2 * FULL, None),  # one micro-batch: an odd number of quanta would be cut into unequal halves
+    # one micro-batch: an odd number of quanta would be cut into unequal halves
+    (2, 2 * FULL, None),
     (4, 3 * FULL, None),
     (4, 100, None),
 ])  # fmt: skip
@@ -146,7 +148,8 @@ def test_the_graph_for_every_length_is_compiled_at_a_middle_one():
 
 
 def test_what_narrow_layers_see_is_of_the_steps_own_micro_batches():
-    """The first micro-batch of another length comes after one of zeros, whose saturated sums are none of the step's."""
+    """The first micro-batch of another length comes after one of zeros, whose saturated sums are
+    none of the step's."""
     recipe = tiny_recipe(
         "seq_len_warmup={start = 8, steps = 4}",
         'chunked_accumulation.operands="fp8_e5m2"',
@@ -227,7 +230,8 @@ def test_auto_trains_uncompiled_if_the_compiler_fails(by_blocks, backend, monkey
 
 
 def gradient_by(backend: object, recipe: Recipe, by_blocks: bool) -> Tensor:
-    """All gradients of fresh weights in a row, with the loss at the end, compiled by `backend`; None: eager."""
+    """All gradients of fresh weights in a row, with the loss at the end, compiled by `backend`;
+    None: eager."""
     loss, model = loss_by(backend, recipe, by_blocks)
     loss.backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -269,7 +273,8 @@ def test_a_fault_in_the_backward_pass_is_named_and_others_pass():
 
 
 def test_deterministic_recipes_have_the_compiler_time_no_kernels():
-    """PyTorch's switch sets the compiler's, and compiling leaves it set; else kernels are chosen by timing them."""
+    """PyTorch's switch sets the compiler's, and compiling leaves it set; else kernels are chosen by
+    timing them."""
     import torch._inductor.config as inductor_config
 
     for deterministic in (True, False):
@@ -310,7 +315,8 @@ DROPPING = changed(
 
 @pytest.mark.slow
 def test_compiled_blocks_take_what_attention_may_use_at_their_own_shape():
-    """Dynamo does not look at the choice of kernels, so it must not pass from one kind of shape to the other."""
+    """Dynamo does not look at the choice of kernels, so it must not pass from one kind of shape to
+    the other."""
     torch._dynamo.reset()
     model = build_model(DROPPING, 60, CPU)
     traced: list[tuple[int, bool]] = []

@@ -1,4 +1,5 @@
-"""What is decided for CUDA devices before anything runs on them; torch.cuda is replaced, so this needs none."""
+"""What is decided for CUDA devices before anything runs on them; torch.cuda is replaced, so this
+needs none."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ CUDA = torch.device("cuda:1")
 
 @pytest.fixture
 def two_devices(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """Two CUDA devices that are there as long as nobody computes on them; the list tells which were made current."""
+    """Two CUDA devices that are there as long as nobody computes on them; the list tells which were
+    made current."""
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -45,7 +47,8 @@ def test_a_cuda_device_that_is_not_there_is_refused(two_devices, monkeypatch):
 
 
 class FakeEvent:
-    """A CUDA event that remembers its stream; its time is the number of events recorded before it, in ms."""
+    """A CUDA event that remembers its stream; its time is the number of events recorded before it,
+    in ms."""
 
     recorded: list[object] = []  # noqa: RUF012
 

@@ -1,4 +1,5 @@
-"""`eval.internals`: its columns against independent arithmetic in fp64, and that measuring moves no bit."""
+"""`eval.internals`: its columns against independent arithmetic in fp64, and that measuring moves no
+bit."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def turned(x: np.ndarray) -> np.ndarray:
 def activations(
     recipe: Recipe, weights: dict[str, np.ndarray], ids: np.ndarray
 ) -> tuple[list[float], list[float], float]:
-    """RMS of each block's output, its largest attention logit, and the entropy of the predictions, in fp64."""
+    """RMS of each block's output, its largest attention logit, and the entropy of the predictions,
+    in fp64."""
     model = recipe.model
     llama, heads = model.arch == "llama", model.n_head
     size = model.n_embd // heads
@@ -136,7 +138,8 @@ def test_columns_are_those_of_independent_arithmetic(model):
 def test_the_largest_logit_looks_at_no_later_key():
     q = torch.tensor([[[[1.0, 0, 0, 0], [2.0, 0, 0, 0]], [[0, -3.0, 0, 0], [0, 1.0, 0, 0]]]])
     k = torch.tensor([[[[1.0, 0, 0, 0], [9.0, 0, 0, 0]], [[0, -1.0, 0, 0], [0, -7.0, 0, 0]]]])
-    # Head 0 allows 1 x 1, 2 x 1, 2 x 9; head 1 allows 3 x 1, -1 x 1 ... and not -3 x -7; over sqrt(4).
+    # Head 0 allows 1 x 1, 2 x 1, 2 x 9; head 1 allows 3 x 1, -1 x 1 ... and not -3 x -7; over
+    # sqrt(4).
     assert float(largest_logit(q, k)) == 9.0
     assert float(largest_logit(q[:, 1:], k[:, 1:])) == 1.5
 
@@ -162,7 +165,8 @@ CASES = METHODS | {
     "method", ["none", "llama", "muon", "lanes", "simigrad", "ouroboros", "replay"]
 )
 def test_the_entropy_is_that_of_the_last_micro_batch(method):
-    """With two sequences in each micro-batch, of which a step has at least two; by the weights before the step."""
+    """With two sequences in each micro-batch, of which a step has at least two; by the weights
+    before the step."""
     overrides = [*FOUR_BLOCKS, *CASES[method], "eval.internals=3", "train.micro_batch_tokens=32"]
     recipe = load_recipe("small", overrides)
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
@@ -200,7 +204,8 @@ LOGITS = {f"attention_logit_max_h.{number}" for number in range(4)}
 
 
 def test_compare_and_wandb_draw_every_block(tmp_path):
-    """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every fifth RMS."""
+    """Of 1,000 steps a figure shows 200 points: the largest logit of each five steps, and every
+    fifth RMS."""
     rows = rows_of(1000, 0)
     for row in rows[1:]:
         step = row["step"]

@@ -1,5 +1,5 @@
-"""Memory: the estimate against what autograd really keeps, the choice it leads to, and the errors that mean "out of
-memory"."""
+"""Memory: the estimate against what autograd really keeps, the choice it leads to, and the errors
+that mean "out of memory"."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def kept_bytes(config: GPTConfig, sequences: int, dtype: str) -> int:
-    """Bytes that autograd keeps for the backward pass of a micro-batch, parameters and their bf16 copies not
-    counted."""
+    """Bytes that autograd keeps for the backward pass of a micro-batch, parameters and their bf16
+    copies not counted."""
     model = GPT(config)
     model.residual_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     weights = {parameter.shape for parameter in model.parameters()} | {
@@ -91,7 +91,8 @@ def test_gpt_2_1_5b_at_16_x_1024_fits_a_gpu_of_80_gb_without_checkpointing():
             / 1e9
         )
 
-    # 1.558e9 parameters at 18 bytes, 48 blocks x 1600 x 32 bytes x 16,384 tokens, 2 x 2 bytes x 50,304 x 16,384 tokens
+    # 1.558e9 parameters at 18 bytes, 48 blocks x 1600 x 32 bytes x 16,384 tokens, 2 x 2 bytes x
+    # 50,304 x 16,384 tokens
     assert gigabytes(16, False) == pytest.approx(28.0 + 40.3 + 3.3, rel=0.01)
     assert gigabytes(16, False) / 1.024**3 < 70, "GiB"
     assert gigabytes(16, True) == pytest.approx(28.0 + 3.4 + 3.3, rel=0.02)
@@ -110,7 +111,8 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(monkeypatch, me
     recipe = load_recipe("gpt2-1.5b")
     assert recipe.train.activation_checkpointing == "auto"
     assert checkpoints_activations(recipe, GPT_2, CUDA, dtype="bf16", compiled=True) is want
-    # 1.558e9 parameters at 16 bytes, activations and logits of twice the bytes: 24.9 + 80.6 + 6.6 GB, in TF32 too.
+    # 1.558e9 parameters at 16 bytes, activations and logits of twice the bytes: 24.9 + 80.6 + 6.6
+    # GB, in TF32 too.
     for dtype in ("tf32", "fp32"):
         wide = checkpoints_activations(recipe, GPT_2, CUDA, dtype=dtype, compiled=True)
         assert wide is (0.9 * memory < 112.1e9), dtype
@@ -173,7 +175,8 @@ def test_the_advice_says_when_it_changes_the_result(recipe, micro_batch_tokens, 
     ],
 )
 def test_activations_that_no_memory_holds_are_refused_before_building(words, fix, monkeypatch):
-    """GPT-2 117M: 2.0 GB of weights, gradients and moments; with 32 sequences of 1,024 tokens far more than 2.1 GB."""
+    """GPT-2 117M: 2.0 GB of weights, gradients and moments; with 32 sequences of 1,024 tokens far
+    more than 2.1 GB."""
     monkeypatch.setattr(memory, "machine_memory", lambda: int(2.1e9))
     recipe = load_recipe("gpt2-117m", words)
     with (

@@ -1,4 +1,5 @@
-"""Who a process is among those of its run, by the environment of torchrun, srun or `--devices`; the tree of lanes."""
+"""Who a process is among those of its run, by the environment of torchrun, srun or `--devices`; the
+tree of lanes."""
 
 from __future__ import annotations
 
@@ -217,14 +218,16 @@ def add(
 
 
 def test_lanes_are_added_in_a_balanced_tree():
-    """(1 + e) + (e + e) is not ((1 + e) + e) + e = 1 if e is too small to be seen beside 1 alone."""
+    """(1 + e) + (e + e) is not ((1 + e) + e) + e = 1 if e is too small to be seen beside 1
+    alone."""
     small = 2.0**-24
     loss, gradient, _ = add({0: 1.0, 1: small, 2: small, 3: small}, 4, 4, range(4))
     assert (loss, gradient) == (12, 1 + 2 * small)
 
 
 def test_a_lane_is_a_stretch_of_neighbouring_micro_batches():
-    """The second of two ranks has micro-batches 4 to 7 of eight: its lanes 2 and 3 of four take two each."""
+    """The second of two ranks has micro-batches 4 to 7 of eight: its lanes 2 and 3 of four take two
+    each."""
     _, gradient, together = add(dict.fromkeys(range(4, 8), 1.0), 8, 4, range(2, 4))
     assert (gradient, together) == (4, [[4, 5], [6, 7]])
 
@@ -236,7 +239,8 @@ def test_an_empty_lane_is_zero_and_the_tree_stays():
 
 
 def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(monkeypatch):
-    """Rank 0 has seen 10 of everything; rank 1 the numbers 3, 4, 5, ...: before LARGEST counts, then maxima."""
+    """Rank 0 has seen 10 of everything; rank 1 the numbers 3, 4, 5, ...: before LARGEST counts,
+    then maxima."""
     here = torch.arange(3.0, 3.0 + SaturationStats.LARGEST + 10)
 
     def all_reduce(tensors: list[torch.Tensor]) -> None:
@@ -385,8 +389,8 @@ def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(monkeypatch):
 
 
 def test_copies_of_the_gradient_are_counted():
-    """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps a half beside
-    them."""
+    """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps
+    a half beside them."""
 
     def copies(lanes: int | None, ranks: int, simigrad: bool = False) -> int:
         section = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64) if simigrad else None

@@ -1,4 +1,5 @@
-"""A ring of one process: the same code as a ring of several, which tests/laws/test_ring.py starts."""
+"""A ring of one process: the same code as a ring of several, which tests/laws/test_ring.py
+starts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def train_ring(state: TrainState, recipe: Recipe, until: int) -> None:
 
 @pytest.mark.parametrize("ring", RINGS)
 def test_a_ring_that_is_stopped_goes_on_as_one_device(ring):
-    """From what a checkpoint of step 5 holds in flight: gradients with "stash", inputs and deltas with "replay"."""
+    """From what a checkpoint of step 5 holds in flight: gradients with "stash", inputs and deltas
+    with "replay"."""
     recipe = load_recipe("small", [*FOUR_BLOCKS, "ouroboros.modules=2", *RINGS[ring]])
     alone = fresh(recipe)
     state = fresh(recipe)

@@ -19,8 +19,8 @@ SPENT = 64
 
 @pytest.mark.parametrize("overrides, seconds", [([], 576 * 0.5), ([STAGES], 10 * 0.25)])
 def test_the_seconds_of_the_rest_of_a_plan(monkeypatch, overrides, seconds):
-    """Half a second a token. Of a staged recipe, what is left are the FLOPs of ten tokens of the last stage, each of
-    which takes a quarter of a second."""
+    """Half a second a token. Of a staged recipe, what is left are the FLOPs of ten tokens of the
+    last stage, each of which takes a quarter of a second."""
     recipe = tiny_recipe(*overrides)
     per_token = flops_per_token(model_config(recipe, VOCAB_SIZE), 16, 2).with_logits
     summary = SimpleNamespace(tokens=640, flops=12 * per_token)

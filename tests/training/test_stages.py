@@ -131,7 +131,8 @@ def test_the_plan_grows_jumps_the_schedule_and_warms_up_again(tmp_path):
 
 
 def test_growth_back_into_the_learning_rates_warmup_keeps_the_schedule_whole(tmp_path):
-    """A switch so early that the schedule jumps back into its warmup: the warmup is finished, then the decay begins."""
+    """A switch so early that the schedule jumps back into its warmup: the warmup is finished, then
+    the decay begins."""
     recipe = staged(tmp_path, "optim.warmup_steps=18")
     plans = dict(enumerate(plan_run(recipe, None, None), 1))
     plan, after = plans[24]  # the schedule's 18th step
@@ -153,7 +154,8 @@ def test_counts_may_be_written_short(tmp_path):
 
 
 def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
-    """L = t^-0.06 up to t = 40, then t^-0.03: the slope of 5 evaluations passes -0.05 only once enough lie beyond."""
+    """L = t^-0.06 up to t = 40, then t^-0.03: the slope of 5 evaluations passes -0.05 only once
+    enough lie beyond."""
     recipe = staged(
         tmp_path,
         'stages.0.switch={rule="slope", value=-0.05, window=5, times=3}',
@@ -170,8 +172,8 @@ def test_slope_rule_reads_the_regression_and_waits_for_its_window(tmp_path):
         if stage_ended(recipe, progress):
             ends = step
             break
-    # A regression over 5 points weighs its 4 segments 4:6:6:4. The window ending at 41 has slope -(16 * 0.06 + 4 *
-    # 0.03) / 20 = -0.054, that at 42 -0.045: the first of three.
+    # A regression over 5 points weighs its 4 segments 4:6:6:4. The window ending at 41 has slope
+    # -(16 * 0.06 + 4 * 0.03) / 20 = -0.054, that at 42 -0.045: the first of three.
     assert ends == 44
     assert len(progress.stage_curve) == 7  # window + times - 1: no more is kept
 
@@ -203,14 +205,16 @@ def warned(recipe: Recipe) -> list[str]:
 def test_a_budget_that_ends_before_the_switch_is_said_to_never_grow(
     tmp_path, switch, tokens, stage
 ):
-    """64 tokens a step: 1,216 end one step before stage 0 does, 6,400 after 100 of the 200 steps of stage 1."""
+    """64 tokens a step: 1,216 end one step before stage 0 does, 6,400 after 100 of the 200 steps of
+    stage 1."""
     recipe = staged(tmp_path, f"stages.{stage}.switch={switch}", f"train.tokens={tokens}")
     (warning,) = warned(recipe)
     assert f"train.tokens = {tokens:,}, ends in stage {stage}: the model never grows" in warning
 
 
 def test_a_schedule_that_cannot_reach_min_lr_is_warned_of(tmp_path):
-    """20 steps of 64 tokens; 1,280 / 1.412 = 907 and 20 more; half of 2,187 is 1,094 and 60 more: 4,934."""
+    """20 steps of 64 tokens; 1,280 / 1.412 = 907 and 20 more; half of 2,187 is 1,094 and 60 more:
+    4,934."""
     recipe = staged(tmp_path)
     (warning,) = warned(recipe)
     assert "stands at 4,934 tokens" in warning and "set optim.decay_tokens = 4_934" in warning

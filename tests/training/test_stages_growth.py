@@ -1,5 +1,5 @@
-"""Training through the stages of a recipe: what growth keeps, and that a run can be stopped and resumed anywhere in
-it."""
+"""Training through the stages of a recipe: what growth keeps, and that a run can be stopped and
+resumed anywhere in it."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_a_staged_recipe_trains_through_all_its_stages(windows):
         p.numel() for p in build_model(RECIPE, VOCAB, CPU, 2).parameters()
     )
     assert state.model.config == build_model(RECIPE, VOCAB, CPU, 2).config
-    # the last step of each stage is evaluated, and the larger model's first loss is that of its own step
+    # the last step of each stage is evaluated, and the larger model's first loss is that of its own
+    # step
     assert [row["step"] for row in rows if row["val_loss"] is not None] == [0, 8, 16, 24]
     # conservation: nothing that was spent is rewritten by growth
     assert sum(row["flops"] for row in rows[1:]) == pytest.approx(state.progress.flops)
@@ -151,7 +152,8 @@ def test_a_run_that_ends_with_its_stage_does_not_grow(windows):
 
 
 def test_a_state_is_evaluated_once_before_its_growth(windows, monkeypatch):
-    """The last step of a stage is evaluated anyway: steps 0, 8, 16 and 24, and twice after a growth."""
+    """The last step of a stage is evaluated anyway: steps 0, 8, 16 and 24, and twice after a
+    growth."""
     calls = []
     for module in (trainer, stages):
         monkeypatch.setattr(module, "evaluate", lambda *args: calls.append(1) or evaluate(*args))

@@ -1,5 +1,5 @@
-"""Taking a model out of a run: the right checkpoint, the right tokenizer, and clear refusals; sample and export on
-top."""
+"""Taking a model out of a run: the right checkpoint, the right tokenizer, and clear refusals;
+sample and export on top."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A folder with two recipes that can be trained in a second, and no waiting between two looks at a process."""
+"""A folder with two recipes that can be trained in a second, and no waiting between two looks at a
+process."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from tests.trials.stubs import TINY
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two recipes that can be trained in a second, and the folder of runs; nothing was measured on this machine yet."""
+    """Two recipes that can be trained in a second, and the folder of runs; nothing was measured on
+    this machine yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(runner, "TICK", 0.0)

@@ -1,4 +1,5 @@
-"""A sweep without training: children that write the run that `pretrain` would write, and end when the test says so."""
+"""A sweep without training: children that write the run that `pretrain` would write, and end when
+the test says so."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def both(*seeds: int) -> list[Trial]:
 
 
 class Stub:
-    """Stands for a child process: ends after `polls` looks with `code`, or saved with 75 when it is asked to."""
+    """Stands for a child process: ends after `polls` looks with `code`, or saved with 75 when it is
+    asked to."""
 
     def __init__(self, polls: int, finish: Callable[[int], None], code: int) -> None:
         self.left = polls

@@ -1,4 +1,5 @@
-"""`--array` with a stand-in for Slurm: stopped and killed tasks are requeued and continue, phase after phase."""
+"""`--array` with a stand-in for Slurm: stopped and killed tasks are requeued and continue, phase
+after phase."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def names_in(script: Path) -> list[str]:
 
 
 def submit(folder: Path, script: Path) -> list[int]:
-    """Run an array one task after the other, each again if it is requeued or was killed; the last exit codes."""
+    """Run an array one task after the other, each again if it is requeued or was killed; the last
+    exit codes."""
     first, last, _ = map(int, re.findall(r"--array=(\d+)-(\d+)%(\d+)", script.read_text())[0])
     codes = []
     for task in range(first, last + 1):

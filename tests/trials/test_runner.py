@@ -1,4 +1,5 @@
-"""Training the runs of a sweep: several at once, stopped and continued, failing, diverging, shared between machines."""
+"""Training the runs of a sweep: several at once, stopped and continued, failing, diverging, shared
+between machines."""
 
 from __future__ import annotations
 
@@ -232,7 +233,7 @@ def test_a_run_of_an_older_version_that_knew_fewer_keys_is_the_same_run(folder):
         make_runner(folder, launch).train(trials)
 
 
-# --- several machines ------------------------------------------------------------------------------------------------
+# --- several machines -----------------------------------------------------------------------------
 
 
 def begun_elsewhere(trial: Trial, host: str = "elsewhere", pid: int = 1, code: int = 75) -> Path:
@@ -332,7 +333,8 @@ def test_a_run_that_another_process_took_first_is_waited_for(folder):
 
 @pytest.mark.slow
 def test_two_hosts_train_one_sweep_together(folder, efftrain):
-    """A run that a process with another host's name was killed in is left alone until --take-over names it."""
+    """A run that a process with another host's name was killed in is left alone until --take-over
+    names it."""
     unshare = [
         "unshare",
         "--user",
@@ -375,7 +377,7 @@ def test_two_hosts_train_one_sweep_together(folder, efftrain):
     assert owner_of(run) is None
 
 
-# --- resources -------------------------------------------------------------------------------------------------------
+# --- resources ------------------------------------------------------------------------------------
 
 
 def test_more_runs_than_memory_holds_are_refused(folder, monkeypatch):
@@ -406,7 +408,8 @@ def test_a_container_s_cache_of_files_counts_as_free(tmp_path, monkeypatch):
 
 def test_disk_of_a_run_is_that_of_its_checkpoints(folder):
     recipe = load_recipe("plain.toml", ["checkpoint.keep=2"])
-    # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes each
+    # 320 x 32 tied, 32 x 32 positions, one block of 12 x 32^2 + 13 x 32, the last norm: 12 bytes
+    # each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
     assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
 
@@ -419,7 +422,8 @@ def rate(**values: Any) -> None:
 
 
 def test_speed_is_that_of_finished_runs_of_the_same_model(folder):
-    """The median of 400, 440 and 900 tokens a second; two layers or half the batch are another model's."""
+    """The median of 400, 440 and 900 tokens a second; two layers or half the batch are another
+    model's."""
     recipe = load_recipe("plain.toml")
     assert rates.estimate_speed(recipe) is None
     trained = digest_of_training(recipe)
@@ -434,8 +438,9 @@ def test_speed_is_that_of_finished_runs_of_the_same_model(folder):
 
 
 def test_time_is_known_where_pretrain_knows_it(folder):
-    """Without a run of the model by the nearest bench: 320 rows, a block of 12 d^2 + 13 d and the last norm of 2 d are
-    N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are 10 tokens a second."""
+    """Without a run of the model by the nearest bench: 320 rows, a block of 12 d^2 + 13 d and the
+    last norm of 2 d are N = 23,008, and 6 N + 12 x 32 x 32 FLOPs a token at 1.50336e6 a second are
+    10 tokens a second."""
     recipe = load_recipe("plain.toml")
     assert rates.seconds_left(recipe, 100) is None
     rate()

@@ -1,4 +1,5 @@
-"""`efftrain sweep` as a user gives it: its plan, real training stopped on the way, curves and the comparison."""
+"""`efftrain sweep` as a user gives it: its plan, real training stopped on the way, curves and the
+comparison."""
 
 from __future__ import annotations
 
@@ -158,7 +159,8 @@ def test_a_ladder_of_muon_from_before_has_no_flops(folder):
 
 @pytest.mark.slow
 def test_sweep_end_to_end(folder, efftrain):
-    """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once, compared."""
+    """Real training: two recipes, two seeds, ended by SIGTERM on the way, continued two at once,
+    compared."""
     budget = ["--set", "train.tokens=25600"]
     child = start_efftrain(folder, *WORDS, *budget)
     metrics = folder / "runs" / "plain-tokens25600-seed0" / "metrics.jsonl"

@@ -51,8 +51,9 @@ def answered(
     plain: float | None = 1,
     before: Sequence[Receipt] = (),
 ) -> tuple[Outcome, dict[str, Receipt]]:
-    """The search where a probe is unstable at step fails(probe), or never, and training without a warmup at step
-    `plain`; receipts by name, in the order in which they ended. `before`: receipts that it begins with."""
+    """The search where a probe is unstable at step fails(probe), or never, and training without a
+    warmup at step `plain`; receipts by name, in the order in which they ended. `before`: receipts
+    that it begins with."""
     asked: list[str] = []
 
     def run(probe: Probe) -> Receipt:
@@ -111,7 +112,8 @@ def tokens_by_plan(search: Search, probe: Probe, step: int) -> int:
 
 
 def ordered(search: Search, first_start: float, furthest: float) -> Callable[[Probe], float | None]:
-    """Starts from `first_start` on are stable at the very beginning, and durations up to `furthest` to the end."""
+    """Starts from `first_start` on are stable at the very beginning, and durations up to `furthest`
+    to the end."""
 
     def fails(probe: Probe) -> float | None:
         if probe.start < first_start:

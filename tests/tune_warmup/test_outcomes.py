@@ -1,4 +1,5 @@
-"""What a search says in the end: seeds that vote, grids, and settings that cannot be searched or are never stable."""
+"""What a search says in the end: seeds that vote, grids, and settings that cannot be searched or
+are never stable."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def test_seeds_vote_and_the_share_is_said_with_its_error():
     assert (outcome.start, outcome.steps) == (8, 80)
     vote = "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
     assert f"start 8, 80 steps, seen for 60: {vote}" in outcome.statement
-    # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of 3.
+    # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of
+    # 3.
     further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
     assert [receipt.probe.seed for receipt in further] == [0, 1]
     assert (
@@ -61,8 +63,8 @@ def test_seeds_vote_and_the_share_is_said_with_its_error():
 
 @pytest.mark.parametrize("seeds", [3, 5])
 def test_the_interval_covers_the_share_though_seeds_end_with_the_majority(seeds):
-    """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all seeds covers, or
-    more."""
+    """Over every order of verdicts, weighed by its chance: as often as Wilson's interval of all
+    seeds covers, or more."""
     search = options(SLW, seeds=tuple(range(seeds)))
     for share in (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9):
         covered = wilson = 0.0
@@ -230,10 +232,11 @@ def test_a_tenth_of_a_run_verifies_the_recipe_s_own_setting(name):
 
 
 def test_a_plan_counts_starts_durations_and_their_costs(capsys):
-    """In 60 steps from 8 tokens, 0.7 more a step, down to multiples of 8: 11 steps of 8 tokens, 11 of 16, 12 of 24,
-    11 of 32, 12 of 40 and 3 of 48 are 1,528, in a batch of 10. The dearest climb of 20 steps and the dearest probe of
-    60 are those of full length, 12,800 and 38,400 tokens. Of five starts every second one, the last and one step back;
-    of nine durations at most four after the first, and no warmup."""
+    """In 60 steps from 8 tokens, 0.7 more a step, down to multiples of 8: 11 steps of 8 tokens, 11
+    of 16, 12 of 24, 11 of 32, 12 of 40 and 3 of 48 are 1,528, in a batch of 10. The dearest climb
+    of 20 steps and the dearest probe of 60 are those of full length, 12,800 and 38,400 tokens. Of
+    five starts every second one, the last and one step back; of nine durations at most four after
+    the first, and no warmup."""
     show_plan(make_console(), SLW)
     shown = " ".join(capsys.readouterr().out.split())
     assert "seq_len_warmup.start from 8 to 48 tokens, then" in shown

@@ -45,7 +45,8 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
                 True,
                 True,
             )
-            # The setting was itself probed to its end and stable; the next further one was probed and was not.
+            # The setting was itself probed to its end and stable; the next further one was probed
+            # and was not.
             name = Probe(start=start, steps=steps, seed=1234, horizon=1).name
             assert receipts[name].stopped_at_step == search.horizon(start, steps)
             if at + 1 < len(durations):
@@ -144,7 +145,8 @@ def test_whatever_the_answers_the_search_ends_within_its_budget_and_claims_what_
         assert ("own setting" in outcome.statement) == own
     else:
         assert any(not receipt.stable for receipt in receipts.values())
-    # Every setting that the statement calls stable or unstable belongs to a probe that was seen for so long.
+    # Every setting that the statement calls stable or unstable belongs to a probe that was seen for
+    # so long.
     of_probes = {"without a warmup" if not r.probe.steps else "" for r in receipts.values()}
     of_probes |= {search.named(r.probe.start, f"{r.probe.steps:,}") for r in receipts.values()}
     _, _, probed = outcome.statement.partition(" Probed: ")
@@ -178,8 +180,8 @@ def test_a_survivor_goes_on_from_where_it_stands():
 def curved(
     search: Search, losses: Callable[[Probe, int], float]
 ) -> tuple[Outcome, dict[str, Receipt]]:
-    """The search where a probe's validation loss at a step, every two steps, is `losses(probe, step)`: judged as the
-    command does."""
+    """The search where a probe's validation loss at a step, every two steps, is `losses(probe,
+    step)`: judged as the command does."""
     jumps: dict[tuple[int, int, int], float | None] = {}
 
     def fails(probe: Probe) -> float | None:

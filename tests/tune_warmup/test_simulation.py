@@ -32,8 +32,8 @@ def simulate() -> ModuleType:
     [("gpt2-117m-slw", 0.32, 0.70), ("gpt2-1.5b-slw", 0.36, 0.70), ("gpt3-125m-slw", 0.07, 0.20)],
 )
 def test_searches_return_the_boundary_to_within_two_neighbours(simulate, name, mean, most):
-    """Where longer warmups are unstable on more seeds, with one seed to a setting. The plan's worst case bounds the
-    cost."""
+    """Where longer warmups are unstable on more seeds, with one seed to a setting. The plan's worst
+    case bounds the cost."""
     search = Search(recipe=load_recipe(name))
     found = simulate.search_rates(search, 8.0, 150, np.random.default_rng(5))
     assert found["verified"] > 0.9 and found["within two"] > 0.93 and found["within one"] > 0.7

@@ -105,7 +105,8 @@ def test_a_killed_search_goes_on_without_repeating_a_probe(recipe, monkeypatch):
         del receipt["seconds"]
     assert found == expected
     assert load_recipe(str(folder / "tuned.toml")) == load_recipe(str(whole / "tuned.toml"))
-    # Checkpoints come every two steps, so a kill costs a probe two steps at most: no probe began anew after its fourth.
+    # Checkpoints come every two steps, so a kill costs a probe two steps at most: no probe began
+    # anew after its fourth.
     for receipt in found:
         events = [
             json.loads(line)

@@ -1,4 +1,5 @@
-"""tune-warmup given again: finished, with more budget, with more seeds, or with receipts of an older version."""
+"""tune-warmup given again: finished, with more budget, with more seeds, or with receipts of an
+older version."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def receipt_of(probe: Probe, **changed: object) -> Receipt:
 def test_a_finished_search_given_again_changes_nothing(recipe):
     search = Search(recipe=recipe, multiples=1)
     folder = tune_warmup.tune(search, recipe_name="tiny")
-    # A survivor of another seed's search that was asked for no more; its checkpoint went with the end of the search.
+    # A survivor of another seed's search that was asked for no more; its checkpoint went with the
+    # end of the search.
     probe = Probe(start=search.starts[-1], steps=6, seed=7, horizon=2)
     (folder / "probes" / probe.name).mkdir()
     write_record(folder / "probes" / probe.name / "probe.json", receipt_of(probe))

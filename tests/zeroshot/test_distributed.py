@@ -1,4 +1,5 @@
-"""An evaluation that several processes share: here threads, whose exchange waits for all of them."""
+"""An evaluation that several processes share: here threads, whose exchange waits for all of
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Our model in lm-evaluation-harness against the harness's own HFLM on the exported model: same items, same scores."""
+"""Our model in lm-evaluation-harness against the harness's own HFLM on the exported model: same
+items, same scores."""
 
 from __future__ import annotations
 
@@ -190,7 +191,8 @@ def test_scores_are_hflm_s_on_real_sets(shared_data, ours, theirs, tmp_path):
 
 
 def test_context_and_continuation_are_split_as_the_harness_splits(ours):
-    """Empty and blank contexts, trailing spaces and words that continue; (whole text, its context) by hand."""
+    """Empty and blank contexts, trailing spaces and words that continue; (whole text, its context)
+    by hand."""
     from lm_eval.api.instance import Instance
 
     cases = [
@@ -214,7 +216,8 @@ def test_context_and_continuation_are_split_as_the_harness_splits(ours):
     ours.begin("t")
     scores = ours.loglikelihood(requests)
     assert ours.requests == 6
-    # "Anna fou" + "nd the lantern": the context alone ends in other tokens than it has inside the whole.
+    # "Anna fou" + "nd the lantern": the context alone ends in other tokens than it has inside the
+    # whole.
     alone = encode("Anna fou")
     assert ours.boundary_mismatches == int(encode("Anna found the lantern")[: len(alone)] != alone)
     for score, own in zip(scores, ours.evaluator.score(expected), strict=True):
@@ -233,7 +236,8 @@ def test_scores_do_not_depend_on_the_batch(trained, made, tmp_path):
     for one, other in zip(*scores, strict=True):
         assert one.values == pytest.approx(other.values, rel=1e-5, abs=1e-5)
         assert one.protocol == other.protocol
-    # What stands behind the version: items from a file that differ from the Hub's, and the window of wikitext.
+    # What stands behind the version: items from a file that differ from the Hub's, and the window
+    # of wikitext.
     marks = [score.protocol.partition(" v")[2].split(" ")[1:] for score in scores[0]]
     assert marks == [["local"], [], ["window", "128"], ["local"]]
 

@@ -72,8 +72,8 @@ def test_strided_counts_each_token_once(evaluator, tokenizer):
         math.exp(nll / (len(tokens) - 1)), rel=1e-4
     )
     original = " = Anna = \n walked , home . \n cold \n"
-    # Split at single spaces: "", "=", "Anna", "=", "\n", "walked", ",", "home", ".", "\n", "cold", "\n" are twelve
-    # words.
+    # Split at single spaces: "", "=", "Anna", "=", "\n", "walked", ",", "home", ".", "\n", "cold",
+    # "\n" are twelve words.
     assert score.values["word_perplexity"] == pytest.approx(math.exp(nll / 11), rel=1e-4)
     assert score.values["bits_per_byte"] == pytest.approx(
         nll / math.log(2) / len(original.encode()), rel=1e-4
@@ -134,7 +134,8 @@ def test_cloze_scores_the_whole_word(evaluator, tokenizer):
 
 
 def test_standard_errors():
-    """Mean 0.25, s = sqrt(4 * 3/16 / 3) for 1, 0, 0, 0; the perplexity's by the delta method against a bootstrap."""
+    """Mean 0.25, s = sqrt(4 * 3/16 / 3) for 1, 0, 0, 0; the perplexity's by the delta method
+    against a bootstrap."""
     assert mean_and_error([1, 0, 0, 0]) == pytest.approx((0.25, 0.25))
     assert mean_and_error([0.5]) == (0.5, None)
     generator = torch.Generator().manual_seed(0)

@@ -38,7 +38,8 @@ def printed(*entries: dict[str, Any], tasks: tuple[str, ...] = ()) -> str:
 
 
 def test_a_row_has_score_error_chance_items_and_cuts():
-    """Two of three items under a limit, one right: 50 % +- 50 %, where guessing among four gives 25 %."""
+    """Two of three items under a limit, one right: 50 % +- 50 %, where guessing among four gives 25
+    %."""
     metrics = {
         "acc": {"value": 0.0, "stderr": 0.0},
         "acc_norm": {"value": 0.5, "stderr": 0.5},

@@ -29,8 +29,8 @@ def plain_score(model: GPT, request: Request, length: int) -> Score:
 
 
 def some_requests(model: GPT) -> list[Request]:
-    """Shared contexts with continuations of 1 to 5 tokens, lone ones, one too long, and ones that greedy decoding
-    writes."""
+    """Shared contexts with continuations of 1 to 5 tokens, lone ones, one too long, and ones that
+    greedy decoding writes."""
     generator = torch.Generator().manual_seed(11)
 
     def draw(n: int) -> tuple[int, ...]:
@@ -74,7 +74,8 @@ def test_a_shorter_context_length_cuts_from_the_left(model):
 
 
 def test_a_shared_context_is_computed_once(model):
-    """Tokens that go through the blocks: the context once, and of each continuation all but its last token."""
+    """Tokens that go through the blocks: the context once, and of each continuation all but its
+    last token."""
     seen = []
     handle = model.h[0].register_forward_hook(
         lambda module, inputs, output: seen.append(inputs[0].shape)

@@ -30,7 +30,8 @@ def test_every_unknown_name_is_said_with_the_nearest():
 
 
 def test_the_mean_is_the_paper_s_and_needs_every_task():
-    """GPT-3 125M over the eleven tasks: 33.57 as published by the authors' script (sum of eleven numbers / 11)."""
+    """GPT-3 125M over the eleven tasks: 33.57 as published by the authors' script (sum of eleven
+    numbers / 11)."""
     gpt3 = {
         r["task"]: r["value"]
         for r in read_references()
