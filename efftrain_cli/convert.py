@@ -75,7 +75,8 @@ def import_hf(
     rows = from_hf_config(hf_config).vocab_size
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only {rows} rows: they do not belong together"
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only"
+            f" {rows} rows: they do not belong together"
         )
     multiple = 64
     if tokenizer.vocab_size < rows:
@@ -83,8 +84,8 @@ def import_hf(
         # a multiple of.
         multiple = rows
         print(
-            f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens of the tokenizer; they are "
-            "kept as padding and get no probability",
+            f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens"
+            " of the tokenizer; they are kept as padding and get no probability",
             file=sys.stderr,
         )
     model = read_hf(directory, vocab_multiple=multiple)
@@ -130,8 +131,8 @@ def _local_copy(directory: Path) -> Path:
     named = hub.MODEL_NAME.fullmatch(str(directory))
     if named is None or directory.exists():
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub, as "
-            "openai-community/gpt2"
+            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or"
+            " a model of the Hub, as openai-community/gpt2"
         )
     import huggingface_hub
 

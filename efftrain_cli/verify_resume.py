@@ -110,8 +110,8 @@ def describe_cut(cut: Recipe, half: int) -> str:
     count = "two" if micro_batches == 2 else str(micro_batches)
     moved = " and ".join(shorten_schedules(cut, half, cut.train.batch_size))
     return (
-        f"{count} micro-batches a step, of {sequences} x {seq_len} tokens each, and {2 * half} steps"
-        + f"; {moved} moved into them" * bool(moved)
+        f"{count} micro-batches a step, of {sequences} x {seq_len} tokens each, and {2 * half}"
+        " steps" + f"; {moved} moved into them" * bool(moved)
     )
 
 
@@ -142,9 +142,9 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     if not first:
         return len(have), len(tensors)
     raise CheckpointError(
-        f"the continued run differs from the uninterrupted one. First differences: {'; '.join(first)}. On CUDA, "
-        "`--set train.deterministic=true` asks for kernels whose results repeat; on a CPU this is a defect of efftrain: "
-        "please report it"
+        "the continued run differs from the uninterrupted one. First differences:"
+        f" {'; '.join(first)}. On CUDA, `--set train.deterministic=true` asks for kernels whose"
+        " results repeat; on a CPU this is a defect of efftrain: please report it"
     )
 
 

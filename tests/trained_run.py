@@ -16,7 +16,8 @@ from efftrain_cli.training.state import TrainState, write_checkpoint
 from tests.tiny import fresh
 
 TEXT = "\n".join(
-    f"{who} {did} the {thing} {where} and then walked home again, because the evening was already rather cold."
+    f"{who} {did} the {thing} {where} and then walked home again, because the evening was already"
+    " rather cold."
     for who in ("Anna", "The old captain", "My brother", "Nobody", "A neighbour")
     for did in ("found", "painted", "lost", "forgot")
     for thing in ("lantern", "ship", "letter", "garden")

@@ -65,8 +65,9 @@ def write(study: str) -> None:
         after = pd.to_numeric(receipts.set_index("run").final_loss)
         differences = (after - before).abs().dropna()
         print(
-            f"{study}: {len(differences)} of {len(before)} runs before, {len(after)} now; final losses differ by at most "
-            f"{differences.max():.6f} nats, {(differences < 1.5e-6).sum()} by none"
+            f"{study}: {len(differences)} of {len(before)} runs before, {len(after)} now; final"
+            f" losses differ by at most {differences.max():.6f} nats,"
+            f" {(differences < 1.5e-6).sum()} by none"
         )
     receipts[columns].to_csv(path, index=False, lineterminator="\n")
     shutil.copyfile(records / "looks.csv", folder / f"{prefix}looks.csv")

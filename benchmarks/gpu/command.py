@@ -157,9 +157,9 @@ def write(path: Path, results: Results, smoke: bool) -> None:
     written = {
         "date": str(datetime.now(UTC).date()),
         "smoke": smoke,
-        "device": platform.processor() or platform.machine()
-        if smoke
-        else torch.cuda.get_device_name(),
+        "device": (
+            platform.processor() or platform.machine() if smoke else torch.cuda.get_device_name()
+        ),
         "torch": torch.__version__,
         "pieces": {piece: results[piece] for piece in PIECES if piece in results},
     }
@@ -247,7 +247,8 @@ def main(description: str) -> None:
         return
     if not options.smoke and not torch.cuda.is_available():
         sys.exit(
-            "no CUDA device: use --smoke to try the script on a CPU, or benchmarks/speed/side_by_side.py to measure one"
+            "no CUDA device: use --smoke to try the script on a CPU, or"
+            " benchmarks/speed/side_by_side.py to measure one"
         )
     for source in options.earlier:
         load_compiled(source.with_name(COMPILED))

@@ -287,7 +287,8 @@ def rate_figure(name: str, rate: Figure) -> Figure:
         parts.append(f"{rate['alloc_retries']} allocator retries")
     if "clocks.sm" in rate:
         parts.append(
-            f"{rate['clocks.sm']:.0f} MHz, {rate['power.draw']:.0f} W, {rate['temperature.gpu']:.0f} C"
+            f"{rate['clocks.sm']:.0f} MHz, {rate['power.draw']:.0f} W,"
+            f" {rate['temperature.gpu']:.0f} C"
         )
     return figure(name, rate["tokens_per_second"], "tokens/s", ", ".join(parts)) | {"details": rate}
 

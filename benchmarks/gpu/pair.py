@@ -45,7 +45,10 @@ def _part(name: str) -> Part:
         ]
         last = rows[-1]
         ratios = [row["loss_ratio"] for row in rows if row.get("loss_ratio") is not None]
-        note = f"{last['step']} steps, {last['train_seconds']:.0f} s, largest loss ratio {max(ratios):.2f}; one seed: no claim"
+        note = (
+            f"{last['step']} steps, {last['train_seconds']:.0f} s, largest loss ratio"
+            f" {max(ratios):.2f}; one seed: no claim"
+        )
         yield figure(name, last["val_loss"], "nats, validation", note)
 
     return Part(name, work, 190)

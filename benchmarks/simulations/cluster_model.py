@@ -133,15 +133,18 @@ def main() -> None:
     measured = statistics.median(f["seconds_per_step"] for f in together)
     low, high = (pick(f["seconds_per_step"] for f in together) for pick in (min, max))
     print(
-        f"{arguments.recipe}, {parameters:,} parameters; gloo {cluster.bandwidth / 1e9:.2f} GB/s, {1e6 * cluster.latency:.0f} us"
+        f"{arguments.recipe}, {parameters:,} parameters; gloo {cluster.bandwidth / 1e9:.2f} GB/s,"
+        f" {1e6 * cluster.latency:.0f} us"
     )
     print(
-        f"one process, beside another: {1000 * (compute + update):.0f} ms a step, {1000 * update:.0f} of them the update"
+        f"one process, beside another: {1000 * (compute + update):.0f} ms a step,"
+        f" {1000 * update:.0f} of them the update"
     )
     print(
-        f"two devices: predicted {1000 * predicted:.0f} ms ({1000 * summed.network:.0f} the sum), measured "
-        f"{1000 * measured:.0f} ms ({1000 * low:.0f} to {1000 * high:.0f}; "
-        f"{1000 * statistics.median(f['phases']['sum'] for f in together):.0f} the sum): {predicted / measured - 1:+.0%}"
+        f"two devices: predicted {1000 * predicted:.0f} ms ({1000 * summed.network:.0f} the sum),"
+        f" measured {1000 * measured:.0f} ms ({1000 * low:.0f} to {1000 * high:.0f};"
+        f" {1000 * statistics.median(f['phases']['sum'] for f in together):.0f} the sum):"
+        f" {predicted / measured - 1:+.0%}"
     )
 
 

@@ -553,7 +553,10 @@ def seconds(repetitions: int, random: Random) -> list[Row]:
             wider = inference.widen(pairs, calibration_sd(*sides), inference.ALPHA)
             claimed += wider.p < inference.ALPHA
             plain += pairs.p < inference.ALPHA
-        what = f"equal seconds, the pairs' standard error {spread:g} of the calibration's, {blocks} blocks, n = {n}"
+        what = (
+            f"equal seconds, the pairs' standard error {spread:g} of the calibration's, {blocks}"
+            f" blocks, n = {n}"
+        )
         rows.append((what, "claimed", _percent(claimed / repetitions)))
         rows.append((what, "claimed without it (not used)", _percent(plain / repetitions)))
     return rows
@@ -610,7 +613,10 @@ def plans(repetitions: int, random: Random) -> list[Row]:
                 shown += _shows(1.0, members, looks, random)
                 size = inference.detectable(pilot, level)
                 ranges += power_of(n, size, level)
-            what = f"compare --plan after {n} pairs, {members} comparisons, true difference 1 sd: planned 80 %"
+            what = (
+                f"compare --plan after {n} pairs, {members} comparisons, true difference 1 sd:"
+                " planned 80 %"
+            )
             rows.append(
                 (what, f"shown, median {np.median(seeds):.0f} seeds", _percent(shown / repetitions))
             )
@@ -844,9 +850,15 @@ def learning_rates(repetitions: int, random: Random) -> list[Row]:
             now = _percent(counts["now"] / max(1, counts["judged"]))
             rows.append(
                 (
-                    f"equal curves, {steep}x as steep above the optimum, optima {apart:g} steps apart, noise 1:{noise / 0.01:g}",
+                    (
+                        f"equal curves, {steep}x as steep above the optimum, optima {apart:g} steps"
+                        f" apart, noise 1:{noise / 0.01:g}"
+                    ),
                     f"lr_sensitivity, n = {n}",
-                    f"{now}, in {shares['judged']} judged; over one grid of 4 rates {shares['4 rates']}, of 7 {shares['7 rates']}",
+                    (
+                        f"{now}, in {shares['judged']} judged; over one grid of 4 rates"
+                        f" {shares['4 rates']}, of 7 {shares['7 rates']}"
+                    ),
                 )
             )
     return rows

@@ -24,7 +24,10 @@ def section(
         f"{role} = {{bits = {bits}, chunk = {chunk}}}"
         for role in ("forward", "grad_input", "grad_weight")
     )
-    return f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding = "{rounding}", {roles}}}'
+    return (
+        f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding ='
+        f' "{rounding}", {roles}}}'
+    )
 
 
 PLAIN = "plain fp32"
@@ -51,12 +54,14 @@ def main() -> None:
     }
     taken = take_turns(recipes, 1024, steps)
     print(
-        f"{steps} steps each, one thread; processor seconds, and median ratios of steps taken in turns"
+        f"{steps} steps each, one thread; processor seconds, and median ratios of steps taken in"
+        " turns"
     )
     for name in recipes:
         seconds = statistics.median(step.seconds for step in taken[name])
         print(
-            f"{name:34} {1000 * seconds:7.0f} ms a step   {median_ratio(taken[name], taken[PLAIN]):5.2f} x plain"
+            f"{name:34} {1000 * seconds:7.0f} ms a step  "
+            f" {median_ratio(taken[name], taken[PLAIN]):5.2f} x plain"
         )
 
 

@@ -88,25 +88,30 @@ def main() -> None:
         shutil.rmtree(folder)
     save, bare = statistics.median(seconds["save"]), statistics.median(seconds["without hashes"])
     print(
-        f"{date.today()}  {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        f"{date.today()}  {platform.processor() or platform.machine()}, {torch.get_num_threads()}"
+        f" threads, torch {torch.__version__}"
     )
     print(
-        f"checkpoint of {sum(p.numel() for p in model.parameters()):,} parameters: {size / 1e9:.2f} GB"
+        f"checkpoint of {sum(p.numel() for p in model.parameters()):,} parameters:"
+        f" {size / 1e9:.2f} GB"
     )
     for name, values in seconds.items():
         print(
-            f"{name:<20} {statistics.median(values):6.2f} s  (of {', '.join(f'{value:.2f}' for value in values)})"
+            f"{name:<20} {statistics.median(values):6.2f} s  (of"
+            f" {', '.join(f'{value:.2f}' for value in values)})"
         )
     # On a machine that does other work too, the CPU's share says more than the wall's.
     cpu, bare_cpu = (
         statistics.median(seconds[kind]) for kind in ("save, CPU", "without hashes, CPU")
     )
     print(
-        f"manifest             {max(0.0, save - bare) / save:6.1%} of a save's wall time, {(cpu - bare_cpu) / cpu:.1%} of its CPU time (at most 25 %)"
+        f"manifest             {max(0.0, save - bare) / save:6.1%} of a save's wall time,"
+        f" {(cpu - bare_cpu) / cpu:.1%} of its CPU time (at most 25 %)"
     )
     default = parse_duration("10min")
     print(
-        f"blocks training      {save / (default + save):6.1%} at the default interval of 10 min (at most 5 %)"
+        f"blocks training      {save / (default + save):6.1%} at the default interval of 10 min (at"
+        " most 5 %)"
     )
 
 

@@ -19,7 +19,8 @@ SHAPES = {"4 x 128": (768, 512), "6 x 384": (2048, 1536), "GPT-2 117M, 1 x 1024"
 
 def main(rounds: int = 60) -> None:
     print(
-        f"{date.today()}, torch {torch.__version__}, {torch.get_num_threads()} threads, fp32; median ms of {rounds}"
+        f"{date.today()}, torch {torch.__version__}, {torch.get_num_threads()} threads, fp32;"
+        f" median ms of {rounds}"
     )
     print(
         f"{'hidden layer of':24s}{'PyTorch: value':>16s}{'gradient':>10s}{'ours: value':>14s}{'gradient':>10s}"

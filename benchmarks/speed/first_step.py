@@ -57,7 +57,8 @@ def main() -> None:
                 1:
             ]
             print(
-                f"first update after {float(wall):.2f} s, {float(cpu):.2f} s of CPU time, load {os.getloadavg()[0]:.1f}"
+                f"first update after {float(wall):.2f} s, {float(cpu):.2f} s of CPU time, load"
+                f" {os.getloadavg()[0]:.1f}"
             )
 
 

@@ -106,7 +106,8 @@ def main() -> None:
         measure(options.form, options.tokens, options.n_embd[0], options.vocab, options.rounds)
         return
     print(
-        f"torch {torch.__version__}, fp32, {options.tokens} tokens, vocabulary {options.vocab}, 1 thread; CPU seconds, MiB"
+        f"torch {torch.__version__}, fp32, {options.tokens} tokens, vocabulary {options.vocab}, 1"
+        " thread; CPU seconds, MiB"
     )
     print(
         f"{'form':26s} {'n_embd':>6s} {'forward':>9s} {'backward':>9s} {'both':>9s} {'memory':>9s}"

@@ -41,7 +41,8 @@ def main() -> None:
         f"dropping  {seconds['dropping'] * 1e3:8.1f} ms CPU per step  {flops['dropping']:.4e} FLOPs"
     )
     print(
-        f"saved     {flops_saved:.1%} of the FLOPs, {time_saved:.1%} of the time: {time_saved / flops_saved:.0%} of it arrives"
+        f"saved     {flops_saved:.1%} of the FLOPs, {time_saved:.1%} of the time:"
+        f" {time_saved / flops_saved:.0%} of it arrives"
     )
 
 

@@ -66,7 +66,8 @@ def main() -> None:
     print(f"{size:.1f} MB, {os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f}")
     for name in work:
         print(
-            f"{name:<17}  {size / min(wall[name]):5.1f} MB/s at best, {statistics.median(cpu[name]):5.1f} s of CPU (median)"
+            f"{name:<17}  {size / min(wall[name]):5.1f} MB/s at best,"
+            f" {statistics.median(cpu[name]):5.1f} s of CPU (median)"
         )
 
 

@@ -305,10 +305,13 @@ def main() -> None:
         else f"cpu, {torch.get_num_threads()} threads"
     )
     print(
-        f"{machine}, torch {torch.__version__}, {dtype} (plain loop: {options.reference_dtype or dtype}), {datetime.now(UTC).date()}, {options.processes} x {options.rounds} rounds\n"
+        f"{machine}, torch {torch.__version__}, {dtype} (plain loop:"
+        f" {options.reference_dtype or dtype}), {datetime.now(UTC).date()}, {options.processes} x"
+        f" {options.rounds} rounds\n"
     )
     print(
-        "size           ours tok/s   ref tok/s   wall ratio (low-high)   CPU ratio (low-high)   memory ratio   overhead"
+        "size           ours tok/s   ref tok/s   wall ratio (low-high)   CPU ratio (low-high)  "
+        " memory ratio   overhead"
     )
     results = []
     for name in options.sizes:
@@ -332,10 +335,12 @@ def main() -> None:
             else "-"
         )
         print(
-            f"{name:13s} {result['ours_tokens_per_second']:11,.0f} {result['reference_tokens_per_second']:11,.0f}"
-            f"   {result['wall_ratio']:.3f} ({result['wall_ratio_low']:.2f}-{result['wall_ratio_high']:.2f})"
-            f"       {result['cpu_ratio']:.3f} ({result['cpu_ratio_low']:.2f}-{result['cpu_ratio_high']:.2f})"
-            f"      {memory:>8s}     {beside}",
+            f"{name:13s} {result['ours_tokens_per_second']:11,.0f}"
+            f" {result['reference_tokens_per_second']:11,.0f}   {result['wall_ratio']:.3f}"
+            f" ({result['wall_ratio_low']:.2f}-{result['wall_ratio_high']:.2f})      "
+            f" {result['cpu_ratio']:.3f}"
+            f" ({result['cpu_ratio_low']:.2f}-{result['cpu_ratio_high']:.2f})      {memory:>8s}    "
+            f" {beside}",
             flush=True,
         )
     if options.json:

@@ -51,11 +51,13 @@ def main() -> None:
     }
     taken = take_turns(recipes, arguments.vocab, arguments.steps)
     print(
-        f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread; median ratios of steps taken in turns"
+        f"vocabulary {arguments.vocab}, {arguments.steps} steps each, 1 thread; median ratios of"
+        " steps taken in turns"
     )
     for name, steps in taken.items():
         print(
-            f"{name:16} {statistics.median(step.seconds for step in steps) * 1e3:8.1f} ms CPU per step"
+            f"{name:16} {statistics.median(step.seconds for step in steps) * 1e3:8.1f} ms CPU per"
+            " step"
         )
     dots = dot_seconds(recipes["measuring"], arguments.vocab)
     step_seconds = statistics.median(step.seconds for step in taken["2 micro-batches"])

@@ -62,7 +62,8 @@ def main() -> None:
     for name in every:
         seconds = statistics.median(step.seconds for step in taken[name])
         print(
-            f"{name:28} {1000 * seconds:6.0f} ms a step  {2048 / seconds:7.0f} tokens/s  {median_ratio(taken[name], taken[BARE]):.3f} x {BARE}"
+            f"{name:28} {1000 * seconds:6.0f} ms a step  {2048 / seconds:7.0f} tokens/s "
+            f" {median_ratio(taken[name], taken[BARE]):.3f} x {BARE}"
         )
     writers = {name: decoding(every[name]) for name in (LAYER_NORM, BARE)}
     spent: dict[str, list[float]] = {name: [] for name in writers}

@@ -83,11 +83,12 @@ def compare(name: str) -> None:
         for phase in two[0]["phases"]
     }
     print(
-        f"{name}: {one[0]['parameters']:,} parameters, {one[0]['tokens_per_step']:,} tokens a step, {rounds} {'rounds' if rounds > 1 else 'round'} of 5 steps\n"
-        f"  one process, two threads      {median(one, 'tokens_per_second'):8.0f} tokens/s\n"
-        f"  two processes, a thread each  {median(two, 'tokens_per_second'):8.0f} tokens/s: {ratio:.2f} of it "
-        f"({'at least' if ratio >= RATIO else 'BELOW'} {RATIO})\n"
-        f"  of {1000 * median(two, 'seconds_per_step'):.0f} ms: "
+        f"{name}: {one[0]['parameters']:,} parameters, {one[0]['tokens_per_step']:,} tokens a step,"
+        f" {rounds} {'rounds' if rounds > 1 else 'round'} of 5 steps\n  one process, two threads   "
+        f"   {median(one, 'tokens_per_second'):8.0f} tokens/s\n  two processes, a thread each "
+        f" {median(two, 'tokens_per_second'):8.0f} tokens/s: {ratio:.2f} of it"
+        f" ({'at least' if ratio >= RATIO else 'BELOW'} {RATIO})\n  of"
+        f" {1000 * median(two, 'seconds_per_step'):.0f} ms: "
         + ", ".join(f"{p} {1000 * s:.1f} ms" for p, s in phases.items()),
         flush=True,
     )

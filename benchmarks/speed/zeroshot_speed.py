@@ -85,7 +85,8 @@ def main() -> None:
         task.build_all_requests(limit=options.items)
         requests = task.instances
         print(
-            f"{options.task}: {options.items} items, {len(requests)} requests, {torch.get_num_threads()} threads"
+            f"{options.task}: {options.items} items, {len(requests)} requests,"
+            f" {torch.get_num_threads()} threads"
         )
 
         def ask(model_: LanguageModel | HFLM) -> object:
@@ -106,8 +107,8 @@ def main() -> None:
             our_turns.append(seconds(lambda: ask(ours)))
             their_turns.append(seconds(lambda: ask(theirs)))
             print(
-                f"turn {turn + 1}: efftrain {our_turns[-1][0]:.1f} s ({our_turns[-1][1]:.1f} CPU s), "
-                f"HFLM {their_turns[-1][0]:.1f} s ({their_turns[-1][1]:.1f} CPU s)",
+                f"turn {turn + 1}: efftrain {our_turns[-1][0]:.1f} s ({our_turns[-1][1]:.1f} CPU"
+                f" s), HFLM {their_turns[-1][0]:.1f} s ({their_turns[-1][1]:.1f} CPU s)",
                 flush=True,
             )
         difference = max(
@@ -119,7 +120,8 @@ def main() -> None:
             min(turn[1] for turn in their_turns),
         )
         print(
-            f"efftrain {options.items / mine:.2f} items/s, HFLM {options.items / other:.2f} items/s (batch size {theirs.batch_size_per_gpu})"
+            f"efftrain {options.items / mine:.2f} items/s, HFLM {options.items / other:.2f} items/s"
+            f" (batch size {theirs.batch_size_per_gpu})"
         )
         print(f"ratio {other / mine:.2f} by wall time, {other_cpu / mine_cpu:.2f} by CPU time")
         print(f"largest difference of a log-probability: {difference:.1e}")

@@ -76,7 +76,8 @@ def accumulation(
 
     if (run is None) == (shape is None):
         raise UsageError(
-            "accumulation needs a RUN to measure, or --shape to predict for one that was not run, but not both"
+            "accumulation needs a RUN to measure, or --shape to predict for one that was not run,"
+            " but not both"
         )
     if shape is not None:
         _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)
@@ -126,8 +127,8 @@ def _predict(
         raise UsageError(f"--shape {error}") from None
     gradients = gradient_operands or operands
     print_folded(
-        f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary {vocab:,}; {operands} operands, "
-        f"{gradients} gradients: predicted, not measured\n",
+        f"GPT-2 of {depth} layers x {width}, {tokens:,} tokens in a micro-batch, vocabulary"
+        f" {vocab:,}; {operands} operands, {gradients} gradients: predicted, not measured\n",
         indent=0,
     )
     rows = []
@@ -138,8 +139,9 @@ def _predict(
     head = "layer|role|n|m_p|VRR|c64|c128"
     print("\n".join(table_lines(tuple(head.split("|")), rows)))
     print_folded(
-        "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks "
-        "of 64 and 128. It assumes products of mean zero without outliers; a model that was trained may need "
-        "more: measure one with `efftrain accumulation RUN`.",
+        "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory"
+        " (Sakr et al. 2019), whole and in chunks of 64 and 128. It assumes products of mean zero"
+        " without outliers; a model that was trained may need more: measure one with `efftrain"
+        " accumulation RUN`.",
         indent=0,
     )

@@ -37,5 +37,6 @@ def export(
     trained = export_run(run, checkpoint, directory)
     print(f"{directory}: step {trained.progress.step} of run {run}")
     print(
-        f'  AutoModelForCausalLM.from_pretrained("{directory}"), AutoTokenizer.from_pretrained("{directory}")'
+        f'  AutoModelForCausalLM.from_pretrained("{directory}"),'
+        f' AutoTokenizer.from_pretrained("{directory}")'
     )

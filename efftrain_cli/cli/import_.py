@@ -24,8 +24,11 @@ def import_(
     directory: Annotated[
         str,
         Argument(
-            help="GPT-2, Llama or Qwen3 in transformers' form: a folder with config.json, model.safetensors and tokenizer, or a model of the "
-            "Hugging Face Hub, such as openai-community/gpt2.",
+            help=(
+                "GPT-2, Llama or Qwen3 in transformers' form: a folder with config.json,"
+                " model.safetensors and tokenizer, or a model of the "
+                "Hugging Face Hub, such as openai-community/gpt2."
+            ),
             metavar="DIRECTORY|OWNER/NAME",
         ),
     ],
@@ -50,7 +53,8 @@ def import_(
     folder = Path(directory)
     if not folder.is_dir() and MODEL_NAME.fullmatch(directory) is None:
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or a model of the Hub as owner/name"
+            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or"
+            " a model of the Hub as owner/name"
         )
     from efftrain_cli.convert import import_hf
 

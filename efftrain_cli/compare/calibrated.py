@@ -156,8 +156,8 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
     if is_same_budget(clocks / calibrated):
         return ""
     return (
-        f"{method.label} took {clocks:.3g}x the seconds of {baseline.label} by the runs' own clocks and {calibrated:.3g}x by "
-        "calibrated steps, more than 2 % apart"
+        f"{method.label} took {clocks:.3g}x the seconds of {baseline.label} by the runs' own clocks"
+        f" and {calibrated:.3g}x by calibrated steps, more than 2 % apart"
     )
 
 
@@ -170,6 +170,6 @@ def describe_seconds(baseline: Group, method: Group) -> str:
     error = 100 * math.expm1(calibration_sd(baseline, method))
     clocks = clock_ratio(baseline, method)
     return (
-        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label} (standard deviation {error:.2g} %); by "
-        f"the runs' own clocks {clocks:.3g}x"
+        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label}"
+        f" (standard deviation {error:.2g} %); by the runs' own clocks {clocks:.3g}x"
     )

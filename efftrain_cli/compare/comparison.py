@@ -368,7 +368,10 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
         keep[-1:] = True
         evaluated_alike = {name: values[keep] for name, values in run.evaluated.items()}
         reduced.append(replace(run, evaluated=evaluated_alike))
-    note = f"evaluated at different intervals: only the {len(common)} evaluations after the same steps, and the last, count"
+    note = (
+        f"evaluated at different intervals: only the {len(common)} evaluations after the same"
+        " steps, and the last, count"
+    )
     return reduced, [Why("note", note)]
 
 
@@ -384,8 +387,8 @@ def _trial_notes(
     if len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
         text = (
-            f"not tuned alike: settings tried: {listed}; the recipe tried more often looks better than it is (20 settings "
-            "against one: false claims in 15 % of studies of 5 seeds)"
+            f"not tuned alike: settings tried: {listed}; the recipe tried more often looks better"
+            " than it is (20 settings against one: false claims in 15 % of studies of 5 seeds)"
         )
         notes.append(Why("warning", text))
     return notes

@@ -25,13 +25,19 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 3
 """Format of `--format json`."""
-COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"
+COLUMNS = (
+    "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict"
+    " reason kind"
+)
 """Of the frame: a row per measure and recipe."""
-_MORE = "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p text note"
+_MORE = (
+    "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p"
+    " text note"
+)
 """What JSON's rows hold besides."""
 _CSV_COLUMNS = (
-    "section measure unit recipe baseline seeds values mean sd estimate kind low high p p_holm shared_seeds method verdict "
-    "exploratory"
+    "section measure unit recipe baseline seeds values mean sd estimate kind low high p p_holm"
+    " shared_seeds method verdict exploratory"
 )
 
 

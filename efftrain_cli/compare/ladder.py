@@ -122,7 +122,10 @@ def not_decayed(
     if not has_end(schedule):
         return f'optim.schedule = "{schedule}" has no end'
     if decay_steps is None and decay_tokens is not None and decay_tokens != tokens:
-        return f"optim.decay_tokens = {decay_tokens:,} is another budget than train.tokens = {tokens:,}"
+        return (
+            f"optim.decay_tokens = {decay_tokens:,} is another budget than train.tokens ="
+            f" {tokens:,}"
+        )
     return None
 
 

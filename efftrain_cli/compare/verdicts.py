@@ -99,7 +99,10 @@ def _detectable(found: Verdict) -> str:
         sizes = [f"{1 + each:.2f}x" for each in (size, *limits)]
     shown, least, most = sizes
     words = f"{noun} of {shown} {question.unit}".rstrip()
-    return f"such a study shows {words} in 80 % of cases ({least} to {most} by the spread's own interval)"
+    return (
+        f"such a study shows {words} in 80 % of cases ({least} to {most} by the spread's own"
+        " interval)"
+    )
 
 
 def p_words(p: float | None) -> str:

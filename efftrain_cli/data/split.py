@@ -237,8 +237,10 @@ def check_tally(tally: Tally, data: Data) -> None:
     for side, other, wanted in (("train", "valid", "training"), ("valid", "train", "validation")):
         if tally.documents[side] == 0:
             raise DataError(
-                f"no text is left for {wanted}; the other side has {counted(tally.documents[other], 'document')}. Give more documents, "
-                f"or name validation text in data.valid, or change data.valid_fraction ({data.valid_fraction:g})"
+                f"no text is left for {wanted}; the other side has"
+                f" {counted(tally.documents[other], 'document')}. Give more documents, or name"
+                " validation text in data.valid, or change data.valid_fraction"
+                f" ({data.valid_fraction:g})"
             )
 
 
@@ -248,14 +250,16 @@ def check_findings(findings: dict[str, Any], data: Data) -> None:
     problems = []
     if findings["overlap"] and not data.allow_overlap:
         problems.append(
-            f"the validation text holds {counted(findings['overlap'], 'training document')} word for word, so validation would "
-            f"measure memory: {'; '.join(findings['overlap_examples'])}. Remove them from one side, or set "
-            "data.allow_overlap = true"
+            f"the validation text holds {counted(findings['overlap'], 'training document')} word"
+            " for word, so validation would measure memory:"
+            f" {'; '.join(findings['overlap_examples'])}. Remove them from one side, or set"
+            " data.allow_overlap = true"
         )
     if findings["skipped"] and data.on_bad_document == "error":
         problems.append(
-            f"{counted(findings['skipped'], 'document')} that cannot be read: {'; '.join(findings['skipped_examples'])}. "
-            'Repair or remove them, or set data.on_bad_document = "skip"'
+            f"{counted(findings['skipped'], 'document')} that cannot be read:"
+            f" {'; '.join(findings['skipped_examples'])}. Repair or remove them, or set"
+            ' data.on_bad_document = "skip"'
         )
     if problems:
         raise DataError("\n".join(problems))

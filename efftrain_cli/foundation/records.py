@@ -210,7 +210,10 @@ def read_toml_text(path: Path) -> str:
         FileNotFoundError: there is no file.
         DamagedError: it does not match its last line, if that is a seal.
     """
-    way = "restore it from a copy\n  if you edited it on purpose, delete its last line: it is the sha256 of the others"
+    way = (
+        "restore it from a copy\n  if you edited it on purpose, delete its last line: it is the"
+        " sha256 of the others"
+    )
     text = read_small_text(path, way)
     if has_toml_seal(text) and sealed_toml(text.rpartition("\n#")[0]) != text:
         raise unlike_seal(path, way)

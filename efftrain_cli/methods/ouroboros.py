@@ -76,7 +76,8 @@ class Ouroboros(Method):
             )
         if any(blocks == 0 for blocks in split[1:-1]):
             raise ValueError(
-                f"split {list(split)}: only the first and the last module can do without a block, as they have embedding and head"
+                f"split {list(split)}: only the first and the last module can do without a block,"
+                " as they have embedding and head"
             )
         return self
 
@@ -100,7 +101,10 @@ class Ouroboros(Method):
         if self.modules > n_layer + 2:
             yield (
                 "ouroboros.modules",
-                f"must be at most model.n_layer + 2 = {n_layer + 2}: embedding and head can stand alone, the modules between need a block",
+                (
+                    f"must be at most model.n_layer + 2 = {n_layer + 2}: embedding and head can"
+                    " stand alone, the modules between need a block"
+                ),
             )
         if self.split is not None and sum(self.split) != n_layer:
             yield (
@@ -110,7 +114,10 @@ class Ouroboros(Method):
         if self.modules == 1:
             return
         reasons = {
-            "steps": "the update mixes gradients of several steps, so no batch's two halves tell its noise",
+            "steps": (
+                "the update mixes gradients of several steps, so no batch's two halves tell its"
+                " noise"
+            ),
             "blocks": "not implemented: the passes of its modules run every block",
         }
         for what, why in reasons.items():
@@ -119,23 +126,35 @@ class Ouroboros(Method):
         if recipe.stages:
             yield (
                 "stages",
-                "cannot be combined with ouroboros: gradients in flight have the shape of the smaller model",
+                (
+                    "cannot be combined with ouroboros: gradients in flight have the shape of the"
+                    " smaller model"
+                ),
             )
         accumulation = recipe.methods.get("chunked_accumulation")
         if accumulation is not None and accumulation.rounding == "stochastic":
-            rule = 'must be "nearest" with ouroboros: a batch that is run again would draw other roundings'
+            rule = (
+                'must be "nearest" with ouroboros: a batch that is run again would draw other'
+                " roundings"
+            )
             yield "chunked_accumulation.rounding", rule
         if recipe.lanes is not None:
             yield (
                 "parallel.lanes",
-                "cannot be combined with ouroboros, whose devices hold modules; set parallel = false",
+                (
+                    "cannot be combined with ouroboros, whose devices hold modules; set parallel ="
+                    " false"
+                ),
             )
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         warmup = self.warmup_steps
         steps = recipe.full_steps
         if self.modules > 1 and steps is not None and warmup >= steps:
-            yield f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient is ever delayed"
+            yield (
+                f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient"
+                " is ever delayed"
+            )
 
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.modules == 1:
@@ -146,8 +165,9 @@ class Ouroboros(Method):
         if self.variant == "replay":
             again = " FLOPs leave out the second forward pass of replayed modules."
         return [
-            f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago, the last fresh{after}. A module waits "
-            f"unchanged for its first one; the last ones in flight are dropped.{again}"
+            f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago,"
+            f" the last fresh{after}. A module waits unchanged for its first one; the last ones in"
+            f" flight are dropped.{again}"
         ]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:

@@ -141,10 +141,16 @@ class Dimensions:
             rule = f"must divide model.n_embd = {width}: every head has n_embd / n_head channels"
             yield "n_head", f"{rule}; or set model.head_dim"
         if heads % self.kv_heads:
-            rule = f"must divide model.n_head = {heads}: each head of keys and values serves as many query heads"
+            rule = (
+                f"must divide model.n_head = {heads}: each head of keys and values serves as many"
+                " query heads"
+            )
             yield "n_kv_head", rule
         if self.position_facts.rotates and self.head_size % 2:
-            rule = f'must be even with model.positions = "{self.positions}", which turns channels in pairs, not {self.head_size}'
+            rule = (
+                f'must be even with model.positions = "{self.positions}", which turns channels in'
+                f" pairs, not {self.head_size}"
+            )
             yield "head_dim", f"{rule}; set it, or change model.n_head"
 
     @property

@@ -426,7 +426,8 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     elif family != "llama":
         named = json.dumps(family)[:100]
         raise CheckpointError(
-            f"config.json describes a model of model_type {named}: efftrain reads gpt2, llama and qwen3"
+            f"config.json describes a model of model_type {named}: efftrain reads gpt2, llama and"
+            " qwen3"
         )
     try:
         described = hf_class.model_validate(given)
@@ -564,8 +565,8 @@ def _as_fp32(tensor: Tensor, name: str) -> Tensor:
     """
     if tensor.dtype not in READABLE:
         raise CheckpointError(
-            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which no weight is read from; nothing was imported\n"
-            "  save the model in fp32 or bf16 and import that"
+            f"{name} is {str(tensor.dtype).removeprefix('torch.')}, which no weight is read from;"
+            " nothing was imported\n  save the model in fp32 or bf16 and import that"
         )
     weight = tensor.to(torch.float32)
     if not weight.isfinite().all():
@@ -620,8 +621,9 @@ def read_hf_tensors(directory: Path) -> Tensors:
             way_out = ""
             if (directory / "pytorch_model.bin").exists():
                 way_out = (
-                    "; pytorch_model.bin is a pickle, which is never opened here: convert it with transformers' "
-                    "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
+                    "; pytorch_model.bin is a pickle, which is never opened here: convert it with"
+                    " transformers'"
+                    " AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
                 )
             raise CheckpointError(f"{path} is missing{way_out}")
         tensors |= read_tensors(path)

@@ -369,8 +369,8 @@ def _round_(
 # roundings, with their bits.
 _LIBRARY = torch.library.Library("efftrain", "DEF")
 _LIBRARY.define(
-    "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block, Tensor? draw, SymInt exponent_bits, "
-    "Tensor(a!)? saturated) -> Tensor"
+    "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block, Tensor? draw,"
+    " SymInt exponent_bits, Tensor(a!)? saturated) -> Tensor"
 )
 _LIBRARY.impl("narrow_matmul", narrow_matmul, "CompositeExplicitAutograd")
 

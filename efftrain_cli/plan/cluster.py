@@ -142,7 +142,8 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
     """
     if recipe.delayed_gradients is not None:
         raise UsageError(
-            "a ring of Ouroboros's modules passes activations, for which this model has no term\n  --set ouroboros=false plans the rest"
+            "a ring of Ouroboros's modules passes activations, for which this model has no term\n "
+            " --set ouroboros=false plans the rest"
         )
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     parameters = parameter_count(model_config(recipe, vocab_size))
@@ -163,8 +164,9 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
     smallest = min(batch for batch, _, _ in kinds)
     if smallest < cluster.devices:
         raise UsageError(
-            f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each needs one\n"
-            f"  use at most --devices {smallest}, or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+            f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each"
+            f" needs one\n  use at most --devices {smallest}, or raise train.batch_size (now"
+            f" {recipe.train.batch_size}) or the start of its warmup"
         )
     times = {}
     for kind, count in kinds.items():

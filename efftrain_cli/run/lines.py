@@ -216,12 +216,14 @@ class JsonLines:
                 write_whole(self._beside, b"".join(self._waiting))
             except OSError as error:
                 raise DiskError(
-                    f"{self.path}: the last {lines} lines could not be written ({error.strerror}) and are lost. The checkpoints "
-                    "are not affected: make room, or repair the disk, and resume the run"
+                    f"{self.path}: the last {lines} lines could not be written ({error.strerror})"
+                    " and are lost. The checkpoints are not affected: make room, or repair the"
+                    " disk, and resume the run"
                 ) from None
             raise DiskError(
-                f"{self.path}: the last {lines} lines could not be written; they are in {self._beside.name} beside it. Repair the "
-                "disk: the next `efftrain pretrain --resume` of the run puts them back"
+                f"{self.path}: the last {lines} lines could not be written; they are in"
+                f" {self._beside.name} beside it. Repair the disk: the next `efftrain pretrain"
+                " --resume` of the run puts them back"
             )
         finally:
             os.close(self._file)

@@ -259,9 +259,9 @@ def _refuse_ruins(lines: Lines, rows: Sequence[Values], corrupt: CorruptLines, r
     if len(corrupt) > starts:
         number, wrong = corrupt[0]
         raise DataError(
-            f"{path} is damaged: {len(corrupt)} lines are not rows (line {number} is the first: {wrong}), but the run was started "
-            f"{starts} times. Restore the file from a copy, or remove those lines: `efftrain runs verify {run.name}` "
-            "lists them"
+            f"{path} is damaged: {len(corrupt)} lines are not rows (line {number} is the first:"
+            f" {wrong}), but the run was started {starts} times. Restore the file from a copy, or"
+            f" remove those lines: `efftrain runs verify {run.name}` lists them"
         )
 
 

@@ -79,7 +79,8 @@ def _read(path: Path) -> Origin:
         return read_record(path / ORIGIN, Origin)
     except FileNotFoundError:
         raise DataError(
-            f"{path / ORIGIN} is missing: without it nobody can say what the run was trained on. {RESTORE}"
+            f"{path / ORIGIN} is missing: without it nobody can say what the run was trained on."
+            f" {RESTORE}"
         ) from None
 
 

@@ -110,10 +110,10 @@ def describe_run(path: Path) -> list[str]:
     if is_calm or stability.max_loss_ratio is None:
         return []
     lines = [
-        f"stability: loss ratio above {SLIGHT}: {stability.above_slight} of {stability.steps} steps "
-        f"({stability.above_slight / stability.steps:.1%}), above {SEVERE}: {stability.above_severe} "
-        f"({stability.above_severe / stability.steps:.1%}), "
-        f"largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
+        f"stability: loss ratio above {SLIGHT}: {stability.above_slight} of {stability.steps} steps"
+        f" ({stability.above_slight / stability.steps:.1%}), above {SEVERE}:"
+        f" {stability.above_severe} ({stability.above_severe / stability.steps:.1%}), largest"
+        f" {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
     ]
     correlated = []
     for name, each in correlations(columns).items():

@@ -111,7 +111,10 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
     except UsageError as error:
         if mode == "offline":
             raise
-        warning = f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them later"
+        warning = (
+            f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them"
+            " later"
+        )
         mode = "offline"
         session = _init(directory, mode, project, run_id)
 

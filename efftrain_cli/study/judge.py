@@ -146,8 +146,8 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
         return []
     simulated = max(count for count in TUNING_ERRORS if count <= seeds)
     text = (
-        f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned on {simulated}, differ in "
-        f"{TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
+        f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned on"
+        f" {simulated}, differ in {TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
     )
     return [Why("warning", text)]
 
@@ -162,13 +162,16 @@ def _registration_caveats(file: StudyFile, groups: Sequence[Group]) -> list[Why]
     foreign = [run.name for run in runs_of(groups) if run.origin.get("study") != plan.sha256]
     if foreign:
         text = (
-            f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}: it did not start them, or did so "
-            "with an efftrain that did not record this"
+            f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}: it did"
+            " not start them, or did so with an efftrain that did not record this"
         )
         caveats.append(Why("warning", text))
     removed = removed_since(file, plan)
     if removed:
-        text = f"{counted(len(removed), 'run')} of it, such as {removed[0]}, removed after its registration: results were seen"
+        text = (
+            f"{counted(len(removed), 'run')} of it, such as {removed[0]}, removed after its"
+            " registration: results were seen"
+        )
         caveats.append(Why("allowed", text))
     return caveats
 
@@ -323,9 +326,9 @@ def _beside_sensitivity(base: Curve, arm: Curve) -> str:
     window = windows((base, arm))[1]
     beside = (window.stop - window.start) // 2
     note = (
-        f"mean over each arm's best rate and {beside} on either side; other steps or widths give "
-        "other values; optima half a step apart alone differ in up to 97 % of simulated studies if the loss is twice as "
-        f"steep on one side; best losses: {' and '.join(places)}"
+        f"mean over each arm's best rate and {beside} on either side; other steps or widths give"
+        " other values; optima half a step apart alone differ in up to 97 % of simulated studies"
+        f" if the loss is twice as steep on one side; best losses: {' and '.join(places)}"
     )
     failed = sum(row.count(None) for row in arm.losses)
     if failed:

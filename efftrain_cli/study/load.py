@@ -101,7 +101,10 @@ def _check_looks(check: Check, number: int) -> None:
         check.add("looks", str(error), looks)
         return
     if check.valid.get("blocks", 0) > first < BLOCKS:
-        rule = f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer looks"
+        rule = (
+            f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer"
+            " looks"
+        )
         check.add("looks", rule, looks)
 
 
@@ -144,7 +147,10 @@ def _check_arms(check: Check, path: Path) -> None:
             rule = "may hold letters, digits, '.', '_' and '-': it is part of the names of runs"
             check.add(f"arms.{i}.name", rule, name)
         if len(f"{path.stem}-{name}") > LONGEST_NAME:
-            rule = f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters for both"
+            rule = (
+                f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters"
+                " for both"
+            )
             check.add(f"arms.{i}.name", rule, name)
     if names and baseline and baseline not in names:
         check.add("baseline", f"must be one of the arms: {', '.join(names)}", baseline)

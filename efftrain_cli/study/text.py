@@ -56,7 +56,10 @@ def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
         f"study      {file.name}{question}",
         f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts",
         f"arms       {', '.join(names)}",
-        f"seeds      {_seeds_text(file, 'seeds', study.seeds)}, judged after {_numbers(file.looks)} seeds",
+        (
+            f"seeds      {_seeds_text(file, 'seeds', study.seeds)}, judged after"
+            f" {_numbers(file.looks)} seeds"
+        ),
     ]
     if study.blocks:
         each = counted(file.seeds_to_draw["tuning.seeds"] // study.blocks, "seed")

@@ -561,13 +561,17 @@ def dropped(before: Ouroboros, now: Ouroboros | None, shape: GPTConfig) -> str |
     blocks = ", ".join(map(str, old_blocks))
     was = f"{before.modules} modules of {blocks} blocks on gradients by {before.variant}"
     if now is None:
-        return f"the checkpoint is of a run with {was}: those in flight, of up to {before.modules - 1} steps ago, are dropped, and training goes on without delay"
+        return (
+            f"the checkpoint is of a run with {was}: those in flight, of up to {before.modules - 1}"
+            " steps ago, are dropped, and training goes on without delay"
+        )
 
     new_blocks = now.blocks(shape)
     if (before.variant, old_blocks) == (now.variant, new_blocks):
         return None
     blocks = ", ".join(map(str, new_blocks))
     return (
-        f"the checkpoint is of a run with {was}, and this one has {now.modules} of {blocks} by "
-        f"{now.variant}: the gradients in flight are dropped, and in {now.modules - 1} steps every module has one again"
+        f"the checkpoint is of a run with {was}, and this one has {now.modules} of {blocks} by"
+        f" {now.variant}: the gradients in flight are dropped, and in {now.modules - 1} steps every"
+        " module has one again"
     )

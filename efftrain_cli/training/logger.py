@@ -242,8 +242,9 @@ class Logbook:
         if seconds > MOST_SAVING * between and seconds > 0.5 and not self._warned:
             self._warned = True
             self._screen.say(
-                f"warning: saving took {seconds:.1f} s of the last {between:.0f} s ({seconds / between:.0%}): raise "
-                f"checkpoint.every (now {self._session.recipe.checkpoint.every})"
+                f"warning: saving took {seconds:.1f} s of the last {between:.0f} s"
+                f" ({seconds / between:.0%}): raise checkpoint.every (now"
+                f" {self._session.recipe.checkpoint.every})"
             )
 
 

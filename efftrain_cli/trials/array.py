@@ -78,9 +78,9 @@ class ArrayWriter:
         left = [trial for trial, state in pending if not is_owned(trial, state)]
         if left:
             say(
-                f"{title}: {len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once (--jobs)\n"
-                f"  submit them: sbatch {shlex.quote(str(self._write(left)))}\n"
-                "  give this command again when they have ended"
+                f"{title}: {len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once"
+                f" (--jobs)\n  submit them: sbatch {shlex.quote(str(self._write(left)))}\n  give"
+                " this command again when they have ended"
             )
         elif pending:
             say(

@@ -68,19 +68,32 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     smallest = search.smallest_budget()
     of_starts, of_durations = search.most_probes()
     lines = [
-        f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each about 1.4 times its neighbour; "
-        f"first {own}",
-        f"probes     {within}{horizon:,} for {nearest:,} steps:{beyond} {search.multiples - bool(beyond)} learning-rate warmups "
-        f"(--multiples {search.multiples}){seeds}. A probe that is asked for more goes on from where it stands",
-        f"unstable   validation perplexity above {search.threshold:g} times its best so far (--threshold), validated every "
-        f"{interval}; the probe ends at once",
+        (
+            f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each"
+            f" about 1.4 times its neighbour; first {own}"
+        ),
+        (
+            f"probes     {within}{horizon:,} for {nearest:,} steps:{beyond}"
+            f" {search.multiples - bool(beyond)} learning-rate warmups (--multiples"
+            f" {search.multiples}){seeds}. A probe that is asked for more goes on from where it"
+            " stands"
+        ),
+        (
+            f"unstable   validation perplexity above {search.threshold:g} times its best so far"
+            f" (--threshold), validated every {interval}; the probe ends at once"
+        ),
         f"cost       {tokens_text(smallest, budget)} to verify {own}",
-        f"           at most {of_starts + of_durations} probes, {tokens_text(search.most_tokens(), budget)}: {of_starts} for the "
-        f"start and {of_durations} for the duration, each as dear as the dearest. Validation is not counted",
+        (
+            f"           at most {of_starts + of_durations} probes,"
+            f" {tokens_text(search.most_tokens(), budget)}: {of_starts} for the start and"
+            f" {of_durations} for the duration, each as dear as the dearest. Validation is not"
+            " counted"
+        ),
     ]
     if search.budget is None:
         lines.append(
-            f"budget     none (--budget 10%); the smallest sensible one is {share_up(smallest, budget)}"
+            "budget     none (--budget 10%); the smallest sensible one is"
+            f" {share_up(smallest, budget)}"
         )
     elif search.budget < smallest:
         lines.append(
@@ -89,8 +102,9 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
         )
     else:
         lines.append(
-            f"budget     {tokens_text(search.budget, budget)}: no probe begins that could exceed it; if it does not reach to "
-            "the end of the search, the best setting verified is taken"
+            f"budget     {tokens_text(search.budget, budget)}: no probe begins that could exceed"
+            " it; if it does not reach to the end of the search, the best setting verified is"
+            " taken"
         )
     if finished:
         lines.append(f"resuming   {finished} probes are finished and will not be repeated")
@@ -138,7 +152,8 @@ def show_receipt(console: Console, receipt: Receipt) -> None:
     """Print a probe's verdict, the reason and the cost."""
     why = f"largest fluctuation {receipt.max_fluctuation:.2f} at step {receipt.fluctuation_step:,}"
     console.print(
-        f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}",
+        f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens,"
+        f" {human_seconds(receipt.seconds)}",
         markup=False,
     )
 
@@ -191,8 +206,8 @@ def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
         curves.append(curve(i, label, [step for step, _ in receipt.curve], ratios))
     return Plot(
         "probes",
-        f"probes; dotted: the end of the learning-rate warmup (step {search.lr_warmup_steps}), unstable above "
-        f"{search.threshold:g}",
+        f"probes; dotted: the end of the learning-rate warmup (step {search.lr_warmup_steps}),"
+        f" unstable above {search.threshold:g}",
         pd.concat(curves, ignore_index=True),
         "step",
         "validation perplexity (full length) / its best so far",

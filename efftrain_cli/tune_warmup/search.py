@@ -110,8 +110,8 @@ class Search(Grid):
     def __post_init__(self) -> None:
         if self.multiples < 1 or self.threshold <= 1 or not 0 < self.max_share <= 1:
             raise UsageError(
-                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g} above 1, and --max-share "
-                f"{self.max_share:g} above 0 and at most 1"
+                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g}"
+                f" above 1, and --max-share {self.max_share:g} above 0 and at most 1"
             )
         super().__post_init__()
 
@@ -211,7 +211,10 @@ class Finder:
         outcome = self._find()
         statement = outcome.statement
         if outcome.verified and len(self.search.all_seeds) == 1:
-            statement += " This is one seed's verdict, another seed may say otherwise: --seeds 0..2 asks three."
+            statement += (
+                " This is one seed's verdict, another seed may say otherwise: --seeds 0..2 asks"
+                " three."
+            )
         verdicts = []
         for (start, steps, horizon), verdict in self.verdicts.items():
             setting = "without a warmup"
@@ -229,8 +232,11 @@ class Finder:
         if is_stable is None:
             return self._unverified(start, search.nearest_duration(start))
         return Outcome(
-            statement=f"No {search.start_name} that was probed is stable for the {search.lr_warmup_steps:,} steps of the "
-            "learning-rate warmup. Lower optim.lr or lengthen optim.warmup_steps."
+            statement=(
+                f"No {search.start_name} that was probed is stable for the"
+                f" {search.lr_warmup_steps:,} steps of the learning-rate warmup. Lower optim.lr or"
+                " lengthen optim.warmup_steps."
+            )
         )
 
     def find_start(self) -> tuple[int, bool | None]:
@@ -345,7 +351,10 @@ class Finder:
         warmup."""
         search = self.search
         if search.kind == "lr":
-            limit = "It is the shortest allowed (an eighth of the recipe's). No duration that was probed is unstable, so the"
+            limit = (
+                "It is the shortest allowed (an eighth of the recipe's). No duration that was"
+                " probed is unstable, so the"
+            )
             return self._verified(start, steps, f"{limit} probes do not tell durations apart.")
         longest = f"the longest allowed (--max-share {search.max_share:g} of the budget)"
         horizon = search.horizon(search.full, 0)
@@ -357,8 +366,10 @@ class Finder:
             start=search.full,
             steps=0,
             verified=True,
-            statement=f"No warmup is needed for stability: training without it is stable, seen for {horizon:,} steps, and so "
-            f"is every duration that was probed, up to {longest}.",
+            statement=(
+                "No warmup is needed for stability: training without it is stable, seen for"
+                f" {horizon:,} steps, and so is every duration that was probed, up to {longest}."
+            ),
         )
 
     def _verified(self, start: int, steps: int, limit: str = "") -> Outcome:
@@ -386,6 +397,8 @@ class Finder:
         return Outcome(
             start=start,
             steps=steps,
-            statement=f"NOT VERIFIED, {label}. A warmup of {setting}: the budget does not reach to the end of {probe} of it, "
-            f"{search.horizon(start, steps):,} steps.",
+            statement=(
+                f"NOT VERIFIED, {label}. A warmup of {setting}: the budget does not reach to the"
+                f" end of {probe} of it, {search.horizon(start, steps):,} steps."
+            ),
         )

@@ -124,8 +124,8 @@ def _claim(folder: Path, search: Search) -> None:
         same = False
     if not same:
         raise UsageError(
-            f"{folder} holds a search with another recipe or other options (search.toml and search.json there say which); "
-            "give another --name, or remove it"
+            f"{folder} holds a search with another recipe or other options (search.toml and"
+            " search.json there say which); give another --name, or remove it"
         )
 
 
@@ -248,8 +248,14 @@ def _finish(
         tokens = sum(receipt.tokens for receipt in receipts)
         seconds = sum(receipt.seconds for receipt in receipts)
         settings = len({(receipt.probe.start, receipt.probe.steps) for receipt in receipts})
-        cost = f"{counted(len(receipts), 'probe')}, {tokens_text(tokens, budget)}, {human_seconds(seconds)}"
-        full = f"full runs of the {counted(settings, 'setting')} probed would be {tokens_text(settings * budget, budget)}"
+        cost = (
+            f"{counted(len(receipts), 'probe')}, {tokens_text(tokens, budget)},"
+            f" {human_seconds(seconds)}"
+        )
+        full = (
+            f"full runs of the {counted(settings, 'setting')} probed would be"
+            f" {tokens_text(settings * budget, budget)}"
+        )
         if tokens:  # else every probe failed in its first step
             full += (
                 f", about {human_seconds(seconds / tokens * settings * budget)} at the probes' rate"
@@ -268,9 +274,10 @@ def _finish(
     if outcome.start is None or outcome.steps is None:
         start = f", a longer {search.start_name}" if search.start_name else ""
         raise DivergedError(
-            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked as not stable, and "
-            f"{folder / 'receipts.csv'} the receipts\n"
-            f"search again under another --name with a lower optim.lr, a longer optim.warmup_steps (--tune lr searches it){start}"
+            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked as not"
+            f" stable, and {folder / 'receipts.csv'} the receipts\nsearch again under another"
+            " --name with a lower optim.lr, a longer optim.warmup_steps (--tune lr searches"
+            f" it){start}"
         )
     setting = "no warmup"
     if outcome.steps:
@@ -286,7 +293,10 @@ def _finish(
     other = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")
     ends = [
         f"{word:<10} {setting}: {tuned}\n\nnext",
-        f"  efftrain pretrain --recipe {tuned} --name {recipe_name}-{word}{other}-seed{search.recipe.seed}",
+        (
+            f"  efftrain pretrain --recipe {tuned} --name"
+            f" {recipe_name}-{word}{other}-seed{search.recipe.seed}"
+        ),
     ]
     if receipts:
         curves = folder / "probes.png"
@@ -315,7 +325,7 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
     if steps and search.start_name:
         comments[search.start_name] = word
     return (
-        f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold {search.threshold:g}, "
-        f"{search.multiples} learning-rate warmups).\n# {outcome.statement}\n"
-        + dump_recipe(search.recipe_with(start, steps), comments)
+        f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold"
+        f" {search.threshold:g}, {search.multiples} learning-rate warmups).\n#"
+        f" {outcome.statement}\n" + dump_recipe(search.recipe_with(start, steps), comments)
     )

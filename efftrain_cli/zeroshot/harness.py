@@ -93,9 +93,11 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
         ]
         raise DataError(
             f"{counted(len(missing), 'evaluation set')} missing: {where}, "
-            f"and the Hugging Face Hub cannot be asked: {reason}.\n" + "\n".join(lines) + "\n"
-            "Connect, or give --data-dir, a folder of files with a JSON object a line (one of "
-            f"{missing[0].file} looks like {example(missing[0].form)}), or use `--tasks offline`, which needs no data"
+            f"and the Hugging Face Hub cannot be asked: {reason}.\n"
+            + "\n".join(lines)
+            + "\nConnect, or give --data-dir, a folder of files with a JSON object a line (one of"
+            f" {missing[0].file} looks like {example(missing[0].form)}), or use `--tasks"
+            " offline`, which needs no data"
         )
     return False
 
@@ -124,7 +126,8 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
     definition = Path(str(lm_eval.tasks.__file__)).parent / task.definition
     if not definition.is_file():
         raise UsageError(
-            f"task {task.name}: lm_eval {harness_version()} has no {task.definition}; efftrain is tested with lm_eval 0.4.13"
+            f"task {task.name}: lm_eval {harness_version()} has no {task.definition}; efftrain is"
+            " tested with lm_eval 0.4.13"
         )
     if task.name == "record":
         squad_metrics.stand_in()
@@ -155,8 +158,8 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
         if path is not None:
             raise
         raise DataError(
-            f"task {task.name}: {task.hub} cannot be loaded from the Hugging Face Hub ({type(error).__name__}: {error}); "
-            f"give --data-dir with {task.file}"
+            f"task {task.name}: {task.hub} cannot be loaded from the Hugging Face Hub"
+            f" ({type(error).__name__}: {error}); give --data-dir with {task.file}"
         ) from error
     harness_task = loaded[task.name]
     harness_task.set_config("num_fewshot", 0)
@@ -251,7 +254,8 @@ def _evaluate_fitting(
         kept = [number for number in numbers if number not in left_out]
         if not kept:
             raise DataError(
-                f"none of {len(left_out)} items fits a context of {language_model.max_length} tokens"
+                f"none of {len(left_out)} items fits a context of {language_model.max_length}"
+                " tokens"
             )
         try:
             # Its bootstrap takes most of a minute for one standard error that has a closed form.

@@ -99,7 +99,9 @@ def _mean_lines(tasks: Sequence[str], entries: Sequence[Result]) -> Iterator[str
 def _reference_lines(entries: Sequence[Result]) -> Iterator[str]:
     whole = [entry["task"] for entry in entries if entry["limit"] is None]
     if not whole:
-        yield "\nno published scores: they are of whole tasks, and these are of the first items only"
+        yield (
+            "\nno published scores: they are of whole tasks, and these are of the first items only"
+        )
         return
     rows: list[Row] = []
     sources: dict[str, int] = {}
@@ -112,7 +114,10 @@ def _reference_lines(entries: Sequence[Result]) -> Iterator[str]:
                 score = _format_score(metric, reference["value"])
                 rows.append((reference["model"], task, metric, score, f"({number})"))
     if rows:
-        yield "\npublished scores; none was measured here, and they compare only where protocols agree"
+        yield (
+            "\npublished scores; none was measured here, and they compare only where protocols"
+            " agree"
+        )
         yield from table_lines(("model", "task", "metric", "score", "measured by"), rows)
         for source, number in sources.items():
             yield f"({number}) {source}"

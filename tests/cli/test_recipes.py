@@ -24,7 +24,8 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "recipes" / "mine.toml"
     path.parent.mkdir()
     path.write_text(
-        '# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr = 4e-3\n[train]\ntokens = "3M"\n'
+        '# My own recipe. Its second sentence.\nbase = "small"\n\n[optim]\nlr ='
+        ' 4e-3\n[train]\ntokens = "3M"\n'
     )
     return path
 
@@ -39,8 +40,9 @@ def test_list_in_a_pipe_is_one_plain_line_each(efftrain, mine):
     assert names[0] == "mine", "one's own recipes come first"
     assert names[1:] == sorted(names[1:]) and {"quickstart", "gpt2-117m"} <= set(names)
     # small's shape: 4 x (12 x 128^2 + 13 x 128) + 2 x 128 = 793,344 parameters without embeddings.
-    assert lines[0].split(maxsplit=1)[1] == (
-        "4 x 128, 793K parameters, context 256, batch 16, 3M tokens  My own recipe."
+    assert (
+        lines[0].split(maxsplit=1)[1]
+        == "4 x 128, 793K parameters, context 256, batch 16, 3M tokens  My own recipe."
     )
     assert "\x1b" not in "".join(lines)
 

@@ -144,7 +144,10 @@ def test_what_is_said_of_three_products_by_hand():
         for bits, chunk in itertools.product(BITS, CHUNKS):
             errors = (0.05, -0.02) if bits == 4 else (0.03, 0.0)
             rows.append(("a", role, 100, 5, mean_over_sd, 0.001, bits, chunk, *errors, 4))
-    columns = "layer role n product_bits mean_over_sd outlier_share bits chunk relative_error signed_error vrr_bits"
+    columns = (
+        "layer role n product_bits mean_over_sd outlier_share bits chunk relative_error"
+        " signed_error vrr_bits"
+    )
     analysis = Analysis(
         run="r",
         step=7,
@@ -157,8 +160,8 @@ def test_what_is_said_of_three_products_by_hand():
     text = "\n".join(lines(analysis, 0.04))
     assert "r, checkpoint of step 7, a micro-batch of 2,048 tokens; bf16 operands, fp8_e5m2" in text
     assert (
-        "forward: every layer is under the error with 5 bits whole and 5 in chunks of 64 (VRR: 4 and 4)"
-        in text
+        "forward: every layer is under the error with 5 bits whole and 5 in chunks of 64 (VRR: 4"
+        " and 4)" in text
     )
     assert text.count("at 4 bits, whole, sums come out -2.0% of their size at worst") == 3
     assert "1 of 3 products break VRR's assumptions; in 1 of these the measurement" in text
@@ -172,8 +175,9 @@ def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
     assert max(map(len, shown)) < 170
     table, figure = save(analysis, tmp_path / "out", 0.04)
     written = list(csv.DictReader(table.read_text().splitlines()))
-    assert ",".join(written[0]) == (
-        "layer,role,n,product_bits,scale_a,scale_b,mean_over_sd,outlier_share,nonzero_share,bits,chunk,"
+    assert (
+        ",".join(written[0])
+        == "layer,role,n,product_bits,scale_a,scale_b,mean_over_sd,outlier_share,nonzero_share,bits,chunk,"
         "relative_error,signed_error,vrr_bits"
     )
     assert [float(row["relative_error"]) for row in written] == list(analysis.sums.relative_error)

@@ -150,8 +150,10 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
         "recipe     small: 123K parameters, vocabulary 512, 8 x 64 tokens in 2 micro-batches",
         "device     cpu, fp32, eager, torch 2.13.0, 2 threads",
         "speed      5,120 tokens/s, 100.0 ms a step (median of 4; 90.0 to 120.0)",
-        "FLOPs      1 MFLOPs per token by 6 N + 12 L d T, logits included: 5.12 GFLOP/s, "
-        "MFU N/A (peak of this device is not known)",
+        (
+            "FLOPs      1 MFLOPs per token by 6 N + 12 L d T, logits included: 5.12 GFLOP/s, "
+            "MFU N/A (peak of this device is not known)"
+        ),
         "memory     1.0 GB at the peak",
         "compile    0.0 s, 0 graphs",
         "",
@@ -167,7 +169,10 @@ def test_the_table_of_a_bench(monkeypatch, tmp_path):
 def test_peak_memory_is_the_process_s_own():
     """A child of a large process is not large: getrusage would say so."""
     held = torch.ones(100_000_000)  # 400 MB
-    child = "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x = bytearray(10**8); print(before, b())"
+    child = (
+        "from efftrain_cli.bench import peak_resident_bytes as b; before = b(); x ="
+        " bytearray(10**8); print(before, b())"
+    )
     before, after = map(int, python(child).stdout.split())
     assert before < peak_resident_bytes() - held.nbytes // 2
     assert 80e6 < after - before < 140e6

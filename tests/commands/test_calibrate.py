@@ -124,11 +124,16 @@ def test_true_steps_end_to_end(here, efftrain):
 @pytest.mark.parametrize(
     "section",
     [
-        "[simigrad]\ntarget = 0.5\nmin_batch_size = 4\nmax_batch_size = 16\nquantum = 2\ninterval = 3\n",
+        (
+            "[simigrad]\ntarget = 0.5\nmin_batch_size = 4\nmax_batch_size = 16\nquantum ="
+            " 2\ninterval = 3\n"
+        ),
         "[progressive_layer_drop]\ntheta = 0.5\nsteps = 10\n",
         "[batch_size_warmup]\nstart = 2\nincrement = 2\nsequences = 60\n",
-        '[[stages]]\nmodel = { n_layer = 1 }\nswitch = { rule = "steps", value = 8 }\n'
-        '[[stages]]\noperators = ["depth"]\nrewarmup_steps = 2\n',
+        (
+            '[[stages]]\nmodel = { n_layer = 1 }\nswitch = { rule = "steps", value = 8 }\n'
+            '[[stages]]\noperators = ["depth"]\nrewarmup_steps = 2\n'
+        ),
         '[ouroboros]\nmodules = 2\nvariant = "replay"\n',
     ],
     ids=lambda section: section[1:9],

@@ -130,7 +130,10 @@ torch.cuda.get_device_name = lambda: "a pretended device"
         ("time.sleep(60)", "stopped after its 2 s"),
         # A call into a library that returns to Python for no signal.
         (
-            "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]); time.sleep(60)",
+            (
+                "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]);"
+                " time.sleep(60)"
+            ),
             "did not end within 1 s of its 2 s",
         ),
     ],

@@ -98,8 +98,10 @@ def test_the_error_of_few_blocks_is_that_of_student_s_t():
     assert calibration_sd(timed(1, 1, 1), timed(2, 2, 2)) == 0
     assert calibration_sd(timed(), timed(1, 2, 4)) == 0
     # That is 0.8785, and e^0.8785 = 2.407. Groups without runs spent the same.
-    assert describe_seconds(timed(1, 1, 1), timed(1, 2, 4)) == (
-        "calibrated, g takes 1x the seconds of g (standard deviation 1.4e+02 %); by the runs' own clocks 1x"
+    assert (
+        describe_seconds(timed(1, 1, 1), timed(1, 2, 4))
+        == "calibrated, g takes 1x the seconds of g (standard deviation 1.4e+02 %); by the runs'"
+        " own clocks 1x"
     )
 
 
@@ -129,8 +131,10 @@ def test_calibrated_seconds_are_judged(root):
     assert found.shared_sd == pytest.approx(0.00199 / math.sqrt(3) * 2.1953, rel=0.01)
     assert found.estimate.se == pytest.approx(math.hypot(tokens.estimate.se, found.shared_sd))
     # The error of the log ratio is 0.00252: 100 (e^0.00252 - 1) = 0.25 %.
-    assert found.note == (
-        "calibrated, small-slw takes 1.01x the seconds of small (standard deviation 0.25 %); by the runs' own clocks 1x"
+    assert (
+        found.note
+        == "calibrated, small-slw takes 1.01x the seconds of small (standard deviation 0.25 %); by"
+        " the runs' own clocks 1x"
     )
     assert f"seconds to match: {found.note}." in answers(comparison).note
     clocks = values(comparison, "train_seconds", "small-slw")
@@ -183,9 +187,10 @@ def test_clocks_that_disagree_are_shown_with_both_ratios(root):
     """Its machine was 1.05 times slower while it trained."""
     write_timed(root, clock=1.05)
     calibrated(root, {"small": [0.05] * 3, "small-slw": [0.05, 0.0501, 0.05]})
-    assert seconds_text() == (
-        "not judged: small-slw took 1.05x the seconds of small by the runs' own clocks and 1x by calibrated steps, more than "
-        "2 % apart"
+    assert (
+        seconds_text()
+        == "not judged: small-slw took 1.05x the seconds of small by the runs' own clocks and 1x by"
+        " calibrated steps, more than 2 % apart"
     )
 
 

@@ -59,7 +59,10 @@ def test_table_in_a_pipe_folds_nothing(two):
 
 def test_the_verdict_comes_first_and_every_table_fits_80_columns(two):
     out = run("small", "small-slw").stdout
-    claim = r"B small-slw is better than A small in final loss: -0\.\d{4} \[-0\.\d{4}, -0\.\d{4}\] nats/token, p [=<] "
+    claim = (
+        r"B small-slw is better than A small in final loss: -0\.\d{4} \[-0\.\d{4}, -0\.\d{4}\]"
+        r" nats/token, p [=<] "
+    )
     assert re.match(claim, out)
     _, key, table, _ = out.split("\n\n")
     rows = [line.rstrip() for line in table.partition("\nLosses in ")[0].splitlines()]
@@ -245,7 +248,10 @@ def test_refusals_exit_with_2_and_one_message(efftrain, two):
 
 def test_a_reader_that_leaves_is_no_failure(two):
     """F42."""
-    script = f"{sys.executable} -m efftrain_cli compare small small-slw | head -1; exit ${{PIPESTATUS[0]}}"
+    script = (
+        f"{sys.executable} -m efftrain_cli compare small small-slw | head -1; exit"
+        " ${PIPESTATUS[0]}"
+    )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(
@@ -289,7 +295,10 @@ def test_newer_format_is_refused(two):
 
 
 def test_registering_the_command_imports_nothing_heavy():
-    code = "import sys; from efftrain_cli.cli.commands import register; register(); bad = {'torch', 'pandas', 'matplotlib', 'scipy', 'wandb', 'pyarrow'}"
+    code = (
+        "import sys; from efftrain_cli.cli.commands import register; register(); bad = {'torch',"
+        " 'pandas', 'matplotlib', 'scipy', 'wandb', 'pyarrow'}"
+    )
     script = f"{code} & set(sys.modules); assert not bad, bad"
     python(script)
 
@@ -341,8 +350,9 @@ def test_what_was_chosen_after_the_runs_stands_in_one_line(two, as_paths):
         seeds = [str(two / ".." / two.name / seed) for seed in seeds]
     out = run(*seeds, "--margin", "0.01", "--target-loss", "3.5").stdout
     (line,) = [line for line in out.splitlines() if line.startswith("Exploratory: ")]
-    assert line == (
-        "Exploratory: nothing was fixed before the runs; the target loss was chosen now (the best of 15 errs in 9 to 15 % of studies); "
-        "the margin was chosen now; "
-        "runs on disk that were left out: 2 of small, 1 of small-slw."
+    assert (
+        line
+        == "Exploratory: nothing was fixed before the runs; the target loss was chosen now (the"
+        " best of 15 errs in 9 to 15 % of studies); the margin was chosen now; runs on disk that"
+        " were left out: 2 of small, 1 of small-slw."
     )

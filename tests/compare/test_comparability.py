@@ -116,8 +116,8 @@ def test_flops_without_muons_iterations_are_not_judged(root, counted):
     tokens = verdict_of("tokens_to_match", "small-muon")
     assert tokens.why is None and tokens.p_holm is not None
     why = (
-        "not judged: small-muon-seed0, small-muon-seed1, small-muon-seed2: begun before the FLOPs of Muon's "
-        "Newton-Schulz iterations were counted"
+        "not judged: small-muon-seed0, small-muon-seed1, small-muon-seed2: begun before the FLOPs"
+        " of Muon's Newton-Schulz iterations were counted"
     )
     assert (flops.why and flops.why.text) == (None if counted else why)
     assert (flops.p_holm is not None) == counted
@@ -302,9 +302,10 @@ def test_what_else_a_method_changed_stands_below_the_verdict(root):
         rows = [row | {"lr": 2 * row["lr"]} if "lr" in row else row for row in rows]
         write_run(root, "small-slw", seed, rows=rows, budget=102400, more=SLW)
     lines = verdict_sentences(of("small", "small-slw"))
-    assert lines[2] == (
-        "small-slw made 200 instead of 100 updates, warmed up over 5,120 instead of 10.2K tokens and peaked at a rate of "
-        "0.002 instead of 0.001."
+    assert (
+        lines[2]
+        == "small-slw made 200 instead of 100 updates, warmed up over 5,120 instead of 10.2K tokens"
+        " and peaked at a rate of 0.002 instead of 0.001."
     )
     assert len(verdict_sentences(of("small"))) == 0
 

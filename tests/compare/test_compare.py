@@ -72,8 +72,10 @@ def test_sparse_evaluations_never_end_a_comparison(root, case):
         else:
             curve(root, sides[0], "small", seed)
         curve(root, sides[1], "small-slw", seed, more=SLW)
-    assert verdict_of("tokens_to_match").text == (
-        "not judged: evaluations every 10 steps leave it open altogether; eval.every = 1 would do"
+    assert (
+        verdict_of("tokens_to_match").text
+        == "not judged: evaluations every 10 steps leave it open altogether; eval.every = 1"
+        " would do"
     )
 
 
@@ -83,9 +85,10 @@ def test_the_interval_of_evaluations_that_would_do_by_hand():
     run = SimpleNamespace(evaluated={"step": np.array([0, 50, 100])})
     groups = [SimpleNamespace(runs=[run])] * 2
     wide = Estimate(1.2, low=1.0, high=math.exp(0.4), log=True)
-    assert _unless_too_sparse(wide, 0.4, groups).why.text == (
-        "not judged: evaluations every 50 steps leave it open by 1.49x, more than a quarter of its interval; "
-        "eval.every = 25 would do"
+    assert (
+        _unless_too_sparse(wide, 0.4, groups).why.text
+        == "not judged: evaluations every 50 steps leave it open by 1.49x, more than a quarter of"
+        " its interval; eval.every = 25 would do"
     )
     assert _unless_too_sparse(wide, 0.1, groups) is wide
 
@@ -130,8 +133,9 @@ def test_a_target_not_reached_is_a_bound_and_is_used_by_rank(root):
     assert (tokens.exact.wins, tokens.text, tokens.estimate.bound) == (1.0, "better", 1)
     assert tokens.exact.p == pytest.approx(2 / 252)
     assert tokens.estimate.mean == pytest.approx(2.12, abs=0.01)
-    assert tokens.note == (
-        "3 of 5 baseline runs and 0 of this arm's did not reach the target; exact rank-sum test"
+    assert (
+        tokens.note
+        == "3 of 5 baseline runs and 0 of this arm's did not reach the target; exact rank-sum test"
     )
     row = next(row for row in answers(comparison).rows if row[0] == "tokens to loss 2.5")
     assert row[1] == "2 of 5 runs"
@@ -264,9 +268,11 @@ def test_undecided_says_what_the_study_could_have_seen_and_asks_for_no_more_seed
     assert final.min_detectable_effect == pytest.approx(3.26 * sd, rel=0.01)
     (sentence,) = verdict_sentences(comparison)
     assert sentence == (
-        "B method against A base is undecided in final loss: -0.0500 [-0.4226, +0.3226] nats/token, p = 0.62, 3 pairs; "
+        "B method against A base is undecided in final loss: -0.0500 [-0.4226, +0.3226] nats/token,"
+        " p = 0.62, 3 pairs; "
         # The spread of three differences is known within sqrt(2 / 7.378) and sqrt(2 / 0.0506).
-        "such a study shows a difference of 0.49 nats/token in 80 % of cases (0.25 to 3.1 by the spread's own interval)."
+        "such a study shows a difference of 0.49 nats/token in 80 % of cases (0.25 to 3.1 by the"
+        " spread's own interval)."
     )
     assert verdict_of("final_loss", "method", "base", margin=0.7).text == "equivalent"
 

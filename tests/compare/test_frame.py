@@ -14,7 +14,10 @@ import efftrain_cli as efftrain
 from efftrain_cli.compare.frames import as_json, comma_separated, frame_of
 from tests.compare.known_runs import SLW, curve, of
 
-COLUMNS = "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict reason kind"
+COLUMNS = (
+    "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict"
+    " reason kind"
+)
 
 
 @pytest.fixture

@@ -301,9 +301,11 @@ def test_the_sentence_names_what_could_be_shown(question, estimate, shown, sizes
         pairs = inference.exponentiated(pairs)
     made = Verdict(question, "arm", (0, 1, 2, 3, 4), pairs, p=1.0)
     size, least, most = sizes.rsplit(" ", 2)
-    assert sentence(correct([made])[0], "arm", "base") == (
-        f"arm against base is undecided in {question.title}: {shown}, p = 1, 5 pairs; such a study shows a difference of "
-        f"{size} in 80 % of cases ({least} to {most} by the spread's own interval)."
+    assert (
+        sentence(correct([made])[0], "arm", "base")
+        == f"arm against base is undecided in {question.title}: {shown}, p = 1, 5 pairs; such a"
+        f" study shows a difference of {size} in 80 % of cases ({least} to {most} by the"
+        " spread's own interval)."
     )
 
 

@@ -131,8 +131,9 @@ def test_a_verdict_at_another_place_of_the_decay_is_withheld(root):
     assert at.p_holm is None
     assert comparison.verdict("final_loss", "small-slw").text == "better"
     assert comparison.verdict("seconds_to_match", "small-slw").text == "better"
-    assert verdict_of("final_loss", "short").text == (
-        "not judged: small is at 100 % of its decay, short at 51 %"
+    assert (
+        verdict_of("final_loss", "short").text
+        == "not judged: small is at 100 % of its decay, short at 51 %"
     )
 
 
@@ -218,7 +219,10 @@ def test_only_common_evaluations_are_compared(root, every, failed, common):
         (
             "",
             "[[stages]]\nn_layer = 1\n",
-            "not judged: where b stood on the learning-rate schedule is known only at the run's end",
+            (
+                "not judged: where b stood on the learning-rate schedule is known only at the"
+                " run's end"
+            ),
         ),
         ("[[stages]]\nn_layer = 2\n", "[[stages]]\nn_layer = 1\n", "not judged: where b stood on"),
         (

@@ -195,7 +195,10 @@ def test_a_mix_is_printed_with_its_shares_and_epochs():
     for line in (
         "training    1 document, 2.0 kB, 1,000 tokens",
         "overlap     0 documents both trained and validated on, 2 documents skipped",
-        "windows     40 of 256 tokens an epoch; validation on 3, 4 were asked for: the text is short",
+        (
+            "windows     40 of 256 tokens an epoch; validation on 3, 4 were asked for: the text is"
+            " short"
+        ),
         "budget      60 windows: 1.50 epochs of the source read most often",
         "             75.0% a.txt: 1,500 tokens, 0.90 epochs",
         "             25.0% b.txt: 200 tokens, 1.50 epochs",

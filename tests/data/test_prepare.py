@@ -148,7 +148,10 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache, stories):
     )
     with pytest.raises(
         DataError,
-        match=r"^1 document that cannot be read: .*stories\.jsonl:2001, byte 153428: .*on_bad_document",
+        match=(
+            r"^1 document that cannot be read: .*stories\.jsonl:2001, byte 153428:"
+            r" .*on_bad_document"
+        ),
     ):
         prepare(data(stories))
 

@@ -81,7 +81,10 @@ def test_json_csv_markdown_and_zstd(tmp_path):
         (
             "a.jsonl.zst",
             zstd(b'{"text": "x"}\n' * 9999)[:-7],
-            r"compressed file is damaged or cut short after line [\d,]+: Truncated compressed stream",
+            (
+                r"compressed file is damaged or cut short after line [\d,]+: Truncated compressed"
+                r" stream"
+            ),
         ),
         (
             "a.jsonl",
@@ -348,7 +351,8 @@ def test_sources_have_fields_and_weights_of_their_own(tmp_path, cache):
 def test_sources_in_a_recipe(tmp_path):
     recipe = tmp_path / "mix.toml"
     recipe.write_text(
-        'base = "small"\n[[data.sources]]\npath = "stdlib"\nweight = 3\n[[data.sources]]\npath = "b.csv"\ntext_field = "body"\n'
+        'base = "small"\n[[data.sources]]\npath = "stdlib"\nweight = 3\n[[data.sources]]\npath ='
+        ' "b.csv"\ntext_field = "body"\n'
     )
     loaded = load_recipe(str(recipe))
     assert loaded.data.sources == (

@@ -266,7 +266,10 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
     (source,) = find_text(Data(train="owner/name")).train
     with pytest.raises(
         DataError,
-        match=r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the Hub's caches have no copy",
+        match=(
+            r"neither a file nor a folder here, the Hugging Face Hub cannot be asked .* the Hub's"
+            r" caches have no copy"
+        ),
     ):
         list(HubReader(source, "text", BadDocuments("error")).documents())
     assert asked == [1.0, 1.0]

@@ -154,8 +154,8 @@ def test_a_model_that_no_memory_holds(lab):
     )
     errors = process.errors
     assert (
-        "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this machine has"
-        in errors
+        "a model of 41.2T parameters needs 659.7 TB for weights, gradients and moments, and this"
+        " machine has" in errors
     )
     assert "Lower model.n_layer (now 200) or model.n_embd (now 131072)" in errors
     assert not lab.run("r").exists()
@@ -164,7 +164,9 @@ def test_a_model_that_no_memory_holds(lab):
 def test_memory_that_runs_out_while_the_model_is_built(lab):
     """F26: the machine has it, but others hold it, or a limit is set."""
     # fmt: skip
-    process = lab.train("r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5)
+    process = lab.train(
+        "r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5
+    )
     errors = process.errors
     assert "more than cpu has free. Lower model.n_layer (now 48)" in errors
     assert not lab.run("r").exists()
@@ -184,7 +186,9 @@ rewarmup_steps = 3
 def test_a_step_that_is_not_finite_right_after_growth(lab):
     """The state that is saved is the grown one."""
     # fmt: skip
-    lab.train(recipe=lab.recipe(extra=STAGES), inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'), code=4)
+    lab.train(
+        recipe=lab.recipe(extra=STAGES), inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'), code=4
+    )
     assert lab.checkpoints("r")[-1] == "step-00000007"
     assert json.loads((lab.checkpoint("r", 7) / "progress.json").read_text())["stage"] == 1
     assert lab.tensors("r", 7)["wte.weight"].shape[1] == 64

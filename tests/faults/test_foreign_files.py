@@ -276,7 +276,10 @@ def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):
     (path / "recipe.toml").write_text((path / "recipe.toml").read_text())
     assert call("runs", "verify", "small-seed0") == (
         0,
-        "small-seed0: 101 rows and 1 event, no damage; 1 line without a check value; 2 files without a seal\n",
+        (
+            "small-seed0: 101 rows and 1 event, no damage; 1 line without a check value; 2 files"
+            " without a seal\n"
+        ),
     )
     lines = metrics.read_text().splitlines()
     lines[40] = lines[40].replace('"tokens": 40960', '"tokens": 50960')

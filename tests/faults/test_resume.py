@@ -94,18 +94,25 @@ METHODS = {
     "baseline": "",
     "seq_len_warmup": "[seq_len_warmup]\nstart = 8\nsteps = 12\n",
     "seq_len_warmup by cutting": '[seq_len_warmup]\nstart = 8\nsteps = 12\nmode = "reshape"\n',
-    "seq_len_warmup at constant tokens": '[seq_len_warmup]\nstart = 8\nsteps = 9\nbatch = "tokens"\n',
-    "two stages of length": '[seq_len_warmup]\npacing = "discrete"\nlengths = [8, 32]\nuntil = [9]\n',
+    "seq_len_warmup at constant tokens": (
+        '[seq_len_warmup]\nstart = 8\nsteps = 9\nbatch = "tokens"\n'
+    ),
+    "two stages of length": (
+        '[seq_len_warmup]\npacing = "discrete"\nlengths = [8, 32]\nuntil = [9]\n'
+    ),
     "batch_size_warmup": "[batch_size_warmup]\nstart = 1\nincrement = 1\nsequences = 40\n",
     "progressive_layer_drop": "[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n",
-    "simigrad": "[simigrad]\ntarget = 0.3\nmin_batch_size = 2\nmax_batch_size = 8\ninterval = 2\nwindow = 2\n",
+    "simigrad": (
+        "[simigrad]\ntarget = 0.3\nmin_batch_size = 2\nmax_batch_size = 8\ninterval = 2\nwindow"
+        " = 2\n"
+    ),
     "warmup, layer dropping and simigrad": (
-        "[seq_len_warmup]\nstart = 8\nsteps = 12\n[progressive_layer_drop]\ntheta = 0.5\nsteps = 20\n"
-        "[simigrad]\ntarget = 0.3\nmin_batch_size = 2\nmax_batch_size = 8\n"
+        "[seq_len_warmup]\nstart = 8\nsteps = 12\n[progressive_layer_drop]\ntheta = 0.5\nsteps ="
+        " 20\n[simigrad]\ntarget = 0.3\nmin_batch_size = 2\nmax_batch_size = 8\n"
     ),
     "staged growth": (
-        "[[stages]]\nmodel = { n_layer = 1, n_embd = 32, n_head = 1 }\n"
-        'switch = { rule = "steps", value = 10 }\n[[stages]]\noperators = ["depth", "width"]\nrewarmup_steps = 3\n'
+        '[[stages]]\nmodel = { n_layer = 1, n_embd = 32, n_head = 1 }\nswitch = { rule = "steps",'
+        ' value = 10 }\n[[stages]]\noperators = ["depth", "width"]\nrewarmup_steps = 3\n'
     ),
 }
 
@@ -177,7 +184,10 @@ def test_verify_resume_names_the_first_difference(lab):
     tensors = load_file(path)
     tensors["exp_avg_sq.h.1.mlp.c_fc.weight"][3, 5] += 1e-9
     save_file(tensors, path)
-    found = r"tensors after step 20: .* Greatest absolute difference: .* at index \(3, 5\) .*'exp_avg_sq.h.1.mlp.c_fc.weight'"
+    found = (
+        r"tensors after step 20: .* Greatest absolute difference: .* at index \(3, 5\)"
+        r" .*'exp_avg_sq.h.1.mlp.c_fc.weight'"
+    )
     with pytest.raises(CheckpointError, match=found) as raised:
         compare_runs(lab.run("a"), lab.run("b"), 20)
     assert raised.value.exit_code == 3
@@ -215,13 +225,15 @@ def test_verify_resume_says_what_it_cut():
         "batch_size_warmup={start = 2, increment = 2, sequences = 99}",
     )
     recipe = load_recipe("small", ["train.micro_batch_tokens=512", *words])
-    assert describe_cut(cut_recipe(recipe, 4), 4) == (
-        "two micro-batches a step, of 2 x 256 tokens each, and 8 steps; "
+    assert (
+        describe_cut(cut_recipe(recipe, 4), 4)
+        == "two micro-batches a step, of 2 x 256 tokens each, and 8 steps; "
         "seq_len_warmup and batch_size_warmup moved into them"
     )
     lanes = load_recipe("small", ["train.micro_batch_tokens=256", "parallel.lanes=4"])
-    assert describe_cut(cut_recipe(lanes, 1), 1) == (
-        "8 micro-batches a step, of 1 x 256 tokens each, and 2 steps"
+    assert (
+        describe_cut(cut_recipe(lanes, 1), 1)
+        == "8 micro-batches a step, of 1 x 256 tokens each, and 2 steps"
     )
 
 

@@ -222,7 +222,10 @@ def process_text(lab: Laboratory) -> str:
 
 def test_saves_that_block_training_are_said_once(lab):
     """F54."""
-    inject = "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda *args: save(*args) + 1000"
+    inject = (
+        "import efftrain_cli.training.logger as logger\nsave = logger.save\nlogger.save = lambda"
+        " *args: save(*args) + 1000"
+    )
     slow = lab.train("slow", "--steps", "10", inject=inject)
     assert slow.output.count("warning: saving took 1000.") == 1
     assert "raise checkpoint.every (now 5)" in slow.output
@@ -388,7 +391,10 @@ def test_a_reader_that_goes_away(lab):
     is saved."""
     pipe = lab.folder / "pipe"
     os.mkfifo(pipe)
-    often = "from efftrain_cli.training.display import TrainingDisplay\nTrainingDisplay.FIRST_INTERVAL = 0.2\n"
+    often = (
+        "from efftrain_cli.training.display import TrainingDisplay\nTrainingDisplay.FIRST_INTERVAL"
+        " = 0.2\n"
+    )
     process = start_into(
         lab, pipe, "--no-probe", inject=SLOW_STEPS.replace("SECONDS", "0.1") + often
     )

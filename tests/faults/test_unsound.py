@@ -184,7 +184,10 @@ def test_a_shard_of_another_rank_that_is_not_finite_is_not_saved(run):
     state = fresh(RECIPE, 300)
     session = SimpleNamespace(recipe=RECIPE)
     record = SimpleNamespace(plan=plan_step(RECIPE, Progress(step=12)))
-    message = "^after step 12: NaN or infinity in wpe.weight. This state was not saved; the last sound checkpoint is step-00000010"
+    message = (
+        "^after step 12: NaN or infinity in wpe.weight. This state was not saved; the last sound"
+        " checkpoint is step-00000010"
+    )
     with pytest.raises(DivergedError, match=message):
         raise_diverged(run, state, session, WithAnotherShard(), record, Progress(step=12))
     assert [step_of(path) for path in checkpoints_of(run.path)] == [5, 10]

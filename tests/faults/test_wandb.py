@@ -21,13 +21,19 @@ from tests.wandb_files import read_history
 
 SETTINGS = "class Settings:\n    def __init__(self, **settings): ...\n"
 FAULTS = {
-    "hangs for ten minutes": SETTINGS
-    + "import time\ndef init(*args, **kwargs):\n    time.sleep(600)\n",
+    "hangs for ten minutes": (
+        SETTINGS + "import time\ndef init(*args, **kwargs):\n    time.sleep(600)\n"
+    ),
     "cannot be imported": "raise ImportError('broken installation')\n",
-    "is killed": SETTINGS
-    + "import os, signal\ndef init(*args, **kwargs):\n    os.kill(os.getpid(), signal.SIGKILL)\n",
-    "answers with errors": SETTINGS
-    + "class Error(Exception): ...\ndef init(*args, **kwargs):\n    raise Error('500 internal server error')\n",
+    "is killed": (
+        SETTINGS + "import os, signal\ndef init(*args, **kwargs):\n    os.kill(os.getpid(),"
+        " signal.SIGKILL)\n"
+    ),
+    "answers with errors": (
+        SETTINGS
+        + "class Error(Exception): ...\ndef init(*args, **kwargs):\n    raise Error('500 internal"
+        " server error')\n"
+    ),
 }
 SAID = {
     "hangs for ten minutes": "",  # it has no time to say anything

@@ -75,7 +75,10 @@ def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path, fresh_efftrain):
 def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path, fresh_efftrain):
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.ranks as ranks\nranks.BUCKET = 1 << 16\n"
-    after = "import efftrain_cli.training.replicated as replicated\nreplicated.OVERLAPPING = frozenset()\n"
+    after = (
+        "import efftrain_cli.training.replicated as replicated\nreplicated.OVERLAPPING ="
+        " frozenset()\n"
+    )
     for name, code in (("beside", patch), ("after", patch + after)):
         (tmp_path / name).mkdir()
         indented = "".join(f"    {line}\n" for line in code.splitlines())

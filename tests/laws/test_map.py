@@ -154,7 +154,8 @@ ADDITIONS = {
             Edit(
                 "compare/measures.py",
                 "_STEADY = (\n",
-                '_STEADY = (\n    Question("last_step", "updates", "", "Throughput", lambda run: run.step, axis="step"),\n',
+                '_STEADY = (\n    Question("last_step", "updates", "", "Throughput", lambda run:'
+                ' run.step, axis="step"),\n',
             )
         ],
         ASKED + "assert 'last_step' in keys",
@@ -176,11 +177,14 @@ ADDITIONS = {
             Edit(
                 "recipe/sections.py",
                 "    positions: bool = False\n",
-                '    patience: int = 3\n    """Evaluations to wait."""\n    positions: bool = False\n',
+                '    patience: int = 3\n    """Evaluations to wait."""\n    positions: bool ='
+                " False\n",
             )
         ],
-        "from efftrain_cli.recipe.recipe import load_recipe\n"
-        "assert load_recipe('small', ['eval.patience=5']).eval.patience == 5",
+        (
+            "from efftrain_cli.recipe.recipe import load_recipe\n"
+            "assert load_recipe('small', ['eval.patience=5']).eval.patience == 5"
+        ),
     ),
 }
 """What is added -> the changes, and code that fails without them."""
@@ -214,7 +218,8 @@ NEWEST = {
         [
             Edit(
                 "run/columns.py",
-                '    Column("entropy", "internals", title="Entropy of the predictions", unit="nats per token"),\n',
+                '    Column("entropy", "internals", title="Entropy of the predictions", unit="nats'
+                ' per token"),\n',
                 "",
             ),
             Edit(

@@ -69,9 +69,11 @@ def test_each_method_trains_and_resumes(base, method):
 LONGER = ["model.n_layer=4", "train.batch_size=4"]  # ten steps
 GROWING = [
     *LONGER,
-    "stages=[{model = {n_layer = 2, n_head = 1, n_embd = 8}, switch = {rule = 'steps', value = 3}}, "
-    "{operators = ['depth'], switch = {rule = 'steps', value = 6}, rewarmup_steps = 2}, "
-    "{operators = ['width'], rewarmup_steps = 2}]",
+    (
+        "stages=[{model = {n_layer = 2, n_head = 1, n_embd = 8}, switch = {rule = 'steps', value ="
+        " 3}}, {operators = ['depth'], switch = {rule = 'steps', value = 6}, rewarmup_steps = 2},"
+        " {operators = ['width'], rewarmup_steps = 2}]"
+    ),
 ]
 QUEUED = [*LONGER, "seq_len_warmup={start = 8, steps = 6, multiple = 1}"]
 ADAPTING = (
@@ -120,8 +122,10 @@ VARIANTS = {
     "growth, reset": [*GROWING, "staged_growth.moments=reset"],
     "growth, slope": [
         *GROWING,
-        "stages=[{model = {n_layer = 2}, switch = {rule = 'slope', value = -1e-9, window = 5, times = 2, latest = 448}}, "
-        "{operators = ['depth']}]",
+        (
+            "stages=[{model = {n_layer = 2}, switch = {rule = 'slope', value = -1e-9, window = 5,"
+            " times = 2, latest = 448}}, {operators = ['depth']}]"
+        ),
         "eval.every=1",
     ],
 }

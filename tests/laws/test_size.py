@@ -60,7 +60,8 @@ def main() -> None:
         print(f"{name!s:28} {tokens:8,} tokens  {tokens / max(lines, 1):5.2f} a code line")
     print(f"{'budget of the package':28} {PACKAGE_BUDGET:8,} tokens")
     print(
-        f"{'tests since the budget':28} {size_of(REPOSITORY / 'tests')[0] - TESTS_BEFORE:+8,} tokens"
+        f"{'tests since the budget':28} {size_of(REPOSITORY / 'tests')[0] - TESTS_BEFORE:+8,}"
+        " tokens"
     )
 
 

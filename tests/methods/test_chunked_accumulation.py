@@ -157,7 +157,8 @@ def test_what_is_probably_not_meant_is_said():
     recipe = load_recipe(
         "small",
         [
-            "chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9, chunk = 8192}}"
+            "chunked_accumulation={forward = {bits = 9, chunk = 256}, grad_weight = {bits = 9,"
+            " chunk = 8192}}"
         ],
     )
     found = "\n".join(warnings_of(recipe))

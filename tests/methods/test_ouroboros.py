@@ -393,7 +393,8 @@ def test_what_cannot_work_is_refused_with_a_reason():
     ):
         assert key in text
     assert "gradients in flight have the shape of the smaller model" in problems(
-        'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators = ["depth"]}]',
+        'stages=[{model = {n_layer = 2}, switch = {rule = "steps", value = 3}}, {operators ='
+        ' ["depth"]}]',
         "ouroboros.modules=3",
     )
 
@@ -423,16 +424,20 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
     before = Ouroboros(modules=3, split=(2, 1, 1))
     was = "the checkpoint is of a run with 3 modules of 2, 1, 1 blocks on gradients by stash"
     assert dropped(before, replace(before, clip="module"), shape) is None
-    assert dropped(before, None, shape) == (
-        f"{was}: those in flight, of up to 2 steps ago, are dropped, and training goes on without delay"
+    assert (
+        dropped(before, None, shape)
+        == f"{was}: those in flight, of up to 2 steps ago, are dropped, and training goes on"
+        " without delay"
     )
     for now, has, steps in (
         (Ouroboros(modules=4, split=(1, 1, 1, 1)), "4 of 1, 1, 1, 1 by stash", 3),
         (replace(before, split=(1, 1, 2)), "3 of 1, 1, 2 by stash", 2),
         (replace(before, variant="replay"), "3 of 2, 1, 1 by replay", 2),
     ):
-        assert dropped(before, now, shape) == (
-            f"{was}, and this one has {has}: the gradients in flight are dropped, and in {steps} steps every module has one again"
+        assert (
+            dropped(before, now, shape)
+            == f"{was}, and this one has {has}: the gradients in flight are dropped, and in {steps}"
+            " steps every module has one again"
         )
 
 

@@ -295,7 +295,17 @@ def test_similarity_is_undefined_without_two_finite_gradients():
 def test_noise_scale_inverts_the_relation_of_phi_and_batch_size():
     # B* / B_s for targets, rounded as printed.
     # fmt: skip
-    for target, ratio in [(0.01, 0.0202), (0.1, 0.2222), (0.3, 0.857), (0.5, 2), (0.6, 3), (0.75, 6), (0.8, 8), (0.9, 18), (0.95, 38)]:
+    for target, ratio in [
+        (0.01, 0.0202),
+        (0.1, 0.2222),
+        (0.3, 0.857),
+        (0.5, 2),
+        (0.6, 3),
+        (0.75, 6),
+        (0.8, 8),
+        (0.9, 18),
+        (0.95, 38),
+    ]:
         assert 2 * target / (1 - target) == pytest.approx(ratio, abs=5e-4)
         assert noise_scale((target, 1.0, 1.0), 100, 100) == pytest.approx(
             200 / (2 * target / (1 - target))

@@ -139,14 +139,12 @@ def test_turning_points_name_first_warmup_end_and_last():
 
 def test_a_plan_is_fast_and_needs_no_torch():
     code = (
-        "import sys, time\n"
-        "from efftrain_cli.recipe.recipe import Model, Optim, Recipe, Train\n"
-        "from efftrain_cli.plan.preview import csv_lines\n"
-        "recipe = Recipe(model=Model(n_layer=12, n_head=12, n_embd=768, seq_len=1024),"
-        " optim=Optim(lr=6e-4, warmup_steps=3000), train=Train(tokens=512 * 1024 * 50_000, batch_size=512))\n"
-        "start = time.process_time()\n"
-        "count = sum(1 for _ in csv_lines(recipe))\n"
-        "print(count / (time.process_time() - start), 'torch' in sys.modules)\n"
+        "import sys, time\nfrom efftrain_cli.recipe.recipe import Model, Optim, Recipe, Train\nfrom"
+        " efftrain_cli.plan.preview import csv_lines\nrecipe = Recipe(model=Model(n_layer=12,"
+        " n_head=12, n_embd=768, seq_len=1024), optim=Optim(lr=6e-4, warmup_steps=3000),"
+        " train=Train(tokens=512 * 1024 * 50_000, batch_size=512))\nstart ="
+        " time.process_time()\ncount = sum(1 for _ in csv_lines(recipe))\nprint(count /"
+        " (time.process_time() - start), 'torch' in sys.modules)\n"
     )
     out = python(code).stdout.split()
     assert out[1] == "False"

@@ -281,7 +281,10 @@ def test_a_recipe_written_and_read_is_equal(folder):
         [
             "optim.lr=1e-05",
             "optim.eps=1.2345678901234567e-09",
-            'data.train=["a \\"quoted\\" name", "tab\\tand\\nnewline", "ünïcode 日本 \\u007f \\\\"]',
+            (
+                'data.train=["a \\"quoted\\" name", "tab\\tand\\nnewline", "ünïcode 日本 \\u007f'
+                ' \\\\"]'
+            ),
             "seq_len_warmup={pacing='discrete', lengths=[8, 64], until=[100]}",
             "checkpoint.every=90min",
             "optim.decay_tokens=77777",

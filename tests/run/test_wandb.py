@@ -241,8 +241,9 @@ def test_a_fault_of_wandb_says_that_the_rows_are_kept_and_how_to_send_them(
     monkeypatch.setattr(wandb_sync, "_said", lambda *_: fault)
     with wandb_sync.followed(path, "online"):
         pass
-    assert capsys.readouterr().err == (
-        "warning: wandb: ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    assert (
+        capsys.readouterr().err
+        == "warning: wandb: ConnectionResetError: [Errno 104] Connection reset by peer\n"
         "  metrics.jsonl has every row: efftrain wandb-sync small-seed0 sends them\n"
     )
 
@@ -271,8 +272,9 @@ def test_sync_online_without_a_key_is_an_error(tmp_path, monkeypatch):
 def test_the_child_outlives_a_killed_parent_and_then_ends(tmp_path):
     path = write_run(tmp_path, "small", 0)
     script = (
-        "import sys, time; from pathlib import Path; from efftrain_cli.run.wandb import start_follower\n"
-        f"child = start_follower(Path({str(path)!r}), ['--mode', 'offline']); print(child.pid, flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from efftrain_cli.run.wandb import"
+        f" start_follower\nchild = start_follower(Path({str(path)!r}), ['--mode', 'offline']);"
+        " print(child.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", script],

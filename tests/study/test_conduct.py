@@ -315,8 +315,10 @@ def test_runs_that_the_registration_did_not_start_are_labelled(file):
     judgement = conduct(file, runner)
     assert {each["EFFTRAIN_STUDY"] for each in launch.environments} == {registration.sha256}
     (tuning,) = [label.text for label in judgement.labels if "tuned" in label.text]
-    assert tuning == (
-        "each arm was tuned on 2 seeds: identical methods, each tuned on 1, differ in 7 to 19 % of studies of 3 to 10 seeds"
+    assert (
+        tuning
+        == "each arm was tuned on 2 seeds: identical methods, each tuned on 1, differ in 7 to 19 %"
+        " of studies of 3 to 10 seeds"
     )
     # The stubs write origins without it.
     (label,) = [label for label in judgement.labels if "registration" in label.text]
@@ -331,9 +333,10 @@ def test_the_error_that_tuning_adds_is_said(folder, seeds, simulated, errors):
     """As the nearest simulation of as many seeds or fewer found."""
     file = write_study(folder, ('seeds = "0..1"', f'seeds = "0..{seeds - 1}"'))
     (label,) = judge_runs(file, allow=False).labels
-    assert label.text == (
-        f"each arm was tuned on {seeds} seeds: identical methods, each tuned on {simulated}, differ in {errors} of studies "
-        "of 3 to 10 seeds"
+    assert (
+        label.text
+        == f"each arm was tuned on {seeds} seeds: identical methods, each tuned on {simulated},"
+        f" differ in {errors} of studies of 3 to 10 seeds"
     )
 
 

@@ -376,13 +376,15 @@ def test_rank_verdicts_say_how_they_were_reached():
     file = study(seeds="0..6")
     verdict = judged(file, runs(base=base, method=method))
     # Six seeds of which only the method's failed: 2 of 2^6 signs.
-    assert sentence(verdict, "method", "base") == (
-        f"method is worse than base in final loss: p = 0.031; {shares}; McNemar's exact test."
+    assert (
+        sentence(verdict, "method", "base")
+        == f"method is worse than base in final loss: p = 0.031; {shares}; McNemar's exact test."
     )
     file = study("better", seeds="0..6")
     verdict = judged(file, runs(base=base, method=method))
-    assert sentence(verdict, "method", "base") == (
-        "method against base: better is not shown; the test says worse in final loss: p = 1; "
+    assert (
+        sentence(verdict, "method", "base")
+        == "method against base: better is not shown; the test says worse in final loss: p = 1; "
         f"{shares}; McNemar's exact test."
     )
     # 3 looks are paid for: 3 p is above the stricter alpha, p alone is not
@@ -469,10 +471,12 @@ def test_the_less_sensitive_arm_is_better_although_its_best_loss_is_not():
     assert sentence(verdict, "method", "base").startswith(
         "method is better than base in learning-rate sensitivity: -0.2600 ["
     )
-    assert note_of(verdict) == (
-        "mean over each arm's best rate and 2 on either side; other steps or widths give other values; optima half a step "
-        "apart alone differ in up to 97 % of simulated studies if the loss is twice as steep on one side; best losses: "
-        "base 3.506 at 0.002 and method 3.606 at 0.002"
+    assert (
+        note_of(verdict)
+        == "mean over each arm's best rate and 2 on either side; other steps or widths give other"
+        " values; optima half a step apart alone differ in up to 97 % of simulated studies if"
+        " the loss is twice as steep on one side; best losses: base 3.506 at 0.002 and method"
+        " 3.606 at 0.002"
     )
 
 
@@ -511,13 +515,18 @@ def test_noise_at_the_best_rate_is_not_sensitivity():
         (
             above(0.3, 0.0, 0.1, 0.4, 0.9),
             above(0.6, 0.3, 0.0, 0.3, 0.6),
-            "the best rate needs 2 rates on either side (base 0.001, method 0.002); rates to add: 0.00025",
+            (
+                "the best rate needs 2 rates on either side (base 0.001, method 0.002); rates to"
+                " add: 0.00025"
+            ),
         ),
         (
             above(0.0, 0.1, 0.2, 0.4, 0.9),
             above(0.9, 0.6, 0.3, 0.1, 0.0),
-            "the best rate needs 2 rates on either side (base 0.0005, method 0.008); rates to add: "
-            "0.000125, 0.00025, 0.016, 0.032",
+            (
+                "the best rate needs 2 rates on either side (base 0.0005, method 0.008); rates to"
+                " add: 0.000125, 0.00025, 0.016, 0.032"
+            ),
         ),
         (
             above(0.6, 0.3, 0.0, 0.3, 0.6),

@@ -131,8 +131,8 @@ def test_the_plan_names_seeds_once_they_are_registered(folder):
     done = invoke("study", "study.toml", "--plan")
     assert "seeds      5 drawn when registered, judged after 3 and 5 seeds" in done.output
     assert (
-        "tuning     seeds 5 drawn when registered; grids may grow at their edges, to 70 tuning runs at most"
-        in done.output
+        "tuning     seeds 5 drawn when registered; grids may grow at their edges, to 70 tuning runs"
+        " at most" in done.output
     )
     register(file, allow=False)
     done = invoke("study", "study.toml", "--plan")

@@ -96,7 +96,8 @@ def test_simigrad_keeps_the_full_shape_where_its_quantum_is_two_micro_batches(
         RECIPE,
         "train.batch_size=8",
         f"train.micro_batch_tokens={micro_batch_tokens}",
-        f"simigrad={{target = 0.5, min_batch_size = {quantum}, max_batch_size = 64, quantum = {quantum}}}",
+        f"simigrad={{target = 0.5, min_batch_size = {quantum}, max_batch_size = 64, quantum ="
+        f" {quantum}}}",
     )
     assert full_micro_batch(recipe) == want
     for batch_size in range(quantum, 65, quantum):
@@ -206,8 +207,8 @@ def test_a_compiler_that_fails_is_named_with_a_fix(by_blocks):
     with pytest.raises(UsageError) as caught:
         loss_by(broken_backend, recipe, by_blocks)
     fault, *fix = str(caught.value).split("\n")
-    assert fault == (
-        "torch.compile failed: RuntimeError: Failed to find C compiler. "
+    assert (
+        fault == "torch.compile failed: RuntimeError: Failed to find C compiler. "
         "Please specify via CC environment variable."
     )
     assert "gcc g++ python3-dev" in fix[0] and 'train.compile="off"' in fix[1]

@@ -166,7 +166,10 @@ def test_the_advice_says_when_it_changes_the_result(recipe, micro_batch_tokens, 
     [
         (
             [],
-            "set train.micro_batch_tokens = 1024 (now 32768) or train.activation_checkpointing = true",
+            (
+                "set train.micro_batch_tokens = 1024 (now 32768) or train.activation_checkpointing"
+                " = true"
+            ),
         ),
         (
             ["train.micro_batch_tokens=1024", "train.activation_checkpointing=true"],

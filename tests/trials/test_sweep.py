@@ -123,8 +123,8 @@ def test_budgets_become_a_ladder_and_never_a_choice(folder):
         write_trial(trial)
     text = "\n".join(grid_lines(trials, "plain", plot=False, figures=None))
     assert (
-        "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than train.tokens = 1,280"
-        in text
+        "no speed-up at matched loss: optim.decay_tokens = 2,560 is another budget than"
+        " train.tokens = 1,280" in text
     )
 
 

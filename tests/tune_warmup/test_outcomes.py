@@ -41,15 +41,18 @@ def test_seeds_vote_and_the_share_is_said_with_its_error():
         search, lambda probe: 2 * WINDOW if probe.seed == 1 or probe.steps > 80 else None
     )
     assert (outcome.start, outcome.steps) == (8, 80)
-    vote = "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable first at step 40"
+    vote = (
+        "stable by majority, on 2 of 3 seeds (95 % interval of the share 21% to 94%), unstable"
+        " first at step 40"
+    )
     assert f"start 8, 80 steps, seen for 60: {vote}" in outcome.statement
     # Two seeds that agree are enough. The third could be either: Wilson's intervals of 0 and 1 of
     # 3.
     further = [receipt for receipt in receipts.values() if receipt.probe.steps == 110]
     assert [receipt.probe.seed for receipt in further] == [0, 1]
     assert (
-        "unstable by majority, stable on 0 of 2 seeds probed, 3 given (95 % interval of the share 0% to 79%)"
-        in outcome.statement
+        "unstable by majority, stable on 0 of 2 seeds probed, 3 given (95 % interval of the share"
+        " 0% to 79%)" in outcome.statement
     )
     # A tie is not stability.
     tied, _ = answered(

@@ -54,7 +54,10 @@ def test_the_shortest_stable_start_and_the_furthest_stable_duration_are_found(ki
                     Probe(start=start, steps=durations[at + 1], seed=1234, horizon=1).name
                 ].stable
                 further = durations[at + 1]
-                named = f"{search.named(start, f'{further:,}')}, seen for {search.horizon(start, further):,}"
+                named = (
+                    f"{search.named(start, f'{further:,}')}, seen for"
+                    f" {search.horizon(start, further):,}"
+                )
                 assert f"{named}: unstable at" in outcome.statement
             else:
                 assert "allowed" in outcome.statement

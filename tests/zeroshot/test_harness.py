@@ -83,7 +83,10 @@ MADE: dict[str, list[dict[str, Any]]] = {
     "race.jsonl": [
         {
             "article": SENTENCE,
-            "problems": "[{'question': 'Who was cold?', 'options': ['Anna', 'Bob', 'I', 'we'], 'answer': 'B'}]",
+            "problems": (
+                "[{'question': 'Who was cold?', 'options': ['Anna', 'Bob', 'I', 'we'], 'answer':"
+                " 'B'}]"
+            ),
         }
     ],
     "record.jsonl": [
@@ -254,8 +257,9 @@ def test_cut_contexts_are_counted(trained, made, tmp_path):
 def test_anli_is_the_harness_s_definition(made, tmp_path):
     task = load_task(TASKS["anli_r1"], made, tmp_path)
     documents = list(task.eval_docs)
-    assert task.doc_to_text(documents[0]) == (
-        f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:"
+    assert (
+        task.doc_to_text(documents[0])
+        == f"{SENTENCE}\nQuestion: Anna was cold. True, False, or Neither?\nAnswer:"
     )
     assert task.doc_to_choice(documents[0]) == ["True", "Neither", "False"]
     assert [task.doc_to_target(document) for document in documents] == ["True", "Neither", "False"]

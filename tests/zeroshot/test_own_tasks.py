@@ -24,8 +24,8 @@ from tests.tiny import config_of
 from tests.trained_run import random_gpt
 
 TEXT = (
-    "Anna found the lantern near the harbour and walked home again, because the evening was rather cold. "
-    * 12
+    "Anna found the lantern near the harbour and walked home again, because the evening was rather"
+    " cold. " * 12
 )
 
 

@@ -55,10 +55,10 @@ def test_references_name_known_tasks_metrics_and_a_source():
 
 def test_names_and_refusals_import_nothing_slow():
     code = (
-        "import sys; from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_run\n"
-        "try: next(evaluate_run('x', EvalConfig(tasks=('nope',))))\n"
-        "except Exception as error: assert 'unknown task' in str(error), error\n"
-        "slow = {'torch', 'lm_eval', 'datasets', 'transformers', 'pandas', 'wandb', 'matplotlib'} & set(sys.modules)\n"
-        "assert not slow, slow"
+        "import sys; from efftrain_cli.eval_zeroshot import EvalConfig, evaluate_run\ntry:"
+        " next(evaluate_run('x', EvalConfig(tasks=('nope',))))\nexcept Exception as error: assert"
+        " 'unknown task' in str(error), error\nslow = {'torch', 'lm_eval', 'datasets',"
+        " 'transformers', 'pandas', 'wandb', 'matplotlib'} & set(sys.modules)\nassert not slow,"
+        " slow"
     )
     python(code)
