@@ -4,14 +4,16 @@ table.
     python benchmarks/gpu device speed reference correctness     the figures that matter most
     python benchmarks/gpu largest lengths resume
     python benchmarks/gpu levers methods                         these three fit into thirty minutes
-    python benchmarks/gpu evidence pair                          docs/evidence's FLOPs in seconds; a pair of runs
+    python benchmarks/gpu evidence pair                          a pair of runs; seconds for
+                                                                 docs/evidence's FLOPs
     python benchmarks/gpu devices                                needs several GPUs
     python benchmarks/gpu table                                  docs/performance.md's CUDA table
 
     --out DIR         results go to DIR/gpu.json (default bench-out), after every figure
-    --earlier FILE    reads the gpu.json of an earlier call, and the compiled graphs beside it, on a machine that keeps
-                      nothing
-    --wheels DIR      installs the wheels in DIR for this call, on a machine that lacks packages and has no network
+    --earlier FILE    reads the gpu.json of an earlier call, and the compiled graphs beside it, on a
+                      machine that keeps nothing
+    --wheels DIR      installs the wheels in DIR for this call, on a machine that lacks packages and
+                      has no network
     --smoke           tiny shapes on a CPU: tests the script itself
 
 A piece consists of parts. Each part has its seconds and is stopped after them; what it has measured

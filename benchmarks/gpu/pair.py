@@ -14,12 +14,20 @@ def _part(name: str) -> Part:
     def work(bench: Bench) -> Iterator[Figure]:
         tokens, batch, warmup = (64 * 40, 2, 10) if bench.smoke else (40_000_000, 64, 200)
         settings = [
-            "data.train=stdlib", "data.tokenizer=bpe:8192", "data.repeat=true", f"train.tokens={tokens}",
-            f"train.batch_size={batch}", "optim.decay_tokens=false", "optim.warmup_steps=30", "eval.windows=64",
-            *(["seq_len_warmup.start=8", f"seq_len_warmup.steps={warmup}"] if name.endswith("slw") else []),
-            *(["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32", "data.tokenizer=bpe:512"]
-              if bench.smoke else []),
-        ]  # fmt: skip
+            "data.train=stdlib",
+            "data.tokenizer=bpe:8192",
+            "data.repeat=true",
+            f"train.tokens={tokens}",
+            f"train.batch_size={batch}",
+            "optim.decay_tokens=false",
+            "optim.warmup_steps=30",
+            "eval.windows=64",
+        ]
+        if name.endswith("slw"):
+            settings += ["seq_len_warmup.start=8", f"seq_len_warmup.steps={warmup}"]
+        if bench.smoke:
+            settings += ["model.n_layer=2", "model.n_head=2", "model.n_embd=32", "model.seq_len=32"]
+            settings += ["data.tokenizer=bpe:512"]
         options = [part for setting in settings for part in ("--set", setting)]
         command = [
             sys.executable,

@@ -89,7 +89,6 @@ def full_table(results: Results) -> str:
                 lines.append(f"  {str(record['error'])[:600]}")
             for figure in record["figures"]:  # type: ignore
                 value = number(figure["value"])
-                lines.append(
-                    f"  {figure['name']:72s} {value:>12s} {figure['unit']:16s} {figure['note']}".rstrip()
-                )
+                line = f"  {figure['name']:72s} {value:>12s} {figure['unit']:16s} {figure['note']}"
+                lines.append(line.rstrip())
     return "\n".join(lines)

@@ -23,7 +23,8 @@ def main(rounds: int = 60) -> None:
         f" median ms of {rounds}"
     )
     print(
-        f"{'hidden layer of':24s}{'PyTorch: value':>16s}{'gradient':>10s}{'ours: value':>14s}{'gradient':>10s}"
+        f"{'hidden layer of':24s}{'PyTorch: value':>16s}{'gradient':>10s}"
+        f"{'ours: value':>14s}{'gradient':>10s}"
     )
     forms: dict[str, Callable[[Tensor], Tensor]] = {
         "theirs": lambda x: F.gelu(x, approximate="tanh"),

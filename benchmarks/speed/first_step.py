@@ -28,7 +28,8 @@ class Watch:
             import efftrain_cli.training.trainer as trainer
             update = trainer.update
             def timed(*arguments):
-                print("FIRST", time.time() - float(os.environ["STARTED"]), time.process_time(), flush=True)
+                seconds = time.time() - float(os.environ["STARTED"])
+                print("FIRST", seconds, time.process_time(), flush=True)
                 return update(*arguments)
             trainer.update = timed
 

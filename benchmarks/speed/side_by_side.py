@@ -3,7 +3,10 @@ alternation.
 
     python benchmarks/speed/side_by_side.py                      the sizes that a CPU can do
     python benchmarks/speed/side_by_side.py --sizes 6x384 --processes 6 --json out.json
-    python benchmarks/speed/side_by_side.py --sizes 6x384 --dtype auto --reference-dtype fp32      what bf16 gains
+
+What bf16 gains:
+
+    python benchmarks/speed/side_by_side.py --sizes 6x384 --dtype auto --reference-dtype fp32
 
 Same shapes, random tokens, dtype, AdamW and clipping. Each round times a few steps of one, then of
 the other; ratios are of the same round, so a machine that slows down slows both. Where a process's

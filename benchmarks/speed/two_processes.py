@@ -1,7 +1,7 @@
 """Are two processes with a thread each as fast as one with two? Run by hand, on a quiet machine
 with two cores or more:
 
-    python benchmarks/speed/two_processes.py                 all of it, about 20 minutes on two AVX2 cores
+    python benchmarks/speed/two_processes.py                 all: 20 minutes on two AVX2 cores
     python benchmarks/speed/two_processes.py 6x384 exchange  a part: 6x384, 117m, exchange
 
 `efftrain bench` of one recipe, on one device with two threads and on two devices (gloo) with one
