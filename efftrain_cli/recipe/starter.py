@@ -17,32 +17,38 @@ _TEMPLATE = """\
 #
 #   efftrain pretrain --recipe {name} --plan      what it costs, before anything is spent
 #   efftrain pretrain --recipe {name}             train it
+#   efftrain recipes show {name} --describe       explain all keys
 #
-# Keys that are not here come from the base; all of them, explained: efftrain recipes show {name} --describe
+# Keys that are not here come from the base.
 base = {base}
 
 [data]
 train = {data.train}
-# A file, folder or glob of .txt, .jsonl, .json.gz or .parquet, or a Hugging Face dataset "owner/name".
+# A file, folder or glob of .txt, .jsonl, .json.gz or .parquet,
+# or a Hugging Face dataset "owner/name".
 valid_fraction = {data.valid_fraction}
-# This share of the text is held out for validation. For a validation text of your own: valid = "held-out.txt"
+# Share of the text held out for validation. For a validation text of your own:
+# valid = "held-out.txt"
 tokenizer = {data.tokenizer}
 # "bpe:N" trains a tokenizer of N tokens on this text; "gpt2" is GPT-2's, of 50,257.
 repeat = {data.repeat}
-# true: a text smaller than the budget is read several times. Many passes overfit; watch the validation loss.
+# true: a text smaller than the budget is read several times.
+# Many passes overfit; watch the validation loss.
 
 [model]
 n_layer = {model.n_layer}
 n_head = {model.n_head}
 n_embd = {model.n_embd}
 seq_len = {model.seq_len}
-# Blocks, attention heads, width and context in tokens. Without embeddings a model has 12 n_layer n_embd^2 parameters.
+# Blocks, attention heads, width and context in tokens.
+# Without embeddings a model has 12 n_layer n_embd^2 parameters.
 
 [optim]
 lr = {optim.lr}
 min_lr = {optim.min_lr}
 warmup_steps = {optim.warmup_steps}
-# The peak that the learning rate climbs to, and where it falls to by the end. Larger models need a lower peak.
+# The peak that the learning rate climbs to, and where it falls to by the end.
+# Larger models need a lower peak.
 
 [train]
 tokens = {train.tokens}
@@ -53,7 +59,8 @@ batch_size = {train.batch_size}
 every = {eval.every}
 # Steps between two validations. To see text while it trains: sample = "Once upon a time"
 
-# A method is on where its section is there; `efftrain recipes list` shows recipes of each. For example:
+# A method is on if its section is present; `efftrain recipes list` shows recipes of each.
+# For example:
 # [seq_len_warmup]
 # start = 32                      # train on short sequences first
 # steps = 100                     # until the full length is reached
