@@ -6,9 +6,9 @@ from __future__ import annotations
 from importlib import import_module
 
 COMMANDS = (
-    "recipes", "prepare", "pretrain", "tune-warmup", "grow", "sample", "eval-zeroshot", "export", "import",
-    "compare", "sweep", "study", "calibrate", "runs", "checkpoint", "wandb-sync",
-    "accumulation", "bench", "verify-resume",
+    "recipes", "prepare", "pretrain", "tune-warmup", "grow", "sample", "eval-zeroshot",
+    "export", "import", "compare", "sweep", "study", "calibrate", "runs", "checkpoint",
+    "wandb-sync", "accumulation", "bench", "verify-resume",
 )  # fmt: skip
 
 

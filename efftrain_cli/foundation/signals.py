@@ -123,10 +123,10 @@ def stop_before_training() -> None:
 def _stop_at_once(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):
         name = signal.Signals(number).name
-        os.write(
-            2,
-            f"stopped by {name} outside of training: nothing is lost; give the same command again\n".encode(),
+        message = (
+            f"stopped by {name} outside of training: nothing is lost; give the same command again\n"
         )
+        os.write(2, message.encode())
     os._exit(75)
 
 

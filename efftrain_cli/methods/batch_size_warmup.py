@@ -8,9 +8,9 @@ over the first tokens). The formula is Megatron-LM's `--rampup-batch-size START 
 The first steps train on few sequences, of full length; the batch then grows by equal increments,
 each after the same number of sequences, until it is full.
 
-    n = (B - start) / increment              B: train.batch_size
-    B_t = start + floor(consumed_t / (sequences / n)) * increment          while consumed_t <= sequences
-    B_t = B                                                                after that
+    n = (B - start) / increment                                      B: train.batch_size
+    B_t = start + floor(consumed_t / (sequences / n)) * increment    while consumed_t <= sequences
+    B_t = B                                                          after that
 
 consumed_t counts the sequences trained before the step. It attaches to `plan_step`, which asks
 `batch_size_at`.

@@ -4,18 +4,22 @@ to a larger one.
 Before and after, for x the residual stream and W any of q, k, v, o, gate, up and down, each by
 itself:
 
-    width, k = 2      tables [E E]   W -> [ W + A11   A12     ]   A11 + A12 = 0    norms [g g]   gains of q, k: g
-    (copies)                             [ A21       W + A22 ]   A21 + A22 = 0
-                      tied: last norm [g g] / k          untied: last norm [g g], head [W W] / k
+    width, k = 2      tables [E E]   norms [g g]   gains of q, k: g
+    (copies)          W -> [ W + A11   A12     ]   A11 + A12 = 0
+                           [ A21       W + A22 ]   A21 + A22 = 0
+                      tied: last norm [g g] / k    untied: last norm [g g], head [W W] / k
 
-    pad d -> e        tables, head [E 0]   norms sqrt(d/e) [g 1]   eps d/e   o, down [ W 0 ]   the others [ W R ]
-                                                                                    [ 0 0 ]              [ R R ]
-                      0: keeps x' = [x 0];  R: random, as nothing reads it yet. With norms of q and k their matrices are
-                      times sqrt(d/e) too, because those norms' eps is the same number
+    pad d -> e        tables, head [E 0]   norms sqrt(d/e) [g 1]   eps d/e
+                      o, down [ W 0 ]   the others [ W R ]
+                              [ 0 0 ]              [ R R ]
+                      0: keeps x' = [x 0];  R: random, as nothing reads it yet. With norms of q
+                      and k their matrices are times sqrt(d/e) too, because those norms' eps is
+                      the same number
 
     d_ff, n_kv_head   new rows of gate, up (q, k, v) R, new columns of down (o) 0
 
-    depth             x + down(MLP(norm(x + o(attn(norm(x)))))) with o = down = 0, norms = 0, copied, or random
+    depth             x + down(MLP(norm(x + o(attn(norm(x)))))) with o = down = 0, norms = 0,
+                      copied, or random
 
 What they compute for GPT-2, and why, is in `staged_growth.py`, the method's section. Gesmundo and
 Maile 2023, arXiv 2308.06103, pad.

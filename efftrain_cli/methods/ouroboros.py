@@ -7,10 +7,11 @@ input embedding and the output projection are one matrix. The forward pass of a 
 all modules at today's weights. The backward passes do not wait for each other: in step t, module k
 (1 .. K) does that of batch t - (K - k), with what module k + 1 sent it at the end of step t - 1.
 
-    tau_k   = K - k                                            staleness of module k in steps
-    stash:    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k))              the gradient at the weights of that step
+    tau_k   = K - k                                             staleness of module k in steps
+    stash:    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k)) at the weights of that step
     replay:   the same batch, from its stored input of module k, run again at today's weights w_k^t
-    V       : g_V = dF/dV_out(w^t; x_t) + dF/dV_in( . ; x_(t - K + 1))       the tied matrix: fresh, and K - 1 steps ago
+    V:        g_V = dF/dV_out(w^t; x_t)                         the tied matrix: fresh,
+                    + dF/dV_in( . ; x_(t - K + 1))              and K - 1 steps ago
 
 `sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no
 gradient in its first tau_k steps and is not updated; the gradients in flight at the end of a run

@@ -6,7 +6,7 @@ and the rest still make sense. Deep blocks are skipped more often than shallow o
 sets in only after the first updates. A skipped block is not computed, so a step costs fewer FLOPs;
 at evaluation all blocks run.
 
-    theta(t) = (1 - theta) exp(-gamma t) + theta,   gamma = 100 / T,   t = updates done before the step
+    theta(t) = (1 - theta) exp(-gamma t) + theta,   gamma = 100 / T    t: updates before the step
     p_l      = 1 - (l / L) (1 - theta(t)),          l = 1 .. L         keep probability of block l
     G_l      ~ Bernoulli(p_l)                                          one gate for both sub-layers
     h        = x + G_l attn(LN(x)) / p_l

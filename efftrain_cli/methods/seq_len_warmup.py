@@ -9,7 +9,7 @@ train on short ones: each window of full length is cut off after the step's leng
 forward pass. The length grows with the optimizer step until it is full; the tokens cut off are not
 trained on.
 
-    x_t = min(t / T, 1)                                   t: the step about to run, from 1; T: `steps`
+    x_t = min(t / T, 1)                           t: the step about to run, from 1; T: `steps`
     seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t)                      pacing = "linear"
     seqlen_t = floor(seqlen_s + (seqlen_e - seqlen_s) * x_t ** (1 / degree))      pacing = "root"
     seqlen_t -= seqlen_t mod multiple;  at least `multiple`, at most seqlen_e

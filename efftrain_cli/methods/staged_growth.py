@@ -8,7 +8,7 @@ have reached this loss.
 
 Width, factor k: every hidden vector x becomes [x; ...; x].
     vectors, embeddings      p' = [p; ...; p]
-    matrices                 W' = blockdiag(W, ..., W) + A, the blocks of A summing to 0 along each row of blocks
+    matrices                 W' = blockdiag(W, ..., W) + A, each row of A's blocks summing to 0
     the last layer norm      g' = [g; ...; g] / k, because the output matrix is the embedding matrix
 A layer norm of a duplicated vector is the duplicated layer norm, heads double and keep their size,
 and every row of blocks of W' maps [u; ...; u] to W u: the logits stay, up to rounding. A = 0 is the

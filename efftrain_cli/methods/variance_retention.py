@@ -9,12 +9,16 @@ running sum is swallowed ("swamping"). The ratio VRR = Var(computed) / Var(exact
 left, and an accumulator is called wide enough where v(n) = exp(n (1 - VRR)) < 50.
 
     Q(x)    = P(N(0, 1) > x)
-    alpha_j = 2^(m_acc - 3 m_p) / 3 * sum_{i=1}^{j-1} 2^i (2^i - 1) (2^(i+1) - 1),    alpha = alpha_(m_p + 1)
-    q_i     = 2 Q(2^m_acc / sqrt(i)) (1 - 2 Q(2^m_acc / sqrt(i - 1)))                 full swamping begins at addition i
-    q'_j    = N_j 2 Q(2^(m_acc-m_p+j-1) / sqrt(n)) (1 - 2 Q(2^(m_acc-m_p+j) / sqrt(n))),  N_j = 2^(m_acc-m_p+j)  partial
-    k_1 = sum_{i=2}^{n-1} q_i [i > alpha],  k_2 = sum_{j=2}^{m_p} q'_j [n > alpha_j]
-    k_3 = 1 - 2 Q(2^(m_acc-m_p+1) / sqrt(n))
-    VRR = (sum (i - alpha) q_i [i > alpha] + sum (n - alpha_j) q'_j [n > alpha_j] + n k_3) / (n (k_1 + k_2 + k_3))
+    alpha_j = 2^(m_acc - 3 m_p) / 3 * sum_{i=1}^{j-1} 2^i (2^i - 1) (2^(i+1) - 1)
+    alpha   = alpha_(m_p + 1)
+    q_i     = 2 Q(2^m_acc / sqrt(i)) (1 - 2 Q(2^m_acc / sqrt(i - 1)))    full swamping begins at i
+    q'_j    = N_j 2 Q(2^(m_acc-m_p+j-1) / sqrt(n)) (1 - 2 Q(2^(m_acc-m_p+j) / sqrt(n)))    partial
+    N_j     = 2^(m_acc-m_p+j)
+    k_1     = sum_{i=2}^{n-1} q_i [i > alpha]
+    k_2     = sum_{j=2}^{m_p} q'_j [n > alpha_j]
+    k_3     = 1 - 2 Q(2^(m_acc-m_p+1) / sqrt(n))
+    VRR     = (sum (i - alpha) q_i [i > alpha] + sum (n - alpha_j) q'_j [n > alpha_j] + n k_3)
+              / (n (k_1 + k_2 + k_3))
 
 The formula assumes products of mean zero, independent and alike, and a sum that stops for good at
 its first swamping; it is therefore pessimistic for such products, and blind to a mean that is not

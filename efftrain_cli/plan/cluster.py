@@ -2,7 +2,8 @@
 the rate of one device and the bandwidth of the slowest link. No torch.
 
     compute   FLOPs of the device with most sequences / rate
-    ring      2 (W - 1) / W bytes / bandwidth + 2 (W - 1) latency: each byte passes the slowest link of a ring twice
+    ring      2 (W - 1) / W bytes / bandwidth + 2 (W - 1) latency: each byte passes the slowest link
+              of a ring twice
 
 Replicas: compute + ring(gradient, fp32), one after the other, although on CUDA a part of the ring
 hides behind the last backward pass. Shards: PyTorch gathers a block's weights twice and scatters

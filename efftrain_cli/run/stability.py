@@ -3,8 +3,8 @@ come. Host only.
 
 The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
 
-    loss ratio_t = loss_t / min(loss_1 .. loss_t-1)        above 1 where the loss is worse than it has been
-    norm_t = sum of sqrt(v_t), max_t = max of sqrt(v_t)    v_t: Adam's raw second moments, all parameters
+    loss ratio_t = loss_t / min(loss_1 .. loss_t-1)        above 1: worse than the best loss so far
+    norm_t = sum of sqrt(v_t), max_t = max of sqrt(v_t)    v_t: raw second moments of all parameters
 
 The loss ratio is counted above 1.2 and above 1.5, and correlated (Pearson) with the norm, the
 maximum and the gradient norm.

@@ -8,10 +8,10 @@ step computed, so it is kept until it is due. No FLOPs are added; memory is sum_
 Tensors in flight between two steps have names with the 1-based step of their batch and their
 module, from 1:
 
-    ouroboros.gradient.STEP.MODULE.PARAMETER          stash: due in step STEP + tau
-    ouroboros.input.STEP.MODULE.MICROBATCH            replay: the module's input
-    ouroboros.delta.STEP.MODULE.MICROBATCH            replay: gradient of the loss by the module's output
-    ouroboros.tokens.STEP.MICROBATCH, .targets.       if cosines are measured: the batch, to be run again
+    ouroboros.gradient.STEP.MODULE.PARAMETER    stash: due in step STEP + tau
+    ouroboros.input.STEP.MODULE.MICROBATCH      replay: the module's input
+    ouroboros.delta.STEP.MODULE.MICROBATCH      replay: gradient of the loss by the module's output
+    ouroboros.tokens.STEP.MICROBATCH, .targets. if cosines are measured: the batch, to be run again
 
 A module is updated if a gradient is due, else it waits: at the start, after the warmup, after
 tensors were dropped.

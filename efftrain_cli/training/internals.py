@@ -2,10 +2,13 @@
 
 Columns of metrics.jsonl, "h.0" being the first block:
 
-    grad_norm_h.0            l2 norm of its gradient before clipping; null if a delayed gradient is not due yet
-    update_ratio_h.0         l2 norm of the change of its parameters in the step, over that of the parameters before it
+    grad_norm_h.0            l2 norm of its gradient before clipping; null if a delayed gradient is
+                             not due yet
+    update_ratio_h.0         l2 norm of the change of its parameters in the step, over that of the
+                             parameters before it
     residual_rms_h.0         RMS of its output, the residual stream
-    attention_logit_max_h.0  largest q k / sqrt(head_dim) of its heads, over all queries and the keys that each may see
+    attention_logit_max_h.0  largest q k / sqrt(head_dim) of its heads, over all queries and the
+                             keys that each may see
     entropy                  mean entropy of the predicted distributions over the next token, nats
 
 RMS and logits are of the first validation window after the step, so that they are comparable across

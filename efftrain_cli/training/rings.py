@@ -3,11 +3,12 @@ last module too.
 
 A step of the ring (rank r holds module r + 1; rank 0 module K as well):
 
-    rank 0    run module 1, send -> 1    delayed backward of 1    receive from K - 2, run K, its backward,
-              send its input's gradient -> K - 2
+    rank 0    run module 1, send -> 1    delayed backward of 1    receive from K - 2, run K,
+              its backward, send its input's gradient -> K - 2
     rank r    receive from r - 1, run, send -> r + 1 (the last: -> 0)    delayed backward,
               send its input's gradient -> r - 1
-    all       receive the gradient for the next step's delayed backward, add up norms, update this rank's modules
+    all       receive the gradient for the next step's delayed backward, add up norms,
+              update this rank's modules
 
 The delayed backward of module 1 fills the time of the forward wave. In the warmup nothing is
 delayed, so nothing could overlap: the first rank of each ring computes the whole model and sends

@@ -158,7 +158,10 @@ def show_receipt(console: Console, receipt: Receipt) -> None:
     )
 
 
-SHOWN = "steps,seed,stopped_at_step,horizon,tokens,share_of_budget,seconds,max_fluctuation,fluctuation_step,verdict"
+SHOWN = (
+    "steps,seed,stopped_at_step,horizon,tokens,share_of_budget,seconds,"
+    "max_fluctuation,fluctuation_step,verdict"
+)
 """Columns of the receipts that the terminal has."""
 
 

@@ -3,10 +3,12 @@ of them found and cost.
 
     runs/<name>/
       search.toml       the recipe being searched; search.json: the search's options
-      probes/           a run directory per probe, with a probe.json once it has been seen for as long as was asked
+      probes/           a run directory per probe, with a probe.json once it has been seen for as
+                        long as was asked
       receipts.csv      every probe: tokens, seconds, largest fluctuation, verdict, curve
       probes.png        the perplexity curves
-      tuned.toml        the recipe with the warmup found; RECIPE-tuned.toml: the same, after which its runs are named
+      tuned.toml        the recipe with the warmup found; RECIPE-tuned.toml: the same, after which
+                        its runs are named
 
 `Finder` asks only for probes that have no receipt on disk, so a search that was killed goes on
 where it stopped, and one that ran out of budget goes on with a larger one.
