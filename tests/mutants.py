@@ -58,12 +58,16 @@ BY_KEYWORD = "every call names its values; a type checker reads the word"
 EQUIVALENT = {
     "zeroshot/distributed.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
     "compare/engine.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
-    "plan/preview.py: evaluations, largest, shapes, smallest_batch = 0, (0, 0), set(), recipe.train.batch_size  ->  evaluations, largest, shapes, smallest_batch = 0, ( -1, 0), set(), recipe.train.batch_size": (
-        "only the product is compared, and -1 x 0 is 0 too"
-    ),
-    "grow/scaling_law.py: @dataclass(frozen=True, kw_only=True)  ->  @dataclass(frozen=True, kw_only=False)": (
-        BY_KEYWORD
-    ),
+    (
+        "plan/preview.py: evaluations, largest, shapes, smallest_batch"
+        " = 0, (0, 0), set(), recipe.train.batch_size"
+        "  ->  evaluations, largest, shapes, smallest_batch"
+        " = 0, ( -1, 0), set(), recipe.train.batch_size"
+    ): "only the product is compared, and -1 x 0 is 0 too",
+    (
+        "grow/scaling_law.py: @dataclass(frozen=True, kw_only=True)"
+        "  ->  @dataclass(frozen=True, kw_only=False)"
+    ): BY_KEYWORD,
     "data/prepare.py: if TYPE_CHECKING:  ->  if not TYPE_CHECKING:": (
         "its names stand in annotations, which nothing evaluates; rich is imported earlier"
     ),

@@ -175,10 +175,9 @@ def test_table_csv_and_plot_say_the_same(analysis, tmp_path):
     assert max(map(len, shown)) < 170
     table, figure = save(analysis, tmp_path / "out", 0.04)
     written = list(csv.DictReader(table.read_text().splitlines()))
-    assert (
-        ",".join(written[0])
-        == "layer,role,n,product_bits,scale_a,scale_b,mean_over_sd,outlier_share,nonzero_share,bits,chunk,"
-        "relative_error,signed_error,vrr_bits"
+    assert ",".join(written[0]) == (
+        "layer,role,n,product_bits,scale_a,scale_b,mean_over_sd,outlier_share,nonzero_share,"
+        "bits,chunk,relative_error,signed_error,vrr_bits"
     )
     assert [float(row["relative_error"]) for row in written] == list(analysis.sums.relative_error)
     assert figure.read_bytes().startswith(b"\x89PNG")

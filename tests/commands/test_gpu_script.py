@@ -231,10 +231,11 @@ def test_wheels_are_installed_for_the_call_alone(tmp_path):
             "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         archive.writestr("carried-1.0.dist-info/RECORD", "")
+    folder = REPOSITORY / "benchmarks" / "gpu"
     code = f"""
 import os, runpy, sys
-sys.path.insert(0, {str(REPOSITORY / "benchmarks" / "gpu")!r})
-script = runpy.run_path({str(REPOSITORY / "benchmarks" / "gpu" / "__main__.py")!r}, run_name="script")
+sys.path.insert(0, {str(folder)!r})
+script = runpy.run_path({str(folder / "__main__.py")!r}, run_name="script")
 script["install_wheels"](script["wheels_folder"](["device", "--wheels", {str(wheel.parent)!r}]))
 import carried
 print(carried.NUMBER, os.environ["PYTHONPATH"].split(os.pathsep)[0] in carried.__file__)

@@ -124,7 +124,8 @@ try:
     run_app()
 except SystemExit as end:
     assert not end.code, end.code
-print("heavy:", [name for name in ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers") if name in sys.modules])
+heavy = ("torch", "wandb", "datasets", "pandas", "pyarrow", "tokenizers")
+print("heavy:", [name for name in heavy if name in sys.modules])
 """
     assert python(script, cwd=tmp_path).stdout.splitlines()[-1] == "heavy: ['torch']"
 

@@ -24,7 +24,8 @@ from efftrain_cli.data.prepare import prepare
 shown = io.StringIO()
 corpus = prepare(Data(train=sys.argv[1], tokenizer="bpe:600"), console=Console(file=shown))
 print(corpus.data_hash, "training a tokenizer" in shown.getvalue())
-print([name for name in ("torch", "datasets", "pandas", "wandb", "transformers", "pyarrow", "tokenizers") if name in sys.modules])
+heavy = ("torch", "datasets", "pandas", "wandb", "transformers", "pyarrow", "tokenizers")
+print([name for name in heavy if name in sys.modules])
 """
 
 
@@ -48,7 +49,8 @@ data = Data(train=sys.argv[1], tokenizer="bpe:300")
 corpora = Path(os.environ["EFFTRAIN_CACHE"]) / "corpora"
 
 def dies_at(number):
-    # In a child: the process ends, with no cleaning up, just before its number-th step towards the disk.
+    # In a child: the process ends, with no cleaning up, just before its number-th step towards
+    # the disk.
     steps = [0]
     def counted(real):
         def step(*args, **kwargs):

@@ -69,15 +69,20 @@ def test_a_pair_is_taken_as_the_table_says(row, column, cell):
     [
         [*SETTINGS["batch_size_warmup"], "seq_len_warmup.batch=tokens"],
         [*SETTINGS["simigrad"], "seq_len_warmup.batch=tokens"],
-        [*SETTINGS["chunked_accumulation"], *SETTINGS["ouroboros"], "chunked_accumulation.rounding=stochastic"],
+        [
+            *SETTINGS["chunked_accumulation"],
+            *SETTINGS["ouroboros"],
+            "chunked_accumulation.rounding=stochastic",
+        ],
         [*SETTINGS["standardization_loss"], *SETTINGS["ouroboros"], "ouroboros.variant=replay"],
         [
             "model.norm=none",
             "model.init=unit",
-            'stages=[{model={n_embd=64,n_head=2},switch={rule="tokens",value=9e5}},{operators=["width"]}]',
+            'stages=[{model={n_embd=64,n_head=2},switch={rule="tokens",value=9e5}},'
+            '{operators=["width"]}]',
         ],
     ],
-)  # fmt: skip
+)
 def test_what_the_notes_exclude_fails(changes):
     with pytest.raises(RecipeError):
         load_recipe("small", [*SETTINGS["seq_len_warmup"], *changes])

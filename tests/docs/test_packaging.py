@@ -28,9 +28,12 @@ def test_the_changelog_names_the_formats_that_are_written():
         re.findall(r"^\| ([a-z -]+) \| .* \| (\d+) \|$", (ROOT / "CHANGELOG.md").read_text(), re.M)
     )
     written = {
-        "run": origin.Origin.newest, "checkpoint": manifest.SCHEMA_VERSION, "token shards": corpus.SCHEMA_VERSION,
-        "zero-shot scores": results.SCHEMA_VERSION, "calibrated seconds": calibrations.Calibration.newest,
-    }  # fmt: skip
+        "run": origin.Origin.newest,
+        "checkpoint": manifest.SCHEMA_VERSION,
+        "token shards": corpus.SCHEMA_VERSION,
+        "zero-shot scores": results.SCHEMA_VERSION,
+        "calibrated seconds": calibrations.Calibration.newest,
+    }
     assert {name: int(version) for name, version in table.items()} == written
 
 

@@ -16,13 +16,14 @@ def stall(seconds=120):
     time.sleep(seconds)
 """
 IN_STEP = """
+from torch import is_grad_enabled
 from efftrain_cli.model.gpt import GPT
 embed = GPT.embed
 calls = 0
 
 def stalled_embed(self, tokens, position=0):
     global calls
-    calls += self.training and tokens.requires_grad is False and __import__("torch").is_grad_enabled()
+    calls += self.training and tokens.requires_grad is False and is_grad_enabled()
     if calls == CALL:
         stall()
     return embed(self, tokens, position)

@@ -24,7 +24,12 @@ count = int(os.environ["TASKS"])
 metrics = pathlib.Path(os.environ["EFFTRAIN_RUNS"]) / "big" / "metrics.jsonl"
 tasks = []
 for rank in range(count):
-    step = {"SLURM_STEP_NUM_TASKS": str(count), "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank), "SLURM_STEP_NODELIST": "localhost"}
+    step = {
+        "SLURM_STEP_NUM_TASKS": str(count),
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_STEP_NODELIST": "localhost",
+    }
     tasks.append(subprocess.Popen(sys.argv[1:], env={**os.environ, **step}))
 if os.environ["SLURM_RESTART_COUNT"] == "0":  # --signal=TERM@180: to every task of the step
     while not metrics.exists() or metrics.read_text().count("\\n") < 4:

@@ -38,7 +38,10 @@ def noting(self, plan, *rest):
     return batch(self, plan, *rest)
 
 def making(recipe, model, *rest):
-    model.h[1].mlp.c_fc.weight.register_hook(lambda grad: grad * VALUE if now.get("step") == 8 else grad)
+    def spoil(grad):
+        return grad * VALUE if now.get("step") == 8 else grad
+
+    model.h[1].mlp.c_fc.weight.register_hook(spoil)
     return make(recipe, model, *rest)
 
 Windows.batch, build.build_objective = noting, making
@@ -100,11 +103,15 @@ divergence.save = save
     "loss, bad, cause",
     [
         (1.0, ["h.1"], "gradients of h.1"),
-        (math.nan, ["wte", "wpe", "h.0", "h.1", "ln_f"], "gradients of wte, wpe, h.0, h.1 and 1 more"),
+        (
+            math.nan,
+            ["wte", "wpe", "h.0", "h.1", "ln_f"],
+            "gradients of wte, wpe, h.0, h.1 and 1 more",
+        ),
         (math.inf, [], "the loss"),
         (1.0, [], "computed once more, the same step is finite: memory or hardware may be faulty"),
     ],
-)  # fmt: skip
+)
 def test_the_cause_of_a_divergence(loss, bad, cause):
     assert _describe_cause(loss, bad) == cause
 
@@ -163,7 +170,6 @@ def test_a_model_that_no_memory_holds(lab):
 
 def test_memory_that_runs_out_while_the_model_is_built(lab):
     """F26: the machine has it, but others hold it, or a limit is set."""
-    # fmt: skip
     process = lab.train(
         "r", "--set", "model.n_embd=1024", "--set", "model.n_layer=48", inject=LITTLE_MEMORY, code=5
     )
@@ -185,7 +191,6 @@ rewarmup_steps = 3
 @pytest.mark.slow
 def test_a_step_that_is_not_finite_right_after_growth(lab):
     """The state that is saved is the grown one."""
-    # fmt: skip
     lab.train(
         recipe=lab.recipe(extra=STAGES), inject=NAN_IN_LOSS.replace("VALUE", 'float("nan")'), code=4
     )

@@ -68,8 +68,9 @@ def test_one_owner(lab):
 
 
 BAD_NAMES = [
-    "../../x", "/abs", "a/b", "", "x" * 300, "con", "CON.txt", "nul", "com1", "résumé", "日本", "-rf", "--name", "a\nb", "a\n", ".",
-    "..", ".hidden", "a b", "a\\b", "a\0b", "a:b", "~", "$HOME", "x" * 65,
+    "../../x", "/abs", "a/b", "", "x" * 300, "con", "CON.txt", "nul", "com1", "résumé", "日本",
+    "-rf", "--name", "a\nb", "a\n", ".", "..", ".hidden", "a b", "a\\b", "a\0b", "a:b", "~",
+    "$HOME", "x" * 65,
 ]  # fmt: skip
 
 

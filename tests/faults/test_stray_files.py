@@ -42,9 +42,15 @@ def test_stray_files_and_links_among_checkpoints_are_left_alone(random_run, capf
     for name in ("notes.txt", "step-00000099", "step-00000050", "step-00000051"):
         assert warnings.count(f"{name} ") == 1, warnings
     assert {path.name for path in folder.iterdir()} == {
-        "notes.txt", "rsync.tmp", "upload.tmp", "step-00000012.tmp", "step-00000099", "step-00000050", "step-00000051",
-        "step-00000010"
-    }  # fmt: skip
+        "notes.txt",
+        "rsync.tmp",
+        "upload.tmp",
+        "step-00000012.tmp",
+        "step-00000099",
+        "step-00000050",
+        "step-00000051",
+        "step-00000010",
+    }
     assert (folder / "rsync.tmp").read_text() == "another program's"
     code, output = call("checkpoint", "list", "r")
     assert code == 0 and output.count("no checkpoint") == 7

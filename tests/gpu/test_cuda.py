@@ -57,9 +57,17 @@ def small(*settings: str) -> Recipe:
     """4 layers x 128 at length 256, bf16, two micro-batches of 8 a step, without end."""
     recipe = load_recipe(
         "small",
-        ["data.tokenizer=bpe:1000", "train.tokens=1000000000", "train.batch_size=16", "train.micro_batch_tokens=2048",
-         "train.dtype=bf16", "eval.every=1000000", "optim.decay_tokens=false", *settings],
-    )  # fmt: skip
+        [
+            "data.tokenizer=bpe:1000",
+            "train.tokens=1000000000",
+            "train.batch_size=16",
+            "train.micro_batch_tokens=2048",
+            "train.dtype=bf16",
+            "eval.every=1000000",
+            "optim.decay_tokens=false",
+            *settings,
+        ],
+    )
     assert recipe.data.tokenizer == f"bpe:{VOCAB}"
     return recipe
 
@@ -197,9 +205,16 @@ def test_adamw_is_pytorchs_after_five_steps():
     decays = [p for name, p in copies.items() if p.dim() >= 2 and name != "wpe.weight"]
     rest = [p for name, p in copies.items() if p.dim() < 2 or name == "wpe.weight"]
     reference = torch.optim.AdamW(
-        [{"params": decays, "weight_decay": optim.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=1e-3, betas=optim.betas, eps=optim.eps, fused=False, foreach=False,
-    )  # fmt: skip
+        [
+            {"params": decays, "weight_decay": optim.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        betas=optim.betas,
+        eps=optim.eps,
+        fused=False,
+        foreach=False,
+    )
     generator = torch.Generator(device=CUDA).manual_seed(7)
     for _ in range(5):
         for name, parameter in state.model.named_parameters():

@@ -61,7 +61,8 @@ def test_help_and_recipes_import_nothing_heavy(tmp_path):
 def test_completion_imports_nothing_heavy(tmp_path, words):
     code = f"""
 import os, sys
-os.environ.update(_EFFTRAIN_COMPLETE="complete_bash", COMP_WORDS={" ".join(words)!r}, COMP_CWORD="{len(words) - 1}")
+os.environ["_EFFTRAIN_COMPLETE"] = "complete_bash"
+os.environ.update(COMP_WORDS={" ".join(words)!r}, COMP_CWORD="{len(words) - 1}")
 from efftrain_cli.cli.commands import register
 register()
 from efftrain_cli.cli.app import app

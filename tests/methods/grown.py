@@ -98,9 +98,9 @@ def width_asymmetry(
     """Measure how much the copies of a model widened k-fold differ: 0 while they are equal, of
     order 1 later.
 
-    |p - p'| / |p| over all matrices and embeddings together, where p' is p with the copies cyclically exchanged.
-    Vectors are left out: the gradient of the key bias is rounding only, and Adam makes full steps
-    of it.
+    |p - p'| / |p| over all matrices and embeddings together, where p' is p with the copies
+    cyclically exchanged. Vectors are left out: the gradient of the key bias is rounding only, and
+    Adam makes full steps of it.
     """
     difference = total = 0.0
     for name, tensor in parameters.items():

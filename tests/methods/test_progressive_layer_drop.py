@@ -106,7 +106,8 @@ def test_the_equation_is_unbiased_and_the_code_is_not():
     [
         ("equation", 12, 0.5, 8.75), ("equation", 12, 0.7, 10.05), ("equation", 12, 0.9, 11.35),
         ("code", 12, 0.5, 9.25), ("code", 12, 0.7, 10.35), ("code", 12, 0.9, 11.45),
-        ("equation", 4, 0.5, 2.75), ("code", 4, 0.5, 3.25), ("equation", 6, 0.5, 4.25), ("code", 6, 0.5, 4.75),
+        ("equation", 4, 0.5, 2.75), ("equation", 6, 0.5, 4.25),
+        ("code", 4, 0.5, 3.25), ("code", 6, 0.5, 4.75),
     ],
 )  # fmt: skip
 def test_expected_number_of_blocks(keep, n_layer, theta, expected):
@@ -123,8 +124,15 @@ def test_expected_number_of_blocks(keep, n_layer, theta, expected):
 
 @pytest.mark.parametrize(
     "n_layer, keep, skipped",
-    [(6, "equation", 0.2886), (12, "equation", 0.2680), (24, "equation", 0.2577), (6, "code", 0.2061), (12, "code", 0.2268), (24, "code", 0.2371)],
-)  # fmt: skip
+    [
+        (6, "equation", 0.2886),
+        (12, "equation", 0.2680),
+        (24, "equation", 0.2577),
+        (6, "code", 0.2061),
+        (12, "code", 0.2268),
+        (24, "code", 0.2371),
+    ],
+)
 def test_share_of_block_compute_skipped_over_a_run(n_layer, keep, skipped):
     drop = ProgressiveLayerDrop(theta=0.5, steps=1000, keep=keep)
     kept = sum(sum(drop.keep_probabilities(step, n_layer)) for step in range(1, 1001))
@@ -196,8 +204,15 @@ def test_the_mean_over_all_gates_of_scaled_branches_is_the_dense_sum():
 
 
 @pytest.mark.parametrize(
-    "section", [{"theta": 0.0, "steps": 10}, {"theta": 1.1, "steps": 10}, {"steps": -1}, {"steps": 10, "gamma": 0.001}, {"theta": 0.5}]
-)  # fmt: skip
+    "section",
+    [
+        {"theta": 0.0, "steps": 10},
+        {"theta": 1.1, "steps": 10},
+        {"steps": -1},
+        {"steps": 10, "gamma": 0.001},
+        {"theta": 0.5},
+    ],
+)
 def test_a_section_that_breaks_its_rules_is_refused(section):
     with pytest.raises(ValidationError):
         ProgressiveLayerDrop(**section)

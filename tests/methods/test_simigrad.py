@@ -294,7 +294,6 @@ def test_similarity_is_undefined_without_two_finite_gradients():
 
 def test_noise_scale_inverts_the_relation_of_phi_and_batch_size():
     # B* / B_s for targets, rounded as printed.
-    # fmt: skip
     for target, ratio in [
         (0.01, 0.0202),
         (0.1, 0.2222),

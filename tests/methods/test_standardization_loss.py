@@ -61,10 +61,16 @@ def test_per_token():
 @pytest.mark.parametrize(
     "mean, variance, want",
     [
-        (0, 1, 0), (0, 4, 0.8068528194), (0, 0.25, 0.3181471806), (1, 1, 0.5), (0.5, 2, 0.2784264097),
-        (0, 4e-4, 3.4122230054), (0, 1e-8, 8.7103403770), (0, 100, 47.1974149071),
+        (0, 1, 0),
+        (0, 4, 0.8068528194),
+        (0, 0.25, 0.3181471806),
+        (1, 1, 0.5),
+        (0.5, 2, 0.2784264097),
+        (0, 4e-4, 3.4122230054),
+        (0, 1e-8, 8.7103403770),
+        (0, 100, 47.1974149071),
     ],
-)  # fmt: skip
+)
 def test_moments_alone_decide(mean, variance, want):
     spread = math.sqrt(variance)
     x = torch.tensor([[mean - spread], [mean + spread]], dtype=torch.float64)

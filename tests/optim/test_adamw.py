@@ -88,11 +88,12 @@ cpu = torch.device("cpu")
 model = build_model(recipe, 20, cpu)
 state = TrainState(model=model, optimizer=build_optimizer(recipe, model))
 ids = torch.zeros((2, 8), dtype=torch.int64)
-gradient = build_forward_backward(recipe, model, cpu)(Batch(ids, ids), plan_step(recipe, Progress()))
+plan = plan_step(recipe, Progress())
+gradient = build_forward_backward(recipe, model, cpu)(Batch(ids, ids), plan)
 update(state, 1e-3, 1.0, gradient.scalars["loss"])
 import efftrain_cli.pretrain, efftrain_cli.training.logger
-heavy = [name for name in ("torch._dynamo", "torch._inductor", "sympy", "datasets", "pandas", "wandb", "scipy",
-                           "matplotlib", "transformers") if name in sys.modules]
+heavy = {"torch._dynamo", "torch._inductor", "sympy", "datasets", "pandas", "wandb", "scipy",
+         "matplotlib", "transformers"} & sys.modules.keys()
 assert not heavy, heavy
 """
 

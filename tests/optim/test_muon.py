@@ -150,9 +150,9 @@ def test_growth_keeps_the_loss_and_maps_the_momentum(kind):
     assert after.item() == pytest.approx(before.item(), abs=1e-5)
     old, new = state.optimizer.tensors(), larger.optimizer.tensors()
     weight = "momentum_buffer.h.1.mlp.c_fc.weight"
-    if (
-        kind == "width"
-    ):  # what the momentum would be had the wide model always trained: every block's gradient is half
+    if kind == "width":
+        # What the momentum would be had the wide model always trained: every block's gradient is
+        # half.
         assert torch.equal(new[weight], old[weight].repeat(2, 2) / 2)
         assert torch.equal(
             new["exp_avg_sq.wte.weight"], old["exp_avg_sq.wte.weight"].repeat(1, 2) / 4

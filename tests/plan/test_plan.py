@@ -156,18 +156,25 @@ def test_a_plan_is_fast_and_needs_no_torch():
 def test_a_step_changes_only_what_it_is_about():
     """Every other field is carried over, each in its place."""
     before = Progress(
-        step=5, segment=2, stage=0, stage_step=3, stage_curve=((1, 2.0),), windows=40, sequences=41, tokens=2560,
-        tokens_discarded=7, flops=11.0, train_seconds=13.0, batch_size=0, schedule_step=6, schedule_tokens=2570,
-        lr_warmup_tokens=100, best_loss=17.0, evaluation_due=True, simigrad_window=((1.0, 2.0, 3.0),),
+        step=5, segment=2, stage=0, stage_step=3, stage_curve=((1, 2.0),), windows=40, sequences=41,
+        tokens=2560, tokens_discarded=7, flops=11.0, train_seconds=13.0, batch_size=0,
+        schedule_step=6, schedule_tokens=2570, lr_warmup_tokens=100, best_loss=17.0,
+        evaluation_due=True, simigrad_window=((1.0, 2.0, 3.0),),
     )  # fmt: skip
     assert all(value not in (None, False, ()) for value in before[4:11] + before[12:])
     plan = plan_step(RECIPE, before)
     after = after_step(RECIPE, before, plan, StepResult(tokens=100, flops=0.5))
     assert after == before._replace(
-        step=6, windows=40 + plan.batch_size, sequences=41 + plan.batch_size, tokens=2660,
-        tokens_discarded=7 + plan.batch_size * RECIPE.model.seq_len - 100, flops=11.5, schedule_step=7, schedule_tokens=2670,
+        step=6,
+        windows=40 + plan.batch_size,
+        sequences=41 + plan.batch_size,
+        tokens=2660,
+        tokens_discarded=7 + plan.batch_size * RECIPE.model.seq_len - 100,
+        flops=11.5,
+        schedule_step=7,
+        schedule_tokens=2670,
         lr_warmup_tokens=100 if RECIPE.optim.warmup_steps < 7 else 2670,
-    )  # fmt: skip
+    )
 
 
 def test_plan_step_is_pure():

@@ -49,14 +49,33 @@ def test_synced_history_has_each_step_once_and_the_last_write_wins(tmp_path):
 
 def test_columns_stand_in_groups():
     row = {
-        "step": 3, "tokens": 9, "total_flops": 2.0, "train_seconds": 1.5, "loss": 1.0, "val_loss": None, "lr": 0.1, "check": "ab",
-        "tokens_per_second": 7.0, "loss_ratio": 1.1, "pld_theta": 0.5, "simigrad_noise_scale": 4.0, "of_tomorrow": 1,
-    }  # fmt: skip
+        "step": 3,
+        "tokens": 9,
+        "total_flops": 2.0,
+        "train_seconds": 1.5,
+        "loss": 1.0,
+        "val_loss": None,
+        "lr": 0.1,
+        "check": "ab",
+        "tokens_per_second": 7.0,
+        "loss_ratio": 1.1,
+        "pld_theta": 0.5,
+        "simigrad_noise_scale": 4.0,
+        "of_tomorrow": 1,
+    }
     assert grouped(row) == {
-        "axis/step": 3, "axis/tokens": 9, "axis/flops": 2.0, "axis/train_seconds": 1.5, "train/loss": 1.0, "optim/lr": 0.1,
-        "throughput/tokens_per_second": 7.0, "stability/loss_ratio": 1.1, "progressive_layer_drop/theta": 0.5,
-        "simigrad/noise_scale": 4.0, "other/of_tomorrow": 1,
-    }  # fmt: skip
+        "axis/step": 3,
+        "axis/tokens": 9,
+        "axis/flops": 2.0,
+        "axis/train_seconds": 1.5,
+        "train/loss": 1.0,
+        "optim/lr": 0.1,
+        "throughput/tokens_per_second": 7.0,
+        "stability/loss_ratio": 1.1,
+        "progressive_layer_drop/theta": 0.5,
+        "simigrad/noise_scale": 4.0,
+        "other/of_tomorrow": 1,
+    }
 
 
 def test_every_column_of_a_row_has_a_group():

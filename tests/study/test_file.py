@@ -41,8 +41,14 @@ def test_all_mistakes_at_once_with_their_lines(folder):
         write_study(folder, *mistakes)
     keys = {problem.key: problem for problem in error.value.problems}
     assert keys.keys() == {
-        "looks", "baseline", "primary.0.margin", "tuning.seeds", "tuning.grid", "arms.0.recipe", "arms.1.recipe",
-    }  # fmt: skip
+        "looks",
+        "baseline",
+        "primary.0.margin",
+        "tuning.seeds",
+        "tuning.grid",
+        "arms.0.recipe",
+        "arms.1.recipe",
+    }
     assert (
         keys["baseline"].rule == "must be one of the arms: plain, warm"
         and keys["baseline"].source == "study.toml:4"

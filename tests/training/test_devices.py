@@ -124,11 +124,17 @@ def test_tf32_is_a_choice_of_its_own(monkeypatch):
     assert peak_flops("NVIDIA H100 80GB HBM3", "fp32") == 67e12
 
 
-@pytest.mark.parametrize("given, want", [
-    ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-    ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
-    ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "given, want",
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512"},
+        ),
+    ],
+)
 def test_cuda_segments_grow_unless_the_user_chose_otherwise(given, want, monkeypatch):
     code = """
 import os, sys

@@ -122,11 +122,15 @@ def test_auto_checkpoints_where_a_full_micro_batch_would_not_fit(monkeypatch, me
     assert checkpoints_activations(recipe, GPT_2, CPU, dtype="bf16", compiled=False) is False
 
 
-@pytest.mark.parametrize("text", [
-    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
-    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator:"
+        " can't allocate memory: you tried to allocate 1 bytes",
+    ],
+)
 def test_out_of_memory_by_any_name_says_what_to_change(text):
     recipe = load_recipe("gpt2-117m")
     summary = summarize_plan(recipe, until=2)

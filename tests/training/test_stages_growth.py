@@ -165,11 +165,20 @@ def test_a_state_is_evaluated_once_before_its_growth(windows, monkeypatch):
     "after, keeps, end",
     [
         (5.0004, True, "5.0004; the schedule continues from step 6"),
-        (5.002, True, "5.0020; the schedule continues from step 6\n  warning: the loss should have stayed the same"),
-        (5.002, False, "5.0020; the schedule continues from step 6\n  (these variants do not keep the loss)"),
+        (
+            5.002,
+            True,
+            "5.0020; the schedule continues from step 6\n"
+            "  warning: the loss should have stayed the same",
+        ),
+        (
+            5.002,
+            False,
+            "5.0020; the schedule continues from step 6\n  (these variants do not keep the loss)",
+        ),
         (None, True, "not measured; the schedule continues from step 6"),
     ],
-)  # fmt: skip
+)
 def test_the_message_of_a_growth(after, keeps, end):
     record = GrowthRecord(
         step=8,

@@ -93,9 +93,15 @@ def seen(start: int, steps: int, seed: int, stable: bool) -> Receipt:
     """The receipt of a probe seen for the learning-rate warmup."""
     probe = Probe(start=start, steps=steps, seed=seed, horizon=WINDOW)
     return Receipt(
-        probe=probe, stable=stable, max_fluctuation=1.0, fluctuation_step=WINDOW, stopped_at_step=WINDOW,
-        tokens=SLW.tokens_of(probe), seconds=1.0, curve=(),
-    )  # fmt: skip
+        probe=probe,
+        stable=stable,
+        max_fluctuation=1.0,
+        fluctuation_step=WINDOW,
+        stopped_at_step=WINDOW,
+        tokens=SLW.tokens_of(probe),
+        seconds=1.0,
+        curve=(),
+    )
 
 
 def test_durations_end_where_the_share_of_the_budget_does():
