@@ -286,28 +286,29 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     """Yield the analysis as a table with its meaning, for an allowed relative error `error`."""
     needs = needs_of(analysis.sums, error)
     yield (
-        f"{analysis.run}, checkpoint of step {analysis.step}, a micro-batch of {analysis.tokens:,}"
-        f" tokens; {analysis.operands} operands, {analysis.gradient_operands} gradients"
+        f"{analysis.run}, checkpoint of step {analysis.step},"
+        f" a micro-batch of {analysis.tokens:,} tokens;"
+        f" {analysis.operands} operands, {analysis.gradient_operands} gradients"
     )
     yield (
-        f"{analysis.samples:,} outputs of each product, every addition rounded in order; bits"
-        f" needed for a relative error of {error:g}"
+        f"{analysis.samples:,} outputs of each product, every addition rounded in order;"
+        f" bits needed for a relative error of {error:g}"
     )
     yield ""
     head = "layer|role|n|m_p|mean/sd|beyond 6 sd|VRR|VRR c64|bits|bits c64|cheapest"
     yield from table_lines(tuple(head.split("|")), [_cells(row) for row in needs.itertuples()])
     yield ""
     yield (
-        "n: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory (v <"
-        " 50), whole and in chunks of 64;"
+        "n: products in a sum; m_p: mantissa bits of a product;"
+        " VRR: mantissa bits by theory (v < 50), whole and in chunks of 64;"
     )
     yield (
-        "bits: mantissa bits by measurement, whole and in chunks of 64; cheapest: fewest bits, then"
-        " the longest chunks."
+        "bits: mantissa bits by measurement, whole and in chunks of 64;"
+        " cheapest: fewest bits, then the longest chunks."
     )
     yield (
-        f"* the products' mean is not zero, o more than {MANY:.1%} are outliers (of products of"
-        " normal numbers: 0.07%): VRR assumes neither."
+        f"* the products' mean is not zero, o more than {MANY:.1%} are outliers"
+        " (of products of normal numbers: 0.07%): VRR assumes neither."
     )
     yield ""
     for role in ROLES:
@@ -316,16 +317,16 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
         signed = sums[(sums.bits == BITS[0]) & (sums.chunk == 0)].signed_error.min()
         yield (
             f"{role}: every layer is under the error with {_format_bits(needed.bits.max())} bits"
-            f" whole and {_format_bits(needed.bits_chunked.max())} in chunks of {PAPERS_CHUNK}"
-            f" (VRR: {needed.vrr.max()} and {needed.vrr_chunked.max()}); at {BITS[0]} bits, whole,"
-            f" sums come out {signed:+.1%} of their size at worst"
+            f" whole and {_format_bits(needed.bits_chunked.max())} in chunks"
+            f" of {PAPERS_CHUNK} (VRR: {needed.vrr.max()} and {needed.vrr_chunked.max()});"
+            f" at {BITS[0]} bits, whole, sums come out {signed:+.1%} of their size at worst"
         )
     odd = needs[needs.has_mean | (needs.outlier_share > MANY)]
     if len(odd):
         yield (
-            f"{len(odd)} of {len(needs)} products break VRR's assumptions; in"
-            f" {(odd.bits > odd.vrr).sum()} of these the measurement asks for more bits than the"
-            " theory"
+            f"{len(odd)} of {len(needs)} products break VRR's assumptions;"
+            f" in {(odd.bits > odd.vrr).sum()} of these the measurement asks for more bits"
+            " than the theory"
         )
 
 

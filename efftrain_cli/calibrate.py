@@ -99,8 +99,8 @@ def check_machine(groups: Sequence[Group], device: torch.device) -> None:
     """
     if len(groups) < 2:
         raise UsageError(
-            "calibrate times recipes side by side: name finished runs of two or more; `efftrain"
-            " runs list` shows them"
+            "calibrate times recipes side by side: name finished runs of two or more;"
+            " `efftrain runs list` shows them"
         )
     runs = runs_of(groups)
     reason = why_seconds_differ(runs)
@@ -297,8 +297,8 @@ def _check_step(lane: Lane, step: TimedStep) -> None:
     if not math.isclose(record.result.flops, step.flops, rel_tol=1e-9):
         raise UsageError(
             f"step {step.before.step + 1} of {lane.arm.run} has {step.flops:.6g} FLOPs in its row"
-            f" and {record.result.flops:.6g} now\n  time its steps with the efftrain version that"
-            " trained it"
+            f" and {record.result.flops:.6g} now\n"
+            "  time its steps with the efftrain version that trained it"
         )
 
 

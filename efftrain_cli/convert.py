@@ -75,8 +75,8 @@ def import_hf(
     rows = from_hf_config(hf_config).vocab_size
     if tokenizer.vocab_size > rows:
         raise CheckpointError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens, the embedding only"
-            f" {rows} rows: they do not belong together"
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens,"
+            f" the embedding only {rows} rows: they do not belong together"
         )
     multiple = 64
     if tokenizer.vocab_size < rows:
@@ -131,8 +131,8 @@ def _local_copy(directory: Path) -> Path:
     named = hub.MODEL_NAME.fullmatch(str(directory))
     if named is None or directory.exists():
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or"
-            " a model of the Hub, as openai-community/gpt2"
+            f"{directory} is not a directory; name one that transformers' save_pretrained wrote,"
+            " or a model of the Hub, as openai-community/gpt2"
         )
     import huggingface_hub
 

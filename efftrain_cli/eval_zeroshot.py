@@ -109,8 +109,8 @@ def evaluate_runs(
                     entries.append(entry)
                     if not silent():
                         say(
-                            f"{entry['task']}: {counted(entry['items'], 'item')} in"
-                            f" {human_seconds(entry['seconds'])}"
+                            f"{entry['task']}: {counted(entry['items'], 'item')}"
+                            f" in {human_seconds(entry['seconds'])}"
                         )
             except LostProcessError:
                 raise
@@ -225,9 +225,10 @@ def _check_tasks(name: str, config: EvalConfig) -> tuple[list[str], bool]:
             )
         if imported_without_text(run):
             raise UsageError(
-                f"run {name!r} was imported without text, so it has no validation documents to make"
-                " offline tasks from\n  name other tasks with --tasks (`--tasks gpt2`, or"
-                " --data-dir), or train the run on a text first"
+                f"run {name!r} was imported without text,"
+                " so it has no validation documents to make offline tasks from\n"
+                "  name other tasks with --tasks (`--tasks gpt2`, or --data-dir),"
+                " or train the run on a text first"
             )
     asks_hub = False
     if harness_names or foreign:
@@ -286,14 +287,14 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
     length = config.context_length or trained_length(trained)
     if not 2 <= length <= positions:
         raise UsageError(
-            f"--context-length {length}: the model of run {trained.run.name!r} has {positions}"
-            f" positions; give 2 to {positions}"
+            f"--context-length {length}: the model"
+            f" of run {trained.run.name!r} has {positions} positions; give 2 to {positions}"
         )
     if length < positions and config.context_length is None and ranks.rank == 0:
         print(
-            f"warning: up to step {trained.progress.step} this run has trained on sequences of at"
-            f" most {length} of its {positions} positions; evaluating with {length}, because the"
-            " others' embeddings are untrained",
+            f"warning: up to step {trained.progress.step} this run"
+            f" has trained on sequences of at most {length} of its {positions} positions;"
+            f" evaluating with {length}, because the others' embeddings are untrained",
             file=sys.stderr,
         )
     return Evaluator(
@@ -346,9 +347,9 @@ def validation_documents(trained: TrainedModel) -> list[str]:
         other = "validation text"
     if other:
         raise DataError(
-            f"the data of run {trained.run.name!r} now gives another {other} than the run has; its"
-            " validation documents are not those it was trained beside. Restore the text, or name"
-            " tasks with --tasks and --data-dir instead"
+            f"the data of run {trained.run.name!r} now gives another {other} than the run has;"
+            " its validation documents are not those it was trained beside."
+            " Restore the text, or name tasks with --tasks and --data-dir instead"
         )
     tokens = corpus.valid.read([0], min(OFFLINE_TOKENS, corpus.valid.tokens))[0]
     parts = np.split(tokens, np.flatnonzero(tokens == corpus.eot_id))

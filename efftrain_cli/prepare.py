@@ -104,18 +104,14 @@ def print_corpus(
         f"training    {_counted(train)}",
         f"validation  {_counted(valid)}; {_SPLIT_WORDS[about['split']]}",
         (
-            f"tokenizer   {about['tokenizer']}: vocabulary {about['vocab_size']:,}, end of text"
-            f" {about['eot_id']}, {about['bytes_per_token']:.2f} bytes per token of the validation"
-            " text"
+            f"tokenizer   {about['tokenizer']}: vocabulary {about['vocab_size']:,},"
+            f" end of text {about['eot_id']},"
+            f" {about['bytes_per_token']:.2f} bytes per token of the validation text"
         ),
-        (
-            f"overlap     {counted(about['overlap'], 'document')} both trained and validated"
-            f" on{skipped}"
-        ),
-        (
-            f"windows     {about['windows_per_epoch']:,} of {recipe.model.seq_len:,} tokens an"
-            f" epoch; validation on {about['validation_windows']:,}{fewer}"
-        ),
+        f"overlap     {counted(about['overlap'], 'document')} both trained"
+        f" and validated on{skipped}",
+        f"windows     {about['windows_per_epoch']:,} of {recipe.model.seq_len:,} tokens an epoch;"
+        f" validation on {about['validation_windows']:,}{fewer}",
     ]
     if recipe.data.valid is not None:
         lines.insert(
@@ -129,13 +125,13 @@ def print_corpus(
     total = sum(part["weight"] for part in about["mix"])
     for part in about["mix"]:
         lines.append(
-            f"            {part['weight'] / total:>6.1%} {part['path']}: {part['tokens']:,} tokens,"
-            f" {part['epochs']:.2f} epochs"
+            f"            {part['weight'] / total:>6.1%} {part['path']}:"
+            f" {part['tokens']:,} tokens, {part['epochs']:.2f} epochs"
         )
     if about["limits"] and about["limits"]["train"]:
         lines.append(
-            f"limit       {about['limits']['train']:,} training tokens, and the document that"
-            " reaches them is the last; data.max_tokens sets it"
+            f"limit       {about['limits']['train']:,} training tokens,"
+            " and the document that reaches them is the last; data.max_tokens sets it"
         )
     state = (
         "every token verified"

@@ -242,9 +242,10 @@ def _trained_longer(
         if optim.min_lr == 0 and end < recipe.train.tokens and not recipe.stages:
             raise UsageError(
                 f"run {run.name!r}: its learning rate reaches optim.min_lr = 0 at {end:,} tokens,"
-                " so training longer would change nothing\n  set where it ends, --set"
-                f" optim.decay_tokens={recipe.train.tokens:_} --override-resume; the rate then"
-                " jumps up, and the jump is shown before it happens"
+                " so training longer would change nothing\n"
+                "  set where it ends,"
+                f" --set optim.decay_tokens={recipe.train.tokens:_} --override-resume;"
+                " the rate then jumps up, and the jump is shown before it happens"
             )
         recipe = replace(recipe, optim=replace(optim, decay_tokens=end))
     longer: dict[str, tuple[object, object]] = {
@@ -261,13 +262,14 @@ def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | Non
     """Return why a resumed run has no step to train."""
     if progress.tokens < recipe.train.tokens:
         return (
-            f"nothing to train: run {run.name} is after step {progress.step} already, and --steps"
-            f" {steps} ends there or before"
+            f"nothing to train: run {run.name} is after step {progress.step} already,"
+            f" and --steps {steps} ends there or before"
         )
     return (
         f"nothing to train: run {run.name} has used its budget of {recipe.train.tokens:,} tokens,"
-        f" after step {progress.step:,}\n  to train longer: efftrain pretrain --resume {run.name}"
-        " --set train.tokens=N   (N tokens in all)"
+        f" after step {progress.step:,}\n"
+        "  to train longer:"
+        f" efftrain pretrain --resume {run.name} --set train.tokens=N   (N tokens in all)"
     )
 
 
@@ -400,8 +402,8 @@ def _show_time(console: Console, session: Session, state: TrainState, summary: P
     ranks = session.ranks
     seconds = probe_seconds(session, state, summary) / ranks.world_size
     line = (
-        f"time       about {human_seconds(seconds)} of training, by a probe of the largest"
-        " micro-batch"
+        f"time       about {human_seconds(seconds)} of training,"
+        " by a probe of the largest micro-batch"
     )
     if not ranks.is_single_process:
         line += f", if {ranks.world_size} devices share it evenly and at no cost"
@@ -426,8 +428,8 @@ def show_header(
         lines.append(f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
     lines.append(
         f"model      {counted(model.n_layer, 'layer')} x {model.n_embd},"
-        f" {counted(model.n_head, 'head')}, context {model.seq_len:,}: {human_count(parameters)}"
-        f" parameters ({human_count(inside)} without embeddings)"
+        f" {counted(model.n_head, 'head')}, context {model.seq_len:,}:"
+        f" {human_count(parameters)} parameters ({human_count(inside)} without embeddings)"
     )
     if recipe.stages:
         shapes = f"{describe_stages(recipe)} (layers x width)"
@@ -435,14 +437,12 @@ def show_header(
     about = "about " if "steps" in recipe.varies else ""
     lines += [
         (
-            f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens in"
-            f" {counted(corpus.train.documents, 'document')},"
+            f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens"
+            f" in {counted(corpus.train.documents, 'document')},"
             f" {counted(validation, 'validation window')}, vocabulary {corpus.vocab_size:,}"
         ),
-        (
-            f"budget     {human_count(plan.tokens)} tokens, {about}{counted(plan.steps, 'step')}, "
-            f"{session.train_data.epochs(plan.windows):.2f} epochs of the data"
-        ),
+        f"budget     {human_count(plan.tokens)} tokens, {about}{counted(plan.steps, 'step')},"
+        f" {session.train_data.epochs(plan.windows):.2f} epochs of the data",
     ]
     mix = session.train_data.epochs_of_sources(plan.windows)
     if mix:
@@ -490,14 +490,14 @@ def show_summary(
         )
     else:
         done = (
-            "untrained: --steps 0 ends before the first step; the model is evaluated and saved as"
-            " it begins"
+            "untrained: --steps 0 ends before the first step;"
+            " the model is evaluated and saved as it begins"
         )
     lines = [done]
     if val_loss is not None:
         lines.append(
-            f"result     val loss {val_loss:.4f} nats per token (perplexity"
-            f" {human_perplexity(val_loss)})"
+            f"result     val loss {val_loss:.4f} nats per token"
+            f" (perplexity {human_perplexity(val_loss)})"
         )
     if spent := communication(run.path):
         lines.append(f"devices    {spent}")

@@ -164,8 +164,8 @@ def verify_run(path: Path) -> str:
         problems += [f"{file}, line {number}: {wrong}" for number, wrong in lines.corrupt]
         if lines.torn:
             problems.append(
-                f"{file} ends inside a line, which is left out: the run was killed, or is"
-                " writing now"
+                f"{file} ends inside a line, which is left out:"
+                " the run was killed, or is writing now"
             )
         counts.append(counted(len(lines.texts), noun))
         unchecked += lines.checked.count(False)

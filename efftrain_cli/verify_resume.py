@@ -142,9 +142,9 @@ def compare_runs(whole: Path, cut: Path, step: int) -> tuple[int, int]:
     if not first:
         return len(have), len(tensors)
     raise CheckpointError(
-        "the continued run differs from the uninterrupted one. First differences:"
-        f" {'; '.join(first)}. On CUDA, `--set train.deterministic=true` asks for kernels whose"
-        " results repeat; on a CPU this is a defect of efftrain: please report it"
+        "the continued run differs from the uninterrupted one."
+        f" First differences: {'; '.join(first)}. On CUDA, `--set train.deterministic=true` asks"
+        " for kernels whose results repeat; on a CPU this is a defect of efftrain: please report it"
     )
 
 

@@ -76,8 +76,8 @@ def accumulation(
 
     if (run is None) == (shape is None):
         raise UsageError(
-            "accumulation needs a RUN to measure, or --shape to predict for one that was not run,"
-            " but not both"
+            "accumulation needs a RUN to measure,"
+            " or --shape to predict for one that was not run, but not both"
         )
     if shape is not None:
         _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)
@@ -139,9 +139,9 @@ def _predict(
     head = "layer|role|n|m_p|VRR|c64|c128"
     print("\n".join(table_lines(tuple(head.split("|")), rows)))
     print_folded(
-        "\nn: products in a sum; m_p: mantissa bits of a product; VRR: mantissa bits by theory"
-        " (Sakr et al. 2019), whole and in chunks of 64 and 128. It assumes products of mean zero"
-        " without outliers; a model that was trained may need more: measure one with `efftrain"
-        " accumulation RUN`.",
+        "\nn: products in a sum; m_p: mantissa bits of a product;"
+        " VRR: mantissa bits by theory (Sakr et al. 2019), whole and in chunks of 64 and 128."
+        " It assumes products of mean zero without outliers;"
+        " a model that was trained may need more: measure one with `efftrain accumulation RUN`.",
         indent=0,
     )

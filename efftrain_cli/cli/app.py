@@ -140,10 +140,10 @@ def _print_version(wanted: bool) -> None:
 
 
 _EPILOG = (
-    "Each command's --help ends with examples.\n\nExit codes: 0 done; 1 a defect, with a traceback,"
-    " or a process of several that hangs, ended or has other weights; 2 usage or recipe; 3 data or"
-    " checkpoint; 4 diverged; 5 out of memory; 6 disk; 7 run in use; 75 stopped and resumable; 130"
-    " second Ctrl-C."
+    "Each command's --help ends with examples.\n\n"
+    "Exit codes: 0 done; 1 a defect, with a traceback, or a process of several"
+    " that hangs, ended or has other weights; 2 usage or recipe; 3 data or checkpoint; 4 diverged;"
+    " 5 out of memory; 6 disk; 7 run in use; 75 stopped and resumable; 130 second Ctrl-C."
 )
 
 
@@ -206,8 +206,8 @@ def _check_place() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise UsageError(
-            "the working directory was deleted; change to one that exists and give the command"
-            " again"
+            "the working directory was deleted;"
+            " change to one that exists and give the command again"
         ) from None
 
 

@@ -86,9 +86,9 @@ def bench(
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
     lines = [
         (
-            f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary"
-            f" {result.vocab_size}, {result.batch_size} x {result.seq_len} tokens in"
-            f" {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
+            f"recipe     {recipe}: {human_count(result.parameters)} parameters,"
+            f" vocabulary {result.vocab_size}, {result.batch_size} x {result.seq_len} tokens"
+            f" in {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
         ),
         (
             f"device     {f'{result.devices} x ' if result.devices > 1 else ''}{result.device},"
@@ -97,14 +97,12 @@ def bench(
         ),
         (
             f"speed      {human_count(result.tokens_per_second)} tokens/s,"
-            f" {1000 * result.seconds_per_step:.1f} ms a step (median of {result.steps};"
-            f" {1000 * result.seconds_per_step_low:.1f} to"
-            f" {1000 * result.seconds_per_step_high:.1f})"
+            f" {1000 * result.seconds_per_step:.1f} ms a step"
+            f" (median of {result.steps}; {1000 * result.seconds_per_step_low:.1f}"
+            f" to {1000 * result.seconds_per_step_high:.1f})"
         ),
-        (
-            f"FLOPs      {human_flops(result.flops_per_token)}s per token by 6 N + 12 L d T, logits"
-            f" included: {human_flops(result.flops_per_second)}/s, MFU {mfu}"
-        ),
+        f"FLOPs      {human_flops(result.flops_per_token)}s per token by 6 N + 12 L d T,"
+        f" logits included: {human_flops(result.flops_per_second)}/s, MFU {mfu}",
         f"memory     {', '.join(map(human_bytes, result.peak_memory_by_device))} at the peak",
         f"compile    {result.compile_seconds:.1f} s, {counted(result.compiled_graphs, 'graph')}",
     ]

@@ -22,10 +22,8 @@ def calibrate(
     runs: Annotated[
         list[str],
         Argument(
-            help=(
-                "Finished runs of two or more recipes, globs over runs, or recipes: all their"
-                " seeds."
-            ),
+            help="Finished runs of two or more recipes, globs over runs, or recipes:"
+            " all their seeds.",
             metavar="RUN...",
             autocompletion=run_or_recipe_names,
         ),
@@ -62,8 +60,8 @@ def calibrate(
     if not quiet:
         steps = sum(map(len, plan.steps))
         say(
-            f"timing     {counted(steps, 'step')} of {counted(len(arms), 'recipe')} in"
-            f" {counted(plan.blocks, 'block')}, about {human_seconds(plan.seconds)}:"
+            f"timing     {counted(steps, 'step')} of {counted(len(arms), 'recipe')}"
+            f" in {counted(plan.blocks, 'block')}, about {human_seconds(plan.seconds)}:"
             f" {plan.seconds / spent:.1%} of the runs' training"
         )
     calibration = command.measure(arms, plan, chosen)

@@ -36,10 +36,8 @@ def compare(
     study: Annotated[
         Path | None,
         Option(
-            help=(
-                "Study file to use instead of RUN...: judge its primaries, and compare its runs,"
-                " exploratory."
-            ),
+            help="Study file to use instead of RUN...:"
+            " judge its primaries, and compare its runs, exploratory.",
             metavar="FILE",
         ),
     ] = None,
@@ -48,20 +46,15 @@ def compare(
     margin: Annotated[
         float | None,
         Option(
-            help=(
-                "Difference of final losses, nats per token, within which recipes count as"
-                " equivalent."
-            )
+            help="Difference of final losses, nats per token, within"
+            " which recipes count as equivalent."
         ),
     ] = None,
     equal: Annotated[
         Literal["tokens", "flops", "seconds"] | None,
         Option(
-            help=(
-                "Budget that final losses are judged at, equal within 2 %; without it, tokens, or"
-                " FLOPs where only "
-                "these agree."
-            )
+            help="Budget that final losses are judged at, equal within 2 %;"
+            " without it, tokens, or FLOPs where only these agree."
         ),
     ] = None,
     every_setting: Annotated[
@@ -122,8 +115,8 @@ def compare(
         runs = list(arms)
     elif not runs:
         raise UsageError(
-            "name runs or recipes to compare, or give --study FILE; `efftrain runs list` shows the"
-            " runs"
+            "name runs or recipes to compare, or give --study FILE;"
+            " `efftrain runs list` shows the runs"
         )
     from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs

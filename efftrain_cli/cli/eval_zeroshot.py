@@ -35,10 +35,8 @@ def eval_zeroshot(
     runs: Annotated[
         list[str],
         Argument(
-            help=(
-                "Runs, by name, by the beginning of a name, or by recipe; or directories that"
-                " `export` wrote. Each is scored in turn."
-            ),
+            help="Runs, by name, by the beginning of a name, or by recipe;"
+            " or directories that `export` wrote. Each is scored in turn.",
             metavar="RUN",
             autocompletion=run_names,
         ),
@@ -48,10 +46,9 @@ def eval_zeroshot(
         Option(
             help=(
                 "Suites (offline, gpt2, slw-11, gpt3) and tasks, separated by commas; repeatable."
-                " Default: offline, made "
-                "from the run's own validation documents; with --data-dir, every task whose file is"
-                " there. Any other task, group or "
-                "YAML file of the installed harness is scored by the harness's default protocol."
+                " Default: offline, made from the run's own validation documents; with --data-dir,"
+                " every task whose file is there. Any other task, group or YAML file"
+                " of the installed harness is scored by the harness's default protocol."
             ),
             show_default=False,
         ),

@@ -40,11 +40,8 @@ def grow(
     operator: Annotated[
         list[str] | None,
         Option(
-            help=(
-                "width or depth (x 2), with a factor, width:3, or to a size, pad:192 (n_embd),"
-                " d_ff:512, n_kv_head:4. Repeatable, "
-                "in order."
-            ),
+            help="width or depth (x 2), with a factor, width:3,"
+            " or to a size, pad:192 (n_embd), d_ff:512, n_kv_head:4. Repeatable, in order.",
             show_default=False,
         ),
     ] = None,
@@ -70,10 +67,8 @@ def grow(
     fit: Annotated[
         list[str] | None,
         Option(
-            help=(
-                "Fit the scaling law to this run from scratch. Repeatable; two sizes or more."
-                " Without it, Kaplan et al.'s constants."
-            ),
+            help="Fit the scaling law to this run from scratch."
+            " Repeatable; two sizes or more. Without it, Kaplan et al.'s constants.",
             rich_help_panel=PLAN,
             autocompletion=run_names,
             show_default=False,
@@ -136,8 +131,8 @@ def grow(
     run = find_run(run).name  # before PyTorch is imported, which takes seconds
     if not operator:
         raise UsageError(
-            "say how the model should grow: --operator width, --operator depth, or both; --operator"
-            " width:3 for x 3"
+            "say how the model should grow: --operator width, --operator depth, or both;"
+            " --operator width:3 for x 3"
         )
     from efftrain_cli.foundation.console import make_console, print_folded, print_labelled
     from efftrain_cli.grow.grow import grow_run

@@ -25,9 +25,9 @@ def import_(
         str,
         Argument(
             help=(
-                "GPT-2, Llama or Qwen3 in transformers' form: a folder with config.json,"
-                " model.safetensors and tokenizer, or a model of the "
-                "Hugging Face Hub, such as openai-community/gpt2."
+                "GPT-2, Llama or Qwen3 in transformers' form:"
+                " a folder with config.json, model.safetensors and tokenizer,"
+                " or a model of the Hugging Face Hub, such as openai-community/gpt2."
             ),
             metavar="DIRECTORY|OWNER/NAME",
         ),
@@ -53,8 +53,8 @@ def import_(
     folder = Path(directory)
     if not folder.is_dir() and MODEL_NAME.fullmatch(directory) is None:
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote, or"
-            " a model of the Hub as owner/name"
+            f"{directory} is not a directory; name one that transformers' save_pretrained wrote,"
+            " or a model of the Hub as owner/name"
         )
     from efftrain_cli.convert import import_hf
 

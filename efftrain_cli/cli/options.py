@@ -57,10 +57,8 @@ Devices = Annotated[
     int,
     Option(
         min=1,
-        help=(
-            "Devices of this machine for each training, benchmark or evaluation: CUDA devices, or"
-            " CPU processes."
-        ),
+        help="Devices of this machine for each training, benchmark or evaluation:"
+        " CUDA devices, or CPU processes.",
     ),
 ]
 
@@ -88,9 +86,8 @@ Array = Annotated[
     bool,
     Option(
         "--array",
-        help=(
-            "Train nothing here: write a Slurm job array of the runs that are next, --jobs at once."
-        ),
+        help="Train nothing here: write a Slurm job array of the runs"
+        " that are next, --jobs at once.",
     ),
 ]
 TakeOver = Annotated[
@@ -105,8 +102,8 @@ TakeOver = Annotated[
 def _checked_loss(value: float | None) -> float | None:
     if value is not None and not 0 < value < math.inf:
         raise UsageError(
-            f"--target-loss {value:g}: a loss is a positive number of nats per token; give one such"
-            " as 3.5"
+            f"--target-loss {value:g}: a loss is a positive number of nats per token;"
+            " give one such as 3.5"
         )
     return value
 
@@ -115,18 +112,15 @@ TargetLoss = Annotated[
     float | None,
     Option(
         callback=_checked_loss,
-        help=(
-            "Loss to reach, nats per token; without it, the worse final loss of each pair of runs."
-        ),
+        help="Loss to reach, nats per token;"
+        " without it, the worse final loss of each pair of runs.",
     ),
 ]
 Baseline = Annotated[
     str | None,
     Option(
-        help=(
-            "Recipe, run or glob of one recipe's runs to compare with; without it, the only recipe"
-            " without a method, else the first."
-        )
+        help="Recipe, run or glob of one recipe's runs to compare with;"
+        " without it, the only recipe without a method, else the first."
     ),
 ]
 CompareFormat = Annotated[

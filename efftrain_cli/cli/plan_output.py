@@ -103,8 +103,8 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
     cost = plan_cost(recipe, until)
     if cost is None:
         yield (
-            f"cost       known once the data is prepared: the vocabulary of {recipe.data.tokenizer}"
-            " decides"
+            "cost       known once the data is prepared:"
+            f" the vocabulary of {recipe.data.tokenizer} decides"
         )
         return
     model, checkpoint = recipe.model, recipe.checkpoint
@@ -115,8 +115,8 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
     rate = measured_rate(device, recipe)
     if rate is None:
         yield (
-            "time       not known: nothing was measured here yet; `efftrain bench` with the same"
-            " recipe measures it"
+            "time       not known: nothing was measured here yet;"
+            " `efftrain bench` with the same recipe measures it"
         )
     else:
         same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
@@ -124,21 +124,21 @@ def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
             "" if same else f", a model of {rate.n_layer} x {rate.n_embd}: take it as a rough guess"
         )
         yield (
-            f"time       about {human_seconds(cost.summary.flops / rate.flops_per_second)} of"
-            f" training, at the {human_flops(rate.flops_per_second)}/s of {rate.source}"
-            f" ({rate.device}, {rate.time[:10]}){rough}"
+            f"time       about {human_seconds(cost.summary.flops / rate.flops_per_second)}"
+            f" of training, at the {human_flops(rate.flops_per_second)}/s"
+            f" of {rate.source} ({rate.device}, {rate.time[:10]}){rough}"
         )
     sequences, seq_len = cost.summary.largest_micro_batch
     yield (
-        f"memory     about {human_bytes(cost.memory_bytes)} in {cost.dtype} for micro-batches of "
-        f"{sequences:,} x {seq_len:,} tokens"
+        f"memory     about {human_bytes(cost.memory_bytes)}"
+        f" in {cost.dtype} for micro-batches of {sequences:,} x {seq_len:,} tokens"
     )
     whose, there = memory_of(device)
     if there and cost.memory_bytes > there:
         yield f"           does not fit: {whose} has {human_bytes(there)} in all"
     yield (
-        f"disk       {counted(checkpoint.keep, 'checkpoint')} of"
-        f" {human_bytes(cost.checkpoint_bytes)}"
+        f"disk       {counted(checkpoint.keep, 'checkpoint')}"
+        f" of {human_bytes(cost.checkpoint_bytes)}"
     )
 
 
@@ -174,14 +174,14 @@ def cluster_lines(
     """
     if devices % nodes:
         raise UsageError(
-            f"--devices {devices} is not a multiple of --nodes {nodes}\n  give the devices of all"
-            " nodes together"
+            f"--devices {devices} is not a multiple of --nodes {nodes}\n"
+            "  give the devices of all nodes together"
         )
     rate = measured_rate(device, recipe)
     if rate is None:
         raise UsageError(
-            "no speed of one device was measured here yet\n  run `efftrain bench` with the same"
-            " recipe first"
+            "no speed of one device was measured here yet\n"
+            "  run `efftrain bench` with the same recipe first"
         )
     cluster = Cluster(
         devices=devices, flops_per_second=rate.flops_per_second, bandwidth=bandwidth * 1e9
@@ -192,13 +192,13 @@ def cluster_lines(
     yield (
         f"devices    {devices}{across}, {bandwidth:g} GB/s: {human_seconds(full.total)} a full step"
         f" ({human_seconds(full.compute)} computing, {human_seconds(full.network)} network),"
-        f" efficiency {plan.efficiency:.0%}, {human_bytes(plan.memory_bytes)} each, about"
-        f" {human_seconds(plan.seconds)} in all: modelled, not measured"
+        f" efficiency {plan.efficiency:.0%}, {human_bytes(plan.memory_bytes)} each,"
+        f" about {human_seconds(plan.seconds)} in all: modelled, not measured"
     )
     if plan.bound:
         steps = sum(count for _, _, count in plan.bound)
         batch, seq_len, _ = max(plan.bound, key=lambda kind: kind[0] * kind[1])
         yield (
-            f"network    holds up {counted(steps, 'step')} of {plan.steps:,}, up to {batch:,} x"
-            f" {seq_len:,} tokens: it takes longer there than computing"
+            f"network    holds up {counted(steps, 'step')} of {plan.steps:,},"
+            f" up to {batch:,} x {seq_len:,} tokens: it takes longer there than computing"
         )

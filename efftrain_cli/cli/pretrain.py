@@ -41,10 +41,8 @@ def pretrain(
         int | None,
         Option(
             min=1,
-            help=(
-                "Train on this many devices of this machine: CUDA devices, or CPU processes. With"
-                " --plan: devices of all nodes."
-            ),
+            help="Train on this many devices of this machine: CUDA devices, or CPU processes."
+            " With --plan: devices of all nodes.",
         ),
     ] = None,
     nodes: Annotated[
@@ -54,10 +52,8 @@ def pretrain(
         float | None,
         Option(
             min=1e-6,
-            help=(
-                "With --plan and --devices: GB/s out of one device, or out of one node if there are"
-                " several."
-            ),
+            help="With --plan and --devices: GB/s out of one device,"
+            " or out of one node if there are several.",
         ),
     ] = None,
     steps: Annotated[
@@ -76,10 +72,8 @@ def pretrain(
     on_divergence: Annotated[
         Literal["stop", "rewind"],
         Option(
-            help=(
-                "stop (exit 4), or rewind: go back to the last stable checkpoint and skip the"
-                " batches since, at most three times."
-            )
+            help="stop (exit 4), or rewind: go back to the last stable checkpoint"
+            " and skip the batches since, at most three times."
         ),
     ] = "stop",
     plan: Annotated[
@@ -120,13 +114,13 @@ def pretrain(
         )
     if bandwidth is None and (nodes > 1 or (plan and devices is not None and devices > 1)):
         raise UsageError(
-            "a plan for several devices needs the speed of their slowest link\n  add --bandwidth"
-            " GB/s: about 300 within a node of GPUs, 50 for a network of 400 Gb/s"
+            "a plan for several devices needs the speed of their slowest link\n"
+            "  add --bandwidth GB/s: about 300 within a node of GPUs, 50 for a network of 400 Gb/s"
         )
     if bandwidth is not None and not (plan and devices is not None and format_ in (None, "table")):
         raise UsageError(
-            "--bandwidth and --nodes plan training on several devices\n  give --plan --devices N"
-            " with them, and no --format"
+            "--bandwidth and --nodes plan training on several devices\n"
+            "  give --plan --devices N with them, and no --format"
         )
     if recipe is not None and recipe_argument is not None:
         raise UsageError(
@@ -144,8 +138,8 @@ def pretrain(
         given = {"--recipe": recipe, "--name": name, "--seed": seed, "--plan": plan or None}
         if forbidden := [option for option, value in given.items() if value is not None]:
             raise UsageError(
-                f"--resume {resume} continues the run with its own recipe; leave out"
-                f" {', '.join(forbidden)}"
+                f"--resume {resume} continues the run"
+                f" with its own recipe; leave out {', '.join(forbidden)}"
             )
         from efftrain_cli.run.lock import take_lock
         from efftrain_cli.run.names import find_run
@@ -171,8 +165,8 @@ def pretrain(
         raise UsageError("--override-resume only works with --resume RUN")
     if recipe is None:
         raise UsageError(
-            "no recipe and no run\n  give --recipe NAME (see `efftrain recipes list`) or"
-            " --resume RUN"
+            "no recipe and no run\n"
+            "  give --recipe NAME (see `efftrain recipes list`) or --resume RUN"
         )
     from efftrain_cli.recipe.draft import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe

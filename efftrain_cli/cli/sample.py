@@ -30,9 +30,8 @@ def sample(
     temperature: Annotated[
         float,
         Option(
-            help=(
-                "0: always the most likely token; below 1: more conservative; above 1: more varied."
-            )
+            help="0: always the most likely token;"
+            " below 1: more conservative; above 1: more varied."
         ),
     ] = 0.8,
     top_k: Annotated[
@@ -42,10 +41,8 @@ def sample(
     top_p: Annotated[
         float | None,
         Option(
-            help=(
-                "Sample from the most likely tokens whose probabilities add up to this, such as"
-                " 0.9."
-            ),
+            help="Sample from the most likely tokens"
+            " whose probabilities add up to this, such as 0.9.",
             show_default="all",
         ),
     ] = None,

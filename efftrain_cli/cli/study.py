@@ -56,10 +56,8 @@ def study(
         bool,
         Option(
             "--allow",
-            help=(
-                "Continue even if the study was changed after its first run; it is then"
-                " exploratory."
-            ),
+            help="Continue even if the study was changed after its first run;"
+            " it is then exploratory.",
         ),
     ] = False,
     take_over: TakeOver = None,

@@ -42,10 +42,8 @@ def sweep(
         Option(
             "--set",
             metavar="KEY=VALUE",
-            help=(
-                "Override for all runs; with several values, every recipe is trained with each:"
-                " optim.lr=1e-3,2e-3."
-            ),
+            help="Override for all runs; with several values, every recipe is trained with each:"
+            " optim.lr=1e-3,2e-3.",
             autocompletion=override_keys,
         ),
     ] = None,

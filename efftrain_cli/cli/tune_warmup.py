@@ -29,10 +29,8 @@ def tune_warmup(
     recipe: Annotated[
         str,
         Option(
-            help=(
-                "Recipe name or path. Tunes its sequence length or batch size warmup; if it has"
-                " neither, a sequence length warmup."
-            ),
+            help="Recipe name or path. Tunes its sequence length or batch size warmup;"
+            " if it has neither, a sequence length warmup.",
             autocompletion=recipe_names,
         ),
     ],
@@ -40,20 +38,16 @@ def tune_warmup(
     tune: Annotated[
         Tuned | None,
         Option(
-            help=(
-                "What to tune: a warmup of lengths, a batch ramp, the switch between two stages, or"
-                " the learning-rate warmup's length."
-            ),
+            help="What to tune: a warmup of lengths,"
+            " a batch ramp, the switch between two stages, or the learning-rate warmup's length.",
             show_default="the recipe's",
         ),
     ] = None,
     budget: Annotated[
         str | None,
         Option(
-            help=(
-                "Most that all probes together may train: 10% of a full run, or tokens such as"
-                " 500M."
-            ),
+            help="Most that all probes together may train:"
+            " 10% of a full run, or tokens such as 500M.",
             show_default="no limit",
         ),
     ] = None,

@@ -65,9 +65,9 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
     if refusals and not allow:
         listed = "".join(f"  - {text}\n" for text in refusals)
         raise UsageError(
-            f"these runs cannot be compared fairly:\n{listed}Compare runs that were validated on"
-            " the same text with the same tokenizer, or use --allow to see them side by side,"
-            " labelled"
+            "these runs cannot be compared fairly:\n"
+            f"{listed}Compare runs that were validated on the same text with the same tokenizer,"
+            " or use --allow to see them side by side, labelled"
         )
     warnings = _origin_warnings(runs) + _recipe_warnings(groups)
     labels = [Why("allowed", text) for text in refusals]
@@ -147,8 +147,8 @@ def why_flops_not_judged(runs: Sequence[RunNumbers]) -> str:
     lacking = [run.name for run in runs if run.flops_lack_optimizer]
     if lacking:
         return (
-            f"{name_some(lacking)}: begun before the FLOPs of Muon's Newton-Schulz iterations were"
-            " counted"
+            f"{name_some(lacking)}: begun before the FLOPs"
+            " of Muon's Newton-Schulz iterations were counted"
         )
     return ""
 

@@ -369,8 +369,8 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
         evaluated_alike = {name: values[keep] for name, values in run.evaluated.items()}
         reduced.append(replace(run, evaluated=evaluated_alike))
     note = (
-        f"evaluated at different intervals: only the {len(common)} evaluations after the same"
-        " steps, and the last, count"
+        "evaluated at different intervals:"
+        f" only the {len(common)} evaluations after the same steps, and the last, count"
     )
     return reduced, [Why("note", note)]
 

@@ -421,15 +421,15 @@ def _why_other_schedule(question: Question, baseline: Group, method: Group) -> s
             unknown.append(group.label)
     if unknown:
         return (
-            f"where {' and '.join(unknown)} stood on the learning-rate schedule is known only at"
-            " the run's end"
+            f"where {' and '.join(unknown)} stood"
+            " on the learning-rate schedule is known only at the run's end"
         )
     if a is not None and b is not None:
         if abs(a - b) <= SAME_SCHEDULE:
             return ""
         return (
-            f"{baseline.label} is at {100 * a:.0f} % of its decay, {method.label} at"
-            f" {100 * b:.0f} %"
+            f"{baseline.label} is at {100 * a:.0f} %"
+            f" of its decay, {method.label} at {100 * b:.0f} %"
         )
     known, decaying, endless = (a, baseline, method) if b is None else (b, method, baseline)
     # A learning rate that never comes down is where it always is; the other must have come to the
@@ -437,8 +437,8 @@ def _why_other_schedule(question: Question, baseline: Group, method: Group) -> s
     if known is None or known >= 1 - SAME_SCHEDULE:
         return ""
     return (
-        f"{decaying.label} is at {100 * known:.0f} % of its decay, that of {endless.label} has"
-        " no end"
+        f"{decaying.label} is at {100 * known:.0f} % of its decay,"
+        f" that of {endless.label} has no end"
     )
 
 
@@ -685,8 +685,8 @@ def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]
     if math.isinf(error):
         size = "altogether"
     text = (
-        f"not judged: evaluations every {every:.0f} steps leave it open {size}; eval.every ="
-        f" {enough} would do"
+        f"not judged: evaluations every {every:.0f} steps leave it open {size};"
+        f" eval.every = {enough} would do"
     )
     return Estimate(estimate.mean, n=estimate.n, log=True, why=Why("not_judged", text))
 

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 3
 """Format of `--format json`."""
 COLUMNS = (
-    "section measure unit arm baseline seeds values mean sd estimate low high p p_holm verdict"
-    " reason kind"
+    "section measure unit arm baseline"
+    " seeds values mean sd estimate low high p p_holm verdict reason kind"
 )
 """Of the frame: a row per measure and recipe."""
 _MORE = (
-    "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p"
-    " text note"
+    "tested shared_seeds method n spread"
+    " se df bound exact p_equivalent could_see items items_p text note"
 )
 """What JSON's rows hold besides."""
 _CSV_COLUMNS = (

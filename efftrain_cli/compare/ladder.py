@@ -123,8 +123,8 @@ def not_decayed(
         return f'optim.schedule = "{schedule}" has no end'
     if decay_steps is None and decay_tokens is not None and decay_tokens != tokens:
         return (
-            f"optim.decay_tokens = {decay_tokens:,} is another budget than train.tokens ="
-            f" {tokens:,}"
+            f"optim.decay_tokens = {decay_tokens:,} is another budget"
+            f" than train.tokens = {tokens:,}"
         )
     return None
 

@@ -350,8 +350,9 @@ def other_shapes(runs: Sequence[RunNumbers]) -> str:
     if len(shapes) < 2:
         return ""
     return (
-        f"the learning rate decays otherwise ({' and '.join(shapes)}), so losses on the way do not"
-        " compare; final losses at several budgets would: efftrain sweep --set train.tokens=a,b,c"
+        f"the learning rate decays otherwise ({' and '.join(shapes)}),"
+        " so losses on the way do not compare;"
+        " final losses at several budgets would: efftrain sweep --set train.tokens=a,b,c"
     )
 
 
@@ -420,8 +421,8 @@ def other_budgets(runs: Sequence[RunNumbers]) -> str:
     shorter = format_number(least, axis="tokens")
     longer = format_quantity(most, "tokens")
     return (
-        f"schedules of {shorter} and {longer}, and the longer is read in mid-decay; compare over a"
-        " ladder of budgets instead: efftrain sweep --set train.tokens=a,b,c"
+        f"schedules of {shorter} and {longer}, and the longer is read in mid-decay;"
+        " compare over a ladder of budgets instead: efftrain sweep --set train.tokens=a,b,c"
     )
 
 

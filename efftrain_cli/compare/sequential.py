@@ -48,8 +48,8 @@ def schedule(seeds: int, looks: int) -> tuple[int, ...]:
     most = max(1, seeds - FIRST_LOOK + 1)
     if looks > most:
         raise ValueError(
-            f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds: the first is at"
-            f" {FIRST_LOOK}"
+            f"{looks} looks need at least {looks + FIRST_LOOK - 1} seeds:"
+            f" the first is at {FIRST_LOOK}"
         )
     if looks == 1:
         return (seeds,)

@@ -122,20 +122,20 @@ def _notes_of(row: Row) -> list[str]:
 def _note(comparison: Comparison, scores: bool) -> str:
     if scores:
         return (
-            "B - A. p is corrected (Holm) over all tasks, metrics and recipes; items speak for"
-            " these checkpoints only."
+            "B - A. p is corrected (Holm) over all tasks, metrics and recipes;"
+            " items speak for these checkpoints only."
         )
     note = (
-        "Losses in nats/token, B - A; costs as ratios A / B, above 1 is better. The final loss"
-        " decides"
+        "Losses in nats/token, B - A; costs as ratios A / B, above 1 is better."
+        " The final loss decides"
     )
     if len(comparison.groups) > 2:
         note += ", corrected for the number of recipes"
     note += "; p of the other lines is corrected (Holm) for their number, intervals are not."
     if any(verdict.question.tested == "match" for verdict in comparison.verdicts):
         note += (
-            " To match: what the better run of a pair needs to the other's final loss, on its own"
-            " curve."
+            " To match: what the better run of a pair needs to the other's final loss,"
+            " on its own curve."
         )
     return note
 
@@ -293,14 +293,14 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         rows.append((*names, spread, *needed, f"{kind}: {estimate.n} so far"))
     heads = [f"{size:g}" for size in differences]
     return Table(
-        f"Seeds per recipe that show a true difference from {comparison.baseline.label} (two-sided"
-        " 5 % by Holm, power 80 %)",
+        "Seeds per recipe that show a true difference"
+        f" from {comparison.baseline.label} (two-sided 5 % by Holm, power 80 %)",
         ("measure", "recipe", "sd of differences [95 %]", *heads, "behind it"),
         rows,
-        "Sizes: nats/token for losses; for costs the share saved or lost, as a ratio less 1. The"
-        " spread of a few seeds is itself uncertain: planned is with its 80th percentile, for the"
-        " strictest of Holm's steps. Plan a new study with new seeds: adding seeds to this one"
-        " until it shows something makes false claims in up to a quarter of studies.",
+        "Sizes: nats/token for losses; for costs the share saved or lost, as a ratio less 1."
+        " The spread of a few seeds is itself uncertain: planned is with its 80th percentile,"
+        " for the strictest of Holm's steps. Plan a new study with new seeds: adding seeds"
+        " to this one until it shows something makes false claims in up to a quarter of studies.",
     )
 
 

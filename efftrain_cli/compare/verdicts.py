@@ -100,8 +100,8 @@ def _detectable(found: Verdict) -> str:
     shown, least, most = sizes
     words = f"{noun} of {shown} {question.unit}".rstrip()
     return (
-        f"such a study shows {words} in 80 % of cases ({least} to {most} by the spread's own"
-        " interval)"
+        f"such a study shows {words} in 80 % of cases"
+        f" ({least} to {most} by the spread's own interval)"
     )
 
 

@@ -167,9 +167,9 @@ class Building:
         free = free_bytes(self.folder)
         if needed > free:
             raise DiskError(
-                f"the disk of the cache {self.folder.parent} has too little room: about {needed:,}"
-                f" bytes needed, {free:,} bytes free. Make room, set EFFTRAIN_CACHE to a folder on"
-                " another disk, or lower data.max_tokens"
+                f"the disk of the cache {self.folder.parent} has too little room:"
+                f" about {needed:,} bytes needed, {free:,} bytes free. Make room,"
+                " set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
             )
         if needed > 1 << 28:
             self.tell(

@@ -43,14 +43,14 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             need = "an unknown number of" if needed is None else f"about {needed:,}"
             raise DiskError(
-                f"the disk of the cache {folder} is full: {need} bytes needed,"
-                f" {free_bytes(folder):,} bytes free. Make room, or set EFFTRAIN_CACHE to a folder"
-                " on another disk"
+                f"the disk of the cache {folder} is full:"
+                f" {need} bytes needed, {free_bytes(folder):,} bytes free."
+                " Make room, or set EFFTRAIN_CACHE to a folder on another disk"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise UsageError(
-                f"the cache {folder} cannot be written: {error.strerror}\nset EFFTRAIN_CACHE to a"
-                " writable folder"
+                f"the cache {folder} cannot be written: {error.strerror}\n"
+                "set EFFTRAIN_CACHE to a writable folder"
             ) from error
         raise
 

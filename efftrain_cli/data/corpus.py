@@ -84,9 +84,9 @@ class ShardWriter:
         if len(ids) and int(ids.max()) >= self.vocab_size:
             at = int(np.argmax(ids >= self.vocab_size))
             raise DataError(
-                f"{document}: token {at} is {int(ids[at])}, but the tokenizer's vocabulary has"
-                f" {self.vocab_size} tokens (ids from 0): the tokenizer's files do not belong"
-                " together"
+                f"{document}: token {at} is {int(ids[at])},"
+                f" but the tokenizer's vocabulary has {self.vocab_size} tokens (ids from 0):"
+                " the tokenizer's files do not belong together"
             )
         with named_errors(self._path):
             if self._file is None:
@@ -216,8 +216,8 @@ class Shard:
                 place = f"token {at} (byte {HEADER_BYTES + at * self.ids.itemsize})"
                 raise damaged(
                     self.path,
-                    f"{place} is {int(self.ids[at])}, but the vocabulary has {self.vocab_size}"
-                    " tokens",
+                    f"{place} is {int(self.ids[at])},"
+                    f" but the vocabulary has {self.vocab_size} tokens",
                 )
         if digest.hexdigest() != self.sha256:
             hashes = f"sha256 {digest.hexdigest()[:12]}..., manifest {self.sha256[:12]}..."

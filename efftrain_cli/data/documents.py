@@ -221,8 +221,8 @@ def _check_unpacked(path: Path, size: int, most: int) -> None:
 
 def _too_long(length: int) -> str:
     return (
-        f"a line of {length:,} bytes; at most {LINE_BYTES:,} are read (is the file text, one record"
-        " a line?)"
+        f"a line of {length:,} bytes; at most {LINE_BYTES:,} are read"
+        " (is the file text, one record a line?)"
     )
 
 
@@ -259,8 +259,8 @@ def _text_of(record: Any, text_field: str) -> str:
         )
     if text_field not in record:
         raise _BadLineError(
-            f"no field {text_field!r}; it has {_names(list(record))} (data.text_field names the"
-            " field)"
+            f"no field {text_field!r}; it has {_names(list(record))}"
+            " (data.text_field names the field)"
         )
     if problem := problem_of(record[text_field], text_field):
         raise _BadLineError(problem)
@@ -323,15 +323,15 @@ def _declared_bytes(metadata: Any, column_name: str) -> int:
 def _require_column(path: Path, name: str, columns: list[str]) -> None:
     if name not in columns:
         raise DataError(
-            f"{path}: no column {name!r}; it has {_names(columns)} (data.text_field names the"
-            " column)"
+            f"{path}: no column {name!r}; it"
+            f" has {_names(columns)} (data.text_field names the column)"
         )
 
 
 def _not_utf8(content: bytes, byte: int) -> str:
     return (
-        f"not UTF-8: byte 0x{content[byte]:02x} (convert the file, for example with `iconv -f"
-        " latin1 -t utf-8`)"
+        f"not UTF-8: byte 0x{content[byte]:02x} (convert the file,"
+        " for example with `iconv -f latin1 -t utf-8`)"
     )
 
 
@@ -405,9 +405,9 @@ def open_token_file(path: Path) -> np.ndarray:
         )
     if (path.parent / "meta.pkl").exists():
         raise DataError(
-            f"{path}: meta.pkl beside it says that nanoGPT made it with its own vocabulary (of"
-            " characters, for example), and a pickle is never opened here. Name the text it was"
-            " made from"
+            f"{path}: meta.pkl beside it says that nanoGPT made it with its own vocabulary"
+            " (of characters, for example), and a pickle is never opened here."
+            " Name the text it was made from"
         )
     if size % 2:
         raise DataError(
@@ -424,8 +424,8 @@ def token_documents(path: Path, bad: BadDocuments, eot_id: int | None) -> Iterat
     tokenizer that is trained on the text (bpe:N) is a `DataError`."""
     if eot_id is None:
         raise DataError(
-            f"{path} holds token ids, and a tokenizer cannot be trained on those: set"
-            ' data.tokenizer to the one that made them, for example "gpt2"'
+            f"{path} holds token ids, and a tokenizer cannot be trained on those:"
+            ' set data.tokenizer to the one that made them, for example "gpt2"'
         )
     ids = open_token_file(path)
     if len(ids) == 0:

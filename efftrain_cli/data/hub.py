@@ -105,8 +105,8 @@ class HubReader:
                 self._row += 1
                 if self.text_field not in record:
                     raise DataError(
-                        f"dataset {source.name!r}: no field {self.text_field!r}; it has"
-                        f" {', '.join(map(repr, record))} (data.text_field names the field)"
+                        f"dataset {source.name!r}: no field {self.text_field!r};"
+                        f" it has {', '.join(map(repr, record))} (data.text_field names the field)"
                     )
                 text = record[self.text_field]
                 if problem := problem_of(text, self.text_field):
@@ -122,8 +122,9 @@ class HubReader:
                     copy = f"copy of revision {source.revision!r}"
                 raise DataError(
                     f"data.{source.purpose} = {source.name!r} is neither a file nor a folder here,"
-                    f" the Hugging Face Hub cannot be asked ({reason}), and the Hub's caches have"
-                    f" no {copy}. Connect, or name local files, or use data.{source.purpose}=stdlib"
+                    f" the Hugging Face Hub cannot be asked ({reason}),"
+                    f" and the Hub's caches have no {copy}."
+                    f" Connect, or name local files, or use data.{source.purpose}=stdlib"
                 ) from error
             summary = " ".join(str(error).split())[:400]
             raise DataError(
@@ -185,8 +186,8 @@ def hub_file(repository: str, name: str, revision: str | None = None) -> Path:
         return Path(cached)
     if reason := hub_unreachable():
         raise DataError(
-            f"{name} of {repository!r} is not in the Hub's cache, and the Hugging Face Hub cannot"
-            f" be asked: {reason}"
+            f"{name} of {repository!r} is not in the Hub's cache,"
+            f" and the Hugging Face Hub cannot be asked: {reason}"
         )
     try:
         return Path(huggingface_hub.hf_hub_download(repository, name, revision=revision))

@@ -110,8 +110,8 @@ def prepare(
     wanted = bpe_size(data.tokenizer)
     if corpus.vocab_size < wanted:
         said = (
-            f"data.tokenizer = {data.tokenizer!r}: the text repeats too few pairs for {wanted:,}"
-            f" tokens; the vocabulary has {corpus.vocab_size:,}"
+            f"data.tokenizer = {data.tokenizer!r}: the text repeats too few pairs"
+            f" for {wanted:,} tokens; the vocabulary has {corpus.vocab_size:,}"
         )
         corpus = replace(corpus, notes=(*corpus.notes, said))
     check_findings(corpus.manifest, data)

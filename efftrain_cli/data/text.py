@@ -251,8 +251,8 @@ def _find(entry: str, purpose: Side, data: Data) -> tuple[list[Source], str]:
         hint = f'; it has {_suffixes(files)}. data.format = "txt" reads them as text'
     elif hidden:
         hint = (
-            f"; hidden files and folders, such as {hidden[0].name}, are not read: name one to"
-            " read it"
+            f"; hidden files and folders, such as {hidden[0].name}, are not read:"
+            " name one to read it"
         )
     raise DataError(f"{what} no file of a known kind ({_KINDS}){hint}")
 
@@ -274,8 +274,8 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         paths = sorted(folder.rglob("*"))
     except OSError as error:
         raise DataError(
-            f"{error.filename} cannot be listed: {error.strerror}. Give a folder that nothing else"
-            " changes meanwhile, or a glob of files"
+            f"{error.filename} cannot be listed: {error.strerror}."
+            " Give a folder that nothing else changes meanwhile, or a glob of files"
         ) from None
     hidden = dict.fromkeys(path for path in paths if "/." in f"/{path.relative_to(folder)}")
     return [path for path in paths if path not in hidden], list(hidden)
@@ -289,8 +289,8 @@ def _hub_dataset(entry: str, path: Path, purpose: Side, data: Data) -> HubDatase
             several = ", ".join(f'"{part.strip()}"' for part in entry.split(","))
             raise DataError(f"no such file; several are written as a list: [{several}]")
         raise DataError(
-            f"no such file or folder (looked in {Path.cwd()}); name files, folders or globs of"
-            f' {_KINDS}, a Hub dataset "owner/name", or "stdlib"'
+            f"no such file or folder (looked in {Path.cwd()});"
+            f' name files, folders or globs of {_KINDS}, a Hub dataset "owner/name", or "stdlib"'
         )
     split = data.split if purpose == "train" else None
     return HubDataset(named[1], named[2], named[3] or data.revision, purpose, split=split)
@@ -302,11 +302,10 @@ def _check_no_splits(path: Path) -> None:
     held_out = [folder for folder in held_out if folder.is_dir()]
     if (path / "train").is_dir() and held_out:
         raise DataError(
-            f"the folder has {', '.join(folder.name for folder in held_out)} beside train, and"
-            " would be read as one text\n"
-            f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}"; or, to read'
-            " all of it as before, "
-            f'data.train = "{path}/**/*"'
+            f"the folder has {', '.join(folder.name for folder in held_out)} beside train,"
+            " and would be read as one text\n"
+            f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}";'
+            f' or, to read all of it as before, data.train = "{path}/**/*"'
         )
 
 
@@ -323,13 +322,13 @@ def _left_out(files: list[Path], chosen: list[Path]) -> str:
     read = sum(file.stat().st_size for file in chosen)
     unread = sum(file.stat().st_size for file in others)
     what = (
-        f"{len(others):,} of {len(files):,} files, {unread:,} of {read + unread:,} bytes, are not"
-        f" read ({_suffixes(others)})"
+        f"{len(others):,} of {len(files):,} files, {unread:,} of {read + unread:,} bytes,"
+        f" are not read ({_suffixes(others)})"
     )
     if unread > read:
         raise DataError(
-            f"{what}: read is only {_suffixes(chosen)}. Name what you mean by a glob, as"
-            ' "folder/**/*.md", or set data.format = "txt" to read every file as text'
+            f"{what}: read is only {_suffixes(chosen)}. Name what you mean by a glob,"
+            ' as "folder/**/*.md", or set data.format = "txt" to read every file as text'
         )
     return what
 
@@ -370,8 +369,8 @@ def stdlib_files() -> list[Source]:
                 files.append(os.path.join(folder, name))
     if not files:
         raise DataError(
-            f"this Python has no source of its standard library in {root}; give data.train files of"
-            " your own"
+            f"this Python has no source of its standard library in {root};"
+            " give data.train files of your own"
         )
     prefix = len(str(root)) + 1
     files.sort(key=lambda name: name[prefix:].replace(os.sep, "/"))

@@ -142,8 +142,8 @@ def bpe_size(spec: str) -> int:
     number = spec.removeprefix("bpe:").replace("_", "")
     if not number.isdecimal() or not 257 <= int(number) <= 1_000_000:
         raise DataError(
-            f"data.tokenizer = {spec!r}: N of bpe:N is a whole number from 257 (256 bytes and the"
-            " end of text)"
+            f"data.tokenizer = {spec!r}: N of bpe:N"
+            " is a whole number from 257 (256 bytes and the end of text)"
         )
     return int(number)
 
@@ -161,9 +161,9 @@ def tokenizer_files(spec: str) -> tuple[Path, ...]:
     path = expanded(spec, "write data.tokenizer without ~")
     if not path.exists():
         nothing = (
-            f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()}); give a"
-            ' tokenizer.json, a folder with GPT-2\'s vocabulary and merges, "gpt2" or "owner/name"'
-            ' (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
+            f"data.tokenizer = {spec!r}: no such file or folder (looked in {Path.cwd()});"
+            ' give a tokenizer.json, a folder with GPT-2\'s vocabulary and merges, "gpt2"'
+            ' or "owner/name" (from the Hugging Face Hub) or "bpe:N" (trained on the corpus)'
         )
         named = hub.MODEL_NAME.fullmatch(spec)
         if named is None or path.suffix == ".json":
@@ -199,8 +199,8 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             files: tuple[Path, ...] = (hub.hub_file("openai-community/gpt2", "tokenizer.json"),)
         except DataError as error:
             raise DataError(
-                f'data.tokenizer = "gpt2": {error}. Give the folder with GPT-2\'s vocabulary and'
-                " merges instead, a tokenizer.json, or bpe:N, which is trained on the corpus"
+                f'data.tokenizer = "gpt2": {error}. Give the folder with GPT-2\'s vocabulary'
+                " and merges instead, a tokenizer.json, or bpe:N, which is trained on the corpus"
             ) from error
     else:
         files = tokenizer_files(spec)
@@ -268,13 +268,13 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, stated: str | None = Non
     end = next((name for name in (*_ENDS, stated) if name in vocabulary), None)
     if end is None:
         raise DataError(
-            f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)} is"
-            " needed, or an eos_token in tokenizer_config.json beside it"
+            f"data.tokenizer = {spec!r} has no end-of-text token; one of {', '.join(_ENDS)}"
+            " is needed, or an eos_token in tokenizer_config.json beside it"
         )
     if max(vocabulary.values()) >= 1 << 24:
         raise DataError(
-            f"data.tokenizer = {spec!r} has ids up to {max(vocabulary.values()):,}; at most"
-            f" {1 << 24:,} tokens are read"
+            f"data.tokenizer = {spec!r} has ids up to {max(vocabulary.values()):,};"
+            f" at most {1 << 24:,} tokens are read"
         )
     backend.no_padding()
     backend.no_truncation()

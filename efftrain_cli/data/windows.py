@@ -73,9 +73,9 @@ class Windows:
         for part, windows in zip(self._parts, self._windows, strict=True):
             if windows < 1:
                 raise DataError(
-                    f"{part.name} has {part.tokens:,} tokens, too few for windows of"
-                    f" {self.seq_len:,} tokens (at least {2 * self.seq_len:,} are needed): give"
-                    " more text or a smaller model.seq_len"
+                    f"{part.name} has {part.tokens:,} tokens, too few for windows"
+                    f" of {self.seq_len:,} tokens (at least {2 * self.seq_len:,} are needed):"
+                    " give more text or a smaller model.seq_len"
                 )
         return min(
             windows * _MIX // share
@@ -109,15 +109,16 @@ class Windows:
                     f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items()
                 )
                 raise RecipeError(
-                    f"the budget needs {epochs:.2f} epochs of one of the sources ({each}). Set"
-                    " data.repeat = true to read it more than once, lower its weight or"
-                    " train.tokens, or give more text"
+                    f"the budget needs {epochs:.2f} epochs of one of the sources ({each})."
+                    " Set data.repeat = true to read it more than once, lower its weight"
+                    " or train.tokens, or give more text"
                 )
             raise RecipeError(
-                f"the budget needs {epochs:.2f} epochs: {windows:,} windows of {self.seq_len:,}"
-                f" tokens, and the corpus has {self.per_epoch:,}. Set data.repeat = true to read it"
-                f" more than once, lower train.tokens to about {self.per_epoch / windows:.0%} of"
-                " its value, or give more text (data.train)"
+                f"the budget needs {epochs:.2f} epochs: {windows:,} windows"
+                f" of {self.seq_len:,} tokens, and the corpus has {self.per_epoch:,}."
+                " Set data.repeat = true to read it more than once,"
+                f" lower train.tokens to about {self.per_epoch / windows:.0%} of its value,"
+                " or give more text (data.train)"
             )
         return epochs
 
@@ -187,9 +188,9 @@ class Windows:
         fits = (self.shards.tokens - 1) // self.seq_len
         if fits < 1:
             raise DataError(
-                f"the validation text has {self.shards.tokens:,} tokens, too few for one window of"
-                f" {self.seq_len:,} and its last target: raise data.valid_fraction, give data.valid"
-                " more text, or lower model.seq_len"
+                f"the validation text has {self.shards.tokens:,} tokens,"
+                f" too few for one window of {self.seq_len:,} and its last target:"
+                " raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
         starts = []
         base = 0
@@ -249,14 +250,14 @@ def data_warnings(train: Windows, windows: int, validation_windows: int) -> list
     found = []
     if (epochs := train.epochs(windows)) > MANY_EPOCHS:
         found.append(
-            f"the run reads the text {epochs:,.0f} times: it will learn it by heart, and lower"
-            " losses then say little. Give more text (data.train) or lower train.tokens"
+            f"the run reads the text {epochs:,.0f} times: it will learn it by heart,"
+            " and lower losses then say little. Give more text (data.train) or lower train.tokens"
         )
     if 0 < validation_windows < FEW_WINDOWS:  # without any the run is refused
         found.append(
-            f"validation is on {counted(validation_windows, 'window')} only, so its loss depends on"
-            " which text they hold: raise data.valid_fraction or eval.windows, or give data.valid"
-            " more text"
+            f"validation is on {counted(validation_windows, 'window')} only,"
+            " so its loss depends on which text they hold:"
+            " raise data.valid_fraction or eval.windows, or give data.valid more text"
         )
     return found
 

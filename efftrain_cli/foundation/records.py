@@ -106,8 +106,9 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
         raise newer
     if version < kind.newest - 1:
         raise DamagedError(
-            f"{path} has format {version}; this efftrain reads formats {kind.newest - 1} and "
-            f"{kind.newest}\n  read it with the efftrain version that wrote it"
+            f"{path} has format {version}; this efftrain reads formats {kind.newest - 1}"
+            f" and {kind.newest}\n"
+            "  read it with the efftrain version that wrote it"
         )
     try:
         record = kind.model_validate(content)
@@ -131,8 +132,8 @@ def newer_format(path: Path, version: object, newest: int, written_by: object) -
     """Return the error of a file in a format that this version does not know."""
     by = f"efftrain {written_by}" if written_by else "another one"
     return NewerFormatError(
-        f"{path} has format {version}, this efftrain reads formats up to {newest}. It was written "
-        f"by {by}, which is newer: update efftrain. Nothing was changed"
+        f"{path} has format {version}, this efftrain reads formats up to {newest}."
+        f" It was written by {by}, which is newer: update efftrain. Nothing was changed"
     )
 
 
@@ -211,8 +212,8 @@ def read_toml_text(path: Path) -> str:
         DamagedError: it does not match its last line, if that is a seal.
     """
     way = (
-        "restore it from a copy\n  if you edited it on purpose, delete its last line: it is the"
-        " sha256 of the others"
+        "restore it from a copy\n"
+        "  if you edited it on purpose, delete its last line: it is the sha256 of the others"
     )
     text = read_small_text(path, way)
     if has_toml_seal(text) and sealed_toml(text.rpartition("\n#")[0]) != text:

@@ -129,9 +129,9 @@ def grow_run(
     tolerance = LOSS_TOLERANCE * max(1.0, loss_before)
     if record.preserves_loss and not abs(loss_after - loss_before) <= tolerance:
         raise CheckpointError(
-            f"{folder}: the loss should have stayed at {loss_before:.6f} and would be"
-            f" {loss_after:.6f}; nothing was written. The checkpoint's tensors do not behave like"
-            " this model's"
+            f"{folder}: the loss should have stayed at {loss_before:.6f}"
+            f" and would be {loss_after:.6f}; nothing was written."
+            " The checkpoint's tensors do not behave like this model's"
         )
     grown = Grown(
         run=run_path(name),
@@ -191,9 +191,9 @@ def grown_recipe(
     recipe = check_draft(draft)
     if progress.stage and recipe.staged_growth != section:
         raise UsageError(
-            "the source was grown before in other variants, and a recipe has one [staged_growth],"
-            " which would not say what was done\n  leave out --weights-only and --set"
-            " staged_growth.*"
+            "the source was grown before in other variants,"
+            " and a recipe has one [staged_growth], which would not say what was done\n"
+            "  leave out --weights-only and --set staged_growth.*"
         )
     return recipe
 
@@ -207,9 +207,9 @@ def _check_override(override: str, last: int) -> None:
         return
     if key.startswith(("model.", "stages", "data.tokenizer")):
         raise UsageError(
-            f"--set {override}: the model, its earlier stages and its tokenizer follow from the"
-            f" source and the operators\n  of the new stage, --set {own}lr, {own}rewarmup_steps and"
-            f" {own}schedule_ratio"
+            f"--set {override}: the model, its earlier stages"
+            " and its tokenizer follow from the source and the operators\n"
+            f"  of the new stage, --set {own}lr, {own}rewarmup_steps and {own}schedule_ratio"
         )
 
 
@@ -250,8 +250,8 @@ def _state_of(
         _, model, optimizer, method = read_checkpoint(checkpoint)
         if method:
             raise CheckpointError(
-                f"{checkpoint} holds tensors of a method ({', '.join(sorted(method)[:3])}) that no"
-                " growth operator knows"
+                f"{checkpoint} holds tensors of a method"
+                f" ({', '.join(sorted(method)[:3])}) that no growth operator knows"
             )
         load_tensors(state, model, optimizer)
     state.progress = progress
@@ -265,8 +265,8 @@ def _check_data(source: Path, session: Session, overrides: Sequence[str]) -> Non
     changed = origin["train_hash"] not in (None, session.corpus.train.sha256)
     if changed and not any(override.startswith("data.") for override in overrides):
         raise UsageError(
-            f"run {source.name!r} was trained on another text than data.train names now. Restore"
-            " the text, or say that it is meant by naming it: --set data.train=..."
+            f"run {source.name!r} was trained on another text than data.train names now."
+            " Restore the text, or say that it is meant by naming it: --set data.train=..."
         )
 
 

@@ -43,21 +43,21 @@ def growth_lines(grown: Grown, weights_only: bool) -> Iterator[str]:
     yield f"run         {grown.run}, from {source} after step {record.step}"
     yield f"parameters  {record.parameters_before:,} -> {record.parameters_after:,}"
     yield (
-        f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats per token on"
-        " the same validation windows"
+        f"loss        {record.val_loss_before:.6f} -> {record.val_loss_after:.6f} nats"
+        " per token on the same validation windows"
     )
     before = " ".join(f"{value:.4f}" for value in grown.logits_before)
     after = " ".join(f"{value:.4f}" for value in grown.logits_after)
     yield (
-        f"logits      {before} ... -> {after} ..., largest difference"
-        f" {grown.largest_logit_difference:.2g}"
+        f"logits      {before} ... -> {after} ...,"
+        f" largest difference {grown.largest_logit_difference:.2g}"
     )
     if not record.preserves_loss:
         yield "            (these variants do not keep the loss)"
     if weights_only:
         yield (
-            "lost        the optimizer's moments and step counters: expect a higher loss for about"
-            " a hundred steps"
+            "lost        the optimizer's moments and step counters:"
+            " expect a higher loss for about a hundred steps"
         )
     yield ""
     resume = f"  efftrain pretrain --resume {grown.run.name}"
@@ -78,28 +78,28 @@ def schedule_lines(
 ) -> Iterator[str]:
     """Yield a schedule planned from the scaling law."""
     formula = (
-        f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} + (2 x {law.s_c:.3g} /"
-        f" S)^{law.alpha_s:.3g} nats per token"
+        f"L(N, S) = ({law.n_c:.3g} / N)^{law.alpha_n:.3g} +"
+        f" (2 x {law.s_c:.3g} / S)^{law.alpha_s:.3g} nats per token"
     )
     target = planned[-1]
     if fitted_to is None:
         yield (
-            f"{formula}: Kaplan et al. 2020's constants, fitted to their models and data, not to"
-            " yours."
+            f"{formula}: Kaplan et al. 2020's constants, fitted to their models and data,"
+            " not to yours."
         )
     else:
         yield formula
         sizes = fitted_to.sizes
         yield (
             f"Fitted to models of {human_count(sizes[0])} to {human_count(sizes[-1])} parameters"
-            f" and up to {fitted_to.last_step:,.0f} steps; it misses their losses by"
-            f" {fitted_to.rms:.1%} (rms)."
+            f" and up to {fitted_to.last_step:,.0f} steps;"
+            f" it misses their losses by {fitted_to.rms:.1%} (rms)."
         )
         if any(stage.size > 1.01 * sizes[-1] or stage.size < 0.99 * sizes[0] for stage in planned):
             yield (
-                "Beyond these sizes it is an extrapolation: take the schedule to"
-                f" {human_count(target.size)} parameters as a guess. The exponents change with the"
-                " runs that are fitted."
+                "Beyond these sizes it is an extrapolation:"
+                f" take the schedule to {human_count(target.size)} parameters as a guess."
+                " The exponents change with the runs that are fitted."
             )
     yield "N: parameters without embeddings. FLOPs: 6 N per token, without attention and logits."
     yield ""
@@ -116,15 +116,15 @@ def schedule_lines(
     yield ""
     single = law.optimal_size(target.loss)
     yield (
-        f"{relative_cost(law, planned):.3f} of the FLOPs of the best single stage to a loss of"
-        f" {target.loss:.4f} ({human_count(single)} parameters),"
+        f"{relative_cost(law, planned):.3f} of the FLOPs of the best single stage"
+        f" to a loss of {target.loss:.4f} ({human_count(single)} parameters),"
         f" {'a batch of one size' if batch == 'fixed' else 'the critical batch of each stage'}."
     )
     for small, large in pairwise(planned):
         factor = large.size / small.size
         yield (
-            f"growth x {factor:.2f} in parameters: {law.same_loss_steps(factor):.3f} steps of the"
-            " smaller model for one of the larger at the same loss"
+            f"growth x {factor:.2f} in parameters: {law.same_loss_steps(factor):.3f} steps"
+            " of the smaller model for one of the larger at the same loss"
         )
     yield (
         "slope d log L / d log C at which a single size is the cheapest for its loss:"
@@ -190,8 +190,9 @@ def threshold_of(operators: Sequence[Operator]) -> float:
     threshold = PAPER_THRESHOLD.get(tuple(kinds))
     if threshold is None:
         raise UsageError(
-            "--small needs --operator width, depth, or both, for which the slope to grow at was"
-            " released\n  for other operators, give it: --threshold"
+            "--small needs --operator width, depth,"
+            " or both, for which the slope to grow at was released\n"
+            "  for other operators, give it: --threshold"
         )
     return threshold
 
@@ -199,21 +200,21 @@ def threshold_of(operators: Sequence[Operator]) -> float:
 def curve_lines(small: Curve, target: Curve | None, threshold: float) -> Iterator[str]:
     """Yield when to grow, by both rules, and what it would save."""
     yield (
-        f"small: {small.name}, {len(small.steps)} evaluations of steps {small.steps[0]:.0f} to"
-        f" {small.steps[-1]:.0f}"
+        f"small: {small.name}, {len(small.steps)} evaluations"
+        f" of steps {small.steps[0]:.0f} to {small.steps[-1]:.0f}"
     )
     yield (
         f"grow when the slope d log L / d log C rises above {threshold:g} (released threshold),"
         " after its steepest point:"
     )
     yield (
-        f"  regression over {small.window:>2} evaluations:          "
-        f" {_step(fitted_switch(small, threshold))}"
+        "  regression"
+        f" over {small.window:>2} evaluations:           {_step(fitted_switch(small, threshold))}"
     )
     if target is None:
         yield (
-            "give the curve of a run of the target's size too (--target) for the saving and for"
-            " equal marginal cost"
+            "give the curve of a run of the target's size too"
+            " (--target) for the saving and for equal marginal cost"
         )
         return
     steps = {
@@ -225,8 +226,8 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float) -> Iterato
     )
     optimum = fitted_switch(target, PAPER_OPTIMALITY)
     yield (
-        f"target: {target.name}, {len(target.steps)} evaluations; its slope rises above"
-        f" {PAPER_OPTIMALITY} at {_step(optimum)}"
+        f"target: {target.name}, {len(target.steps)} evaluations;"
+        f" its slope rises above {PAPER_OPTIMALITY} at {_step(optimum)}"
     )
     yield ""
     rows = []
@@ -248,8 +249,8 @@ def curve_lines(small: Curve, target: Curve | None, threshold: float) -> Iterato
     yield from table_lines(head, rows)
     yield ""
     yield (
-        "Savings are projected from two runs from scratch: of the target's FLOPs until it ends. No"
-        " grown run was measured."
+        "Savings are projected from two runs from scratch: of the target's FLOPs until it ends."
+        " No grown run was measured."
     )
 
 

@@ -66,8 +66,9 @@ def make_curve(
     losses = [points[step] for step in steps]
     if len(steps) < FEWEST_POINTS:
         raise UsageError(
-            f"{name}: {len(steps)} validation losses are too few to fit a slope to; at least"
-            f" {FEWEST_POINTS} are needed: train longer, or evaluate more often (eval.every)"
+            f"{name}: {len(steps)} validation losses are too few to fit a slope to;"
+            f" at least {FEWEST_POINTS} are needed:"
+            " train longer, or evaluate more often (eval.every)"
         )
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
         raise UsageError(f"{name}: a validation loss is not a positive finite number")

@@ -230,15 +230,15 @@ def plan_schedule(
     if target_loss is None:
         if target_size is None:
             raise UsageError(
-                "give a target: --target-loss (nats per token) or --target-size (parameters without"
-                " embeddings)"
+                "give a target: --target-loss (nats per token)"
+                " or --target-size (parameters without embeddings)"
             )
         target_loss = law.optimal_loss(target_size)
     largest = target_size or law.optimal_size(target_loss)
     if target_loss <= law.floor(largest):
         raise UsageError(
-            f"a loss of {target_loss:g} cannot be reached with {largest:.3g} parameters: their"
-            f" floor is {law.floor(largest):.4g}"
+            f"a loss of {target_loss:g} cannot be reached with {largest:.3g} parameters:"
+            f" their floor is {law.floor(largest):.4g}"
         )
     tokens = None
     if batch == "fixed":

@@ -95,27 +95,25 @@ class BatchSizeWarmup(Method):
         if self.start > full:
             yield (
                 "batch_size_warmup.start",
-                (
-                    f"{self.start} sequences is above the final batch, train.batch_size = {full};"
-                    " start below it"
-                ),
+                f"{self.start} sequences is above the final batch, train.batch_size = {full};"
+                " start below it",
             )
         elif (full - self.start) % self.increment:
             yield (
                 "batch_size_warmup.increment",
                 (
-                    f"{self.increment} does not divide the {full - self.start} sequences between"
-                    f" start = {self.start} and train.batch_size = {full}, so the ramp would not"
-                    " end at it"
+                    f"{self.increment} does not divide the {full - self.start} sequences"
+                    f" between start = {self.start} and train.batch_size = {full},"
+                    " so the ramp would not end at it"
                 ),
             )
         elif self.sequences * seq_len > budget:
             yield (
                 "batch_size_warmup.sequences",
                 (
-                    f"{self.sequences:,} is beyond the budget: the ramp alone trains"
-                    f" {self.sequences * seq_len:,} tokens, train.tokens is {budget:,}; lower it to"
-                    f" at most {budget // seq_len:,}, or raise train.tokens"
+                    f"{self.sequences:,} is beyond the budget: the ramp alone"
+                    f" trains {self.sequences * seq_len:,} tokens, train.tokens is {budget:,};"
+                    f" lower it to at most {budget // seq_len:,}, or raise train.tokens"
                 ),
             )
 

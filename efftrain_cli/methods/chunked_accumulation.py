@@ -96,30 +96,30 @@ class ChunkedAccumulation(Method):
             wide = Accumulator(), Accumulator(fast_accumulation=True)
             if chosen := [name for name, role in present.items() if role not in wide]:
                 breaches.append(
-                    'fidelity = "hardware" cannot choose bits, chunk and exponent_bits, given in'
-                    f" {', '.join(chosen)}: a GPU adds as it is built; leave them out and say"
-                    " fast_accumulation = true or false"
+                    'fidelity = "hardware" cannot choose bits, chunk'
+                    f" and exponent_bits, given in {', '.join(chosen)}: a GPU adds as it is built;"
+                    " leave them out and say fast_accumulation = true or false"
                 )
             if self.operands != "fp8_e4m3":
                 breaches.append(
-                    f'fidelity = "hardware" needs operands = "fp8_e4m3", not "{self.operands}": fp8'
-                    " matrix units take it for activations and weights, and none multiplies e5m2"
-                    " by e5m2"
+                    f'fidelity = "hardware" needs operands = "fp8_e4m3", not "{self.operands}":'
+                    " fp8 matrix units take it for activations and weights,"
+                    " and none multiplies e5m2 by e5m2"
                 )
             if not self.gradient_format.startswith("fp8"):
                 breaches.append(
-                    'fidelity = "hardware" needs gradient_operands "fp8_e5m2" or "fp8_e4m3", not'
-                    f' "{self.gradient_format}"'
+                    'fidelity = "hardware" needs gradient_operands "fp8_e5m2"'
+                    f' or "fp8_e4m3", not "{self.gradient_format}"'
                 )
             if self.rounding == "stochastic":
                 breaches.append(
-                    'fidelity = "hardware" rounds to nearest; rounding = "stochastic" is emulated'
-                    " only"
+                    'fidelity = "hardware" rounds to nearest;'
+                    ' rounding = "stochastic" is emulated only'
                 )
         elif fast := [name for name, role in present.items() if role.fast_accumulation]:
             breaches.append(
-                f'fidelity = "{self.fidelity}" knows no fast_accumulation, given in'
-                f' {", ".join(fast)}: it is a switch of GPUs and needs fidelity = "hardware";'
+                f'fidelity = "{self.fidelity}" knows no fast_accumulation, given'
+                f' in {", ".join(fast)}: it is a switch of GPUs and needs fidelity = "hardware";'
                 " emulation takes bits and chunk"
             )
         if breaches:
@@ -136,8 +136,8 @@ class ChunkedAccumulation(Method):
         blocks = model.n_layer
         if self.layers == "inner" and blocks < 3 and not self.head:
             rule = (
-                f'leaves none of {blocks} blocks: the first and the last stay fp32; take "all", or'
-                " a deeper model"
+                f"leaves none of {blocks} blocks: the first and the last stay fp32;"
+                ' take "all", or a deeper model'
             )
             yield "chunked_accumulation.layers", rule
         if self.fidelity != "hardware":
@@ -153,8 +153,8 @@ class ChunkedAccumulation(Method):
         for key, side in sides.items():
             if side % UNIT:
                 rule = (
-                    f"makes a matrix of {side} rows or columns, and fp8 matrix units take multiples"
-                    f" of {UNIT} (chunked_accumulation)"
+                    f"makes a matrix of {side} rows or columns,"
+                    f" and fp8 matrix units take multiples of {UNIT} (chunked_accumulation)"
                 )
                 yield f"model.{key}", rule
 
@@ -168,16 +168,16 @@ class ChunkedAccumulation(Method):
                 )
         if self.fidelity != "hardware" and recipe.train.dtype == "bf16":
             yield (
-                'train.dtype = "bf16" acts outside the layers of chunked_accumulation only: those'
-                f" take their operands in {self.operands}, add as they say, and round only their"
-                " result to bf16"
+                'train.dtype = "bf16" acts outside the layers of chunked_accumulation only:'
+                f" those take their operands in {self.operands}, add as they say,"
+                " and round only their result to bf16"
             )
 
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.fidelity == "hardware":
             return [
-                "Linear layers multiply in fp8 where the device can; on a CPU fast_accumulation has"
-                " no effect."
+                "Linear layers multiply in fp8 where the device can;"
+                " on a CPU fast_accumulation has no effect."
             ]
         return [
             f'Narrow accumulators are emulated (fidelity "{self.fidelity}"), so steps take longer'
@@ -260,7 +260,7 @@ def check_fp8(name: str, capability: tuple[int, int]) -> None:
     """
     if capability < (8, 9):
         raise UsageError(
-            f'chunked_accumulation.fidelity = "hardware": {name} has no fp8 matrix units (compute'
-            f" capability {capability[0]}.{capability[1]}; they came with 8.9).\nUse a Hopper or"
-            " Ada GPU, or emulate: --set chunked_accumulation.fidelity=intra_fp32"
+            f'chunked_accumulation.fidelity = "hardware": {name} has no fp8 matrix units'
+            f" (compute capability {capability[0]}.{capability[1]}; they came with 8.9).\n"
+            "Use a Hopper or Ada GPU, or emulate: --set chunked_accumulation.fidelity=intra_fp32"
         )

@@ -102,10 +102,8 @@ class Ouroboros(Method):
         if self.modules > n_layer + 2:
             yield (
                 "ouroboros.modules",
-                (
-                    f"must be at most model.n_layer + 2 = {n_layer + 2}: embedding and head can"
-                    " stand alone, the modules between need a block"
-                ),
+                f"must be at most model.n_layer + 2 = {n_layer + 2}:"
+                " embedding and head can stand alone, the modules between need a block",
             )
         if self.split is not None and sum(self.split) != n_layer:
             yield (
@@ -116,8 +114,8 @@ class Ouroboros(Method):
             return
         reasons = {
             "steps": (
-                "the update mixes gradients of several steps, so no batch's two halves tell its"
-                " noise"
+                "the update mixes gradients of several steps,"
+                " so no batch's two halves tell its noise"
             ),
             "blocks": "not implemented: the passes of its modules run every block",
         }
@@ -127,25 +125,21 @@ class Ouroboros(Method):
         if recipe.stages:
             yield (
                 "stages",
-                (
-                    "cannot be combined with ouroboros: gradients in flight have the shape of the"
-                    " smaller model"
-                ),
+                "cannot be combined with ouroboros:"
+                " gradients in flight have the shape of the smaller model",
             )
         accumulation = recipe.methods.get("chunked_accumulation")
         if accumulation is not None and accumulation.rounding == "stochastic":
             rule = (
-                'must be "nearest" with ouroboros: a batch that is run again would draw other'
-                " roundings"
+                'must be "nearest" with ouroboros:'
+                " a batch that is run again would draw other roundings"
             )
             yield "chunked_accumulation.rounding", rule
         if recipe.lanes is not None:
             yield (
                 "parallel.lanes",
-                (
-                    "cannot be combined with ouroboros, whose devices hold modules; set parallel ="
-                    " false"
-                ),
+                "cannot be combined with ouroboros, whose devices hold modules;"
+                " set parallel = false",
             )
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
@@ -153,8 +147,8 @@ class Ouroboros(Method):
         steps = recipe.full_steps
         if self.modules > 1 and steps is not None and warmup >= steps:
             yield (
-                f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps: no gradient"
-                " is ever delayed"
+                f"ouroboros.warmup_steps = {warmup} is the whole run of {steps} steps:"
+                " no gradient is ever delayed"
             )
 
     def assumptions(self, recipe: Sections) -> list[str]:
@@ -167,8 +161,8 @@ class Ouroboros(Method):
             again = " FLOPs leave out the second forward pass of replayed modules."
         return [
             f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago,"
-            f" the last fresh{after}. A module waits unchanged for its first one; the last ones in"
-            f" flight are dropped.{again}"
+            f" the last fresh{after}. A module waits unchanged for its first one;"
+            f" the last ones in flight are dropped.{again}"
         ]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:

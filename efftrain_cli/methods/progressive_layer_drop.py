@@ -76,10 +76,10 @@ class ProgressiveLayerDrop(Method):
         run_steps = recipe.full_steps
         if run_steps is not None and self.steps > 2 * run_steps and self.theta < 1:
             yield (
-                f"progressive_layer_drop.steps = {self.steps} sets the pace for a run of that many"
-                f" steps, and this run has {run_steps}: theta only comes down to"
-                f" {self.theta_at(run_steps):.2f}, and fewer blocks are skipped than meant; set it"
-                " to the steps of the run"
+                f"progressive_layer_drop.steps = {self.steps} sets the pace"
+                f" for a run of that many steps, and this run has {run_steps}:"
+                f" theta only comes down to {self.theta_at(run_steps):.2f},"
+                " and fewer blocks are skipped than meant; set it to the steps of the run"
             )
 
     def assumptions(self, recipe: Sections) -> list[str]:

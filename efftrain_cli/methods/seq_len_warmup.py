@@ -92,20 +92,20 @@ class SeqLenWarmup(Method):
         breaches = []
         if self.batch == "tokens" and self.mode == "truncate":
             breaches.append(
-                'batch = "tokens" fills a step with further sequences of the same windows, and mode'
-                ' = "truncate" drops them; set mode = "reshape", or batch = "sequences"'
+                'batch = "tokens" fills a step with further sequences of the same windows,'
+                ' and mode = "truncate" drops them; set mode = "reshape", or batch = "sequences"'
             )
         if self.pacing == "discrete":
             if not self.lengths:
                 breaches.append(
-                    'pacing = "discrete" needs lengths, such as [128, 1024], and until, such as'
-                    " [15000]"
+                    'pacing = "discrete" needs lengths,'
+                    " such as [128, 1024], and until, such as [15000]"
                 )
             elif len(self.until) != len(self.lengths) - 1:
                 breaches.append(
                     f"lengths has {len(self.lengths)} phases and until {len(self.until)} ends;"
-                    " until names the last step of each phase but the final one, so it needs"
-                    f" {len(self.lengths) - 1}"
+                    " until names the last step of each phase but the final one,"
+                    f" so it needs {len(self.lengths) - 1}"
                 )
             if any(length < 1 for length in self.lengths):
                 breaches.append(f"lengths = {list(self.lengths)}: a length is at least 1 token")
@@ -115,8 +115,8 @@ class SeqLenWarmup(Method):
                 )
             if self.steps is not None:
                 breaches.append(
-                    f'steps = {self.steps} has no effect with pacing = "discrete"; until says when'
-                    " to lengthen"
+                    f'steps = {self.steps} has no effect with pacing = "discrete";'
+                    " until says when to lengthen"
                 )
         else:
             if self.steps is None:
@@ -126,8 +126,8 @@ class SeqLenWarmup(Method):
             for name, given in (("lengths", self.lengths), ("until", self.until)):
                 if given:
                     breaches.append(
-                        f'{name} = {list(given)} needs pacing = "discrete", but pacing is'
-                        f' "{self.pacing}"'
+                        f'{name} = {list(given)} needs pacing = "discrete",'
+                        f' but pacing is "{self.pacing}"'
                     )
         if breaches:
             raise ValueError("; ".join(breaches))
@@ -233,27 +233,23 @@ class SeqLenWarmup(Method):
         if above:
             yield (
                 "seq_len_warmup.lengths",
-                (
-                    f"{list(self.lengths)}: {above[0]} is above the full length, model.seq_len ="
-                    f" {full}"
-                ),
+                f"{list(self.lengths)}: {above[0]} is above the full length,"
+                f" model.seq_len = {full}",
             )
         elif self.lengths and self.lengths[-1] != full:
             yield (
                 "seq_len_warmup.lengths",
                 (
                     f"{list(self.lengths)} ends at {self.lengths[-1]}, but model.seq_len = {full}:"
-                    " positions beyond would never be trained, yet validation uses them; end with"
-                    f" {full}, or set model.seq_len"
+                    " positions beyond would never be trained, yet validation uses them;"
+                    f" end with {full}, or set model.seq_len"
                 ),
             )
         elif self.steps is not None and self.start > full:
             yield (
                 "seq_len_warmup.start",
-                (
-                    f"{self.start} tokens is above the full length, model.seq_len = {full}; start"
-                    " below it"
-                ),
+                f"{self.start} tokens is above the full length, model.seq_len = {full};"
+                " start below it",
             )
         else:
             yield from self._budget_problems(full, smallest, train.tokens)
@@ -262,10 +258,8 @@ class SeqLenWarmup(Method):
         for name in varying(recipe.methods, "batch"):
             yield (
                 "seq_len_warmup.batch",
-                (
-                    f'"tokens" cannot be combined with {name}: both decide the sequences of a step;'
-                    f' set it to "sequences", or {name} to false'
-                ),
+                f'"tokens" cannot be combined with {name}: both decide the sequences of a step;'
+                f' set it to "sequences", or {name} to false',
             )
 
     def _budget_problems(self, full: int, batch_size: int, budget: int) -> Problems:
@@ -282,10 +276,8 @@ class SeqLenWarmup(Method):
                 way = f"lower it to at most {fitting}"
         yield (
             f"seq_len_warmup.{key}",
-            (
-                f"{value} is beyond the budget: the warmup alone trains {needed:,} tokens, "
-                f"train.tokens is {budget:,}; {way}, or raise train.tokens"
-            ),
+            f"{value} is beyond the budget: the warmup alone trains {needed:,} tokens,"
+            f" train.tokens is {budget:,}; {way}, or raise train.tokens",
         )
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:

@@ -91,9 +91,9 @@ class SimiGrad(Method):
             )
         if self.lowest > self.highest:
             raise ValueError(
-                f"no multiple of quantum {self.quantum} lies between min_batch_size"
-                f" {self.min_batch_size} and max_batch_size {self.max_batch_size}; choose a smaller"
-                " quantum or wider bounds"
+                f"no multiple of quantum {self.quantum} lies between"
+                f" min_batch_size {self.min_batch_size} and max_batch_size {self.max_batch_size};"
+                " choose a smaller quantum or wider bounds"
             )
         return self
 
@@ -122,21 +122,22 @@ class SimiGrad(Method):
     def warnings(self, recipe: Sections) -> Iterator[str]:
         if recipe.optim.has_end and recipe.optim.decay_steps is not None:
             yield (
-                "optim.decay_steps decays by steps, and SimiGrad makes their number unknown; decay"
-                " by tokens instead (decay_steps = false)"
+                "optim.decay_steps decays by steps, and SimiGrad makes their number unknown;"
+                " decay by tokens instead (decay_steps = false)"
             )
         largest = self.lr_factor(self.highest, recipe.train.batch_size)
         if largest > 4:
             yield (
-                f"simigrad.lr_scaling = {self.lr_scaling!r} can raise the learning rate to"
-                f" {largest:.1f} times the schedule's, when the batch reaches max_batch_size ="
-                f" {self.max_batch_size}; lower that bound, or check that the rate is stable"
+                f"simigrad.lr_scaling = {self.lr_scaling!r}"
+                f" can raise the learning rate to {largest:.1f} times the schedule's,"
+                f" when the batch reaches max_batch_size = {self.max_batch_size};"
+                " lower that bound, or check that the rate is stable"
             )
         for name in varying(recipe.methods, "length"):
             yield (
-                f"simigrad with {name}: the similarity rises with the tokens in a sequence, so the"
-                " batch will first grow and then shrink as sequences lengthen; run each alone"
-                " before combining them"
+                f"simigrad with {name}: the similarity rises with the tokens in a sequence,"
+                " so the batch will first grow and then shrink as sequences lengthen;"
+                " run each alone before combining them"
             )
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
@@ -156,8 +157,8 @@ class SimiGrad(Method):
 
     def assumptions(self, recipe: Sections) -> list[str]:
         return [
-            "SimiGrad decides the batch size from gradients as they come; the plan assumes that it"
-            f" stays as it is, at first train.batch_size = {recipe.train.batch_size}."
+            "SimiGrad decides the batch size from gradients as they come; the plan assumes"
+            f" that it stays as it is, at first train.batch_size = {recipe.train.batch_size}."
         ]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:

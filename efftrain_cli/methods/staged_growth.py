@@ -97,8 +97,8 @@ def parse_operator(text: str) -> Operator:
     kind, _, factor = text.partition(":")
     if kind not in get_args(OperatorKind):
         raise ValueError(
-            f"{text!r} is not a growth operator; there are width and depth, with a factor as in"
-            " 'width:3', and with a size pad:192, d_ff:512 and n_kv_head:4"
+            f"{text!r} is not a growth operator; there are width and depth,"
+            " with a factor as in 'width:3', and with a size pad:192, d_ff:512 and n_kv_head:4"
         )
     is_number = re.fullmatch(r"[0-9]{1,9}", factor) is not None
     if kind not in ("width", "depth"):
@@ -106,8 +106,8 @@ def parse_operator(text: str) -> Operator:
             raise ValueError(f"{text!r}: write the new size, as in '{kind}:192'")
     elif factor and not is_number:
         raise ValueError(
-            f"{text!r}: the factor must be a whole number: the operators repeat whole copies; write"
-            f" '{kind}' or '{kind}:3'"
+            f"{text!r}: the factor must be a whole number: the operators repeat whole copies;"
+            f" write '{kind}' or '{kind}:3'"
         )
     if factor and int(factor) < 2:
         raise ValueError(f"{text!r}: the factor must be 2 or more; growth makes no model smaller")
@@ -294,42 +294,43 @@ class StagedGrowth(Method):
             if model.norm_facts.vectors:
                 key = f'init = "{model.init}"'
             rule = (
-                f"operator {wider[0]} does not keep the loss with model.{key}, whose logits grow"
-                " with the width; grow in depth"
+                f"operator {wider[0]} does not keep the loss with model.{key},"
+                " whose logits grow with the width; grow in depth"
             )
             yield "stages", rule
         inserts_identity = "depth" in kinds and self.depth == "identity"
         if inserts_identity and not model.norm_facts.vectors:
             rule = (
-                'must not be "identity" with model.norm = "none": inserted layers are the identity'
-                ' by layer norms of 0; take "zero_out_proj"'
+                'must not be "identity" with model.norm = "none":'
+                ' inserted layers are the identity by layer norms of 0; take "zero_out_proj"'
             )
             yield "staged_growth.depth", rule
         if "pad" in kinds and model.norm_facts.is_centered:
             rule = (
-                'operator pad needs model.norm = "rmsnorm": zeros beside the channels move a layer'
-                " norm's mean; take width"
+                'operator pad needs model.norm = "rmsnorm":'
+                " zeros beside the channels move a layer norm's mean; take width"
             )
             yield "stages", rule
         if inserts_identity and not model.mlp_facts.has_slope_at_zero:
             rule = (
-                f'must not be "identity" with model.mlp = "{model.mlp}", whose new layers would'
-                ' never learn; take "zero_out_proj"'
+                f'must not be "identity" with model.mlp = "{model.mlp}",'
+                ' whose new layers would never learn; take "zero_out_proj"'
             )
             yield "staged_growth.depth", rule
         for index, stage in enumerate(recipe.stages):
             if stage.lr is not None and stage.lr < recipe.optim.min_lr:
                 rule = (
-                    f"stage {index}: lr = {stage.lr:g} must not be less than optim.min_lr ="
-                    f" {recipe.optim.min_lr:g}, where its decay ends"
+                    f"stage {index}: lr = {stage.lr:g} must not be"
+                    f" less than optim.min_lr = {recipe.optim.min_lr:g}, where its decay ends"
                 )
                 yield "stages", rule
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         if self.symmetry == "none" and "width" in _kinds(recipe.stages):
             yield (
-                'staged_growth.symmetry = "none": without dropout nothing makes the copies of a'
-                ' widened model differ, and it learns no more than the narrow one; take "offdiag"'
+                'staged_growth.symmetry = "none":'
+                " without dropout nothing makes the copies of a widened model differ,"
+                ' and it learns no more than the narrow one; take "offdiag"'
             )
 
     def assumptions(self, recipe: Sections) -> list[str]:
@@ -393,20 +394,20 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
     """Yield every rule that the stages of a recipe break; `target` is [model]."""
     if len(stages) == 1:
         yield (
-            "one stage is not staged training: add a second [[stages]] with operators, or remove"
-            " this one"
+            "one stage is not staged training:"
+            " add a second [[stages]] with operators, or remove this one"
         )
     for index, stage in enumerate(stages):
         last = index == len(stages) - 1
         if index == 0 and stage.operators:
             yield (
-                "stage 0 has operators, but nothing to grow from; write them into the stage that"
-                " they begin"
+                "stage 0 has operators, but nothing to grow from;"
+                " write them into the stage that they begin"
             )
         if index > 0 and not stage.operators:
             yield (
-                f"stage {index} has no operators; say how its model grows, as in operators ="
-                ' ["depth"]'
+                f"stage {index} has no operators;"
+                ' say how its model grows, as in operators = ["depth"]'
             )
         if not last and stage.switch is None:
             yield (
@@ -439,8 +440,8 @@ def stage_problems(target: Dimensions, stages: Sequence[Stage]) -> Iterator[str]
         for name, wanted in aims.items():
             if not math.isclose(wanted, end[name], rel_tol=1e-6):
                 yield (
-                    f"the operators end at {name} = {end[name]}, but [model] has {wanted}: the last"
-                    " stage trains [model]; change stage 0's model or the operators"
+                    f"the operators end at {name} = {end[name]}, but [model] has {wanted}:"
+                    " the last stage trains [model]; change stage 0's model or the operators"
                 )
 
 
@@ -452,8 +453,8 @@ def _shape_problems(stages: Sequence[Stage], shapes: Sequence[Dimensions]) -> It
         for name, wanted in vars(stage.model).items():
             if wanted is not None and not math.isclose(wanted, sizes[name], rel_tol=1e-6):
                 yield (
-                    f"stage {index}: model.{name} = {wanted}, but its operators make {sizes[name]}"
-                    " of the stage before"
+                    f"stage {index}: model.{name} = {wanted},"
+                    f" but its operators make {sizes[name]} of the stage before"
                 )
         for name, rule in shape.validation_errors():
             yield f"stage {index}: {name} = {sizes[name]} {rule.replace('model.', '')}"
@@ -463,8 +464,8 @@ def _shape_problems(stages: Sequence[Stage], shapes: Sequence[Dimensions]) -> It
                 key = "n_embd"
             if key in before and value < before[key]:
                 yield (
-                    f"stage {index}: {kind}:{value} is less than the stage before's {key} ="
-                    f" {before[key]}; growth makes no model smaller"
+                    f"stage {index}: {kind}:{value} is less than the stage"
+                    f" before's {key} = {before[key]}; growth makes no model smaller"
                 )
         before = sizes
 
@@ -472,8 +473,8 @@ def _shape_problems(stages: Sequence[Stage], shapes: Sequence[Dimensions]) -> It
 def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
     if switch.rule == "slope" and switch.value >= 0:
         yield (
-            f"switch.value = {switch.value:g}: the loss falls, so the slope to wait for is"
-            " negative, as in -0.0575"
+            f"switch.value = {switch.value:g}:"
+            " the loss falls, so the slope to wait for is negative, as in -0.0575"
         )
     if switch.rule == "slope":
         return
@@ -491,8 +492,8 @@ def _switch_problems(switch: Switch, before: Sequence[Stage]) -> Iterator[str]:
             continue
         if sign * switch.value < sign * earlier.switch.value:
             yield (
-                f"switch.value = {switch.value:g} must not be {order} than an earlier stage's"
-                f" {earlier.switch.value:g}"
+                f"switch.value = {switch.value:g} must not be {order}"
+                f" than an earlier stage's {earlier.switch.value:g}"
             )
 
 

@@ -128,8 +128,8 @@ class StandardizationLoss(Method):
         gated = model.mlp_facts.is_gated
         if self.affine and (gated or not model.bias):
             rule = (
-                "must be false with a gated MLP or without biases: nothing could take the scale and"
-                " shift later"
+                "must be false with a gated MLP or without biases:"
+                " nothing could take the scale and shift later"
             )
             yield "standardization_loss.affine", rule
         if self.sites == "all_linear" and gated:
@@ -138,10 +138,8 @@ class StandardizationLoss(Method):
         if self.affine and model.norm_facts.vectors and self.sites == "ln_input":
             yield (
                 "standardization_loss.affine",
-                (
-                    f'must be false with sites = "ln_input" and model.norm = "{model.norm}", which'
-                    " has a scale of its own"
-                ),
+                f'must be false with sites = "ln_input" and model.norm = "{model.norm}",'
+                " which has a scale of its own",
             )
         ouroboros = recipe.methods.get("ouroboros")
         if ouroboros is not None and ouroboros.modules > 1 and ouroboros.variant == "replay":
@@ -159,15 +157,15 @@ class StandardizationLoss(Method):
         model = recipe.model
         if model.norm_facts.vectors and self.sites == "ln_input":
             yield (
-                f'standardization_loss.sites = "ln_input" with model.norm = "{model.norm}": the'
-                " forward pass ignores the scale that is asked for, as each norm divides it out;"
-                " the term only changes what the residual stream looks like"
+                f'standardization_loss.sites = "ln_input" with model.norm = "{model.norm}":'
+                " the forward pass ignores the scale that is asked for, as each norm"
+                " divides it out; the term only changes what the residual stream looks like"
             )
         if self.weight > 10:
             yield (
-                f"standardization_loss.weight = {self.weight:g} multiplies a mean of nats per"
-                " channel, not the paper's sum over channels: beside a cross-entropy of a few nats"
-                " 0.01 to 1 is usual"
+                f"standardization_loss.weight = {self.weight:g} multiplies a mean"
+                " of nats per channel, not the paper's sum over channels:"
+                " beside a cross-entropy of a few nats 0.01 to 1 is usual"
             )
 
     def assumptions(self, recipe: Sections) -> list[str]:
@@ -180,13 +178,13 @@ class StandardizationLoss(Method):
             per = "each micro-batch of train.micro_batch_tokens, a setting of this method"
         if "ln_f" in self.affine_names():
             stays = (
-                " The scale and shift before the head stay after training: its matrix is the"
-                " embedding too."
+                " The scale and shift before the head stay after training:"
+                " its matrix is the embedding too."
             )
         sites = len(self.sites_of(model.n_layer))
         return [
-            f"The standardization loss at {sites} sites is averaged with weight"
-            f" {self.weight:g}{paper}. Moments are of {per}.{stays}"
+            f"The standardization loss at {sites} sites"
+            f" is averaged with weight {self.weight:g}{paper}. Moments are of {per}.{stays}"
         ]
 
     # --- what it computes ---

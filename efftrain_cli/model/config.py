@@ -142,14 +142,14 @@ class Dimensions:
             yield "n_head", f"{rule}; or set model.head_dim"
         if heads % self.kv_heads:
             rule = (
-                f"must divide model.n_head = {heads}: each head of keys and values serves as many"
-                " query heads"
+                f"must divide model.n_head = {heads}:"
+                " each head of keys and values serves as many query heads"
             )
             yield "n_kv_head", rule
         if self.position_facts.rotates and self.head_size % 2:
             rule = (
-                f'must be even with model.positions = "{self.positions}", which turns channels in'
-                f" pairs, not {self.head_size}"
+                f'must be even with model.positions = "{self.positions}",'
+                f" which turns channels in pairs, not {self.head_size}"
             )
             yield "head_dim", f"{rule}; set it, or change model.n_head"
 

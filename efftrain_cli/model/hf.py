@@ -426,8 +426,8 @@ def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GP
     elif family != "llama":
         named = json.dumps(family)[:100]
         raise CheckpointError(
-            f"config.json describes a model of model_type {named}: efftrain reads gpt2, llama and"
-            " qwen3"
+            f"config.json describes a model of model_type {named}:"
+            " efftrain reads gpt2, llama and qwen3"
         )
     try:
         described = hf_class.model_validate(given)
@@ -621,8 +621,8 @@ def read_hf_tensors(directory: Path) -> Tensors:
             way_out = ""
             if (directory / "pytorch_model.bin").exists():
                 way_out = (
-                    "; pytorch_model.bin is a pickle, which is never opened here: convert it with"
-                    " transformers'"
+                    "; pytorch_model.bin is a pickle, which is never opened here:"
+                    " convert it with transformers'"
                     " AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
                 )
             raise CheckpointError(f"{path} is missing{way_out}")

@@ -165,9 +165,10 @@ def plan_cluster(recipe: Recipe, cluster: Cluster) -> ClusterPlan:
     smallest = min(batch for batch, _, _ in kinds)
     if smallest < cluster.devices:
         raise UsageError(
-            f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices: each"
-            f" needs one\n  use at most --devices {smallest}, or raise train.batch_size (now"
-            f" {recipe.train.batch_size}) or the start of its warmup"
+            f"a step of {smallest} sequences cannot be shared by {cluster.devices} devices:"
+            " each needs one\n"
+            f"  use at most --devices {smallest},"
+            f" or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
     times = {}
     for kind, count in kinds.items():

@@ -213,8 +213,8 @@ def check_memory(recipes: Sequence[Recipe], jobs: int) -> None:
             note = ", another result by a method"
     raise OutOfMemoryError(
         f"--jobs {jobs}: {jobs} runs at once need about {human_bytes(largest * jobs)} of memory,"
-        f" {human_bytes(free)} are free\n  use --jobs {max(1, free // largest)}, or lower"
-        f" train.micro_batch_tokens{note}"
+        f" {human_bytes(free)} are free\n"
+        f"  use --jobs {max(1, free // largest)}, or lower train.micro_batch_tokens{note}"
     )
 
 

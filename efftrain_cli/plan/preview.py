@@ -195,12 +195,13 @@ def staged_warnings(recipe: Recipe, end: Progress) -> Iterator[str]:
     by_tokens = optim.has_end and optim.decay_steps is None
     if end.stage + 1 < len(recipe.stages):
         yield (
-            f"the budget, train.tokens = {budget:,}, ends in stage {end.stage}: the model never"
-            " grows to [model]; raise it, or end the stage earlier"
+            f"the budget, train.tokens = {budget:,}, ends in stage {end.stage}:"
+            " the model never grows to [model]; raise it, or end the stage earlier"
         )
     elif by_tokens and decay > 1.01 * end.schedule_tokens:
         yield (
-            f"the schedule jumps back at each growth, so at train.tokens = {budget:,} it stands at"
-            f" {end.schedule_tokens:,} tokens, before the end of its decay at {decay:,}: the"
-            f" learning rate ends above min_lr; set optim.decay_tokens = {end.schedule_tokens:_}"
+            "the schedule jumps back at each growth,"
+            f" so at train.tokens = {budget:,} it stands at {end.schedule_tokens:,} tokens,"
+            f" before the end of its decay at {decay:,}: the learning rate ends above min_lr;"
+            f" set optim.decay_tokens = {end.schedule_tokens:_}"
         )

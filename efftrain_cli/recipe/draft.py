@@ -281,8 +281,9 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> dict[str, Any]:
 
 def _not_a_recipe(path: Path, why: str) -> str:
     return (
-        f"{shown_path(path)} is not a recipe: {why}\n  a recipe is a TOML file (`efftrain recipes"
-        f" new NAME` writes one); text to train on is given by --set data.train={shown_path(path)}"
+        f"{shown_path(path)} is not a recipe: {why}\n"
+        "  a recipe is a TOML file (`efftrain recipes new NAME` writes one);"
+        f" text to train on is given by --set data.train={shown_path(path)}"
     )
 
 
@@ -299,8 +300,8 @@ def _hint(line: str) -> str:
         return f"; write {key} = {value.lower()}"
     if value in ("None", "null", "nil", ""):
         return (
-            "; TOML has no null: leave the key out, or write `= false` to take an inherited key"
-            " away"
+            "; TOML has no null: leave the key out,"
+            " or write `= false` to take an inherited key away"
         )
     if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):
         return "; a number has digits on both sides of its dot, such as 0.5 or 1.0"
@@ -448,8 +449,8 @@ def apply_override(draft: Draft, override: str) -> None:
         existing += 1
     if not isinstance(into, dict):
         rule = (
-            "is one list: set it whole, as in optim.betas=[0.9, 0.95]; of a list of sections, name"
-            " one, as in stages.0.lr"
+            "is one list: set it whole, as in optim.betas=[0.9, 0.95];"
+            " of a list of sections, name one, as in stages.0.lr"
         )
         path = ".".join(sections[:existing])
         draft.problems.append(Problem(path, rule, source=source))

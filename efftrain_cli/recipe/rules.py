@@ -40,8 +40,8 @@ def _data_rules(recipe: Sections) -> Problems:
         yield "data.sources", "names no text: give one [[data.sources]] or more, or leave it out"
     elif data.train != "stdlib":
         rule = (
-            "names training text beside [[data.sources]]: move it into one of them and set"
-            " data.train = false"
+            "names training text beside [[data.sources]]:"
+            " move it into one of them and set data.train = false"
         )
         yield "data.train", rule
     total = sum(source.weight for source in data.sources)
@@ -64,26 +64,26 @@ def _optim_rules(recipe: Sections) -> Problems:
     schedule = SCHEDULES[optim.schedule]
     if schedule.has_plateau and optim.decay_share is None:
         rule = (
-            f'is needed with optim.schedule = "{optim.schedule}": the share of the budget that'
-            " decays, usually 0.1 to 0.2"
+            f'is needed with optim.schedule = "{optim.schedule}":'
+            " the share of the budget that decays, usually 0.1 to 0.2"
         )
         yield "optim.decay_share", rule
     if not schedule.has_plateau and optim.decay_share is not None:
         rule = (
-            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it: set it to'
-            " false"
+            f'needs optim.schedule = "wsd"; with "{optim.schedule}" nothing reads it:'
+            " set it to false"
         )
         yield "optim.decay_share", rule
     if schedule.needs_warmup and not optim.warmup_steps:
         rule = (
-            f'must be at least 1 with optim.schedule = "{optim.schedule}", whose decay is relative'
-            " to the warmup"
+            f'must be at least 1 with optim.schedule = "{optim.schedule}",'
+            " whose decay is relative to the warmup"
         )
         yield "optim.warmup_steps", rule
     if optim.facts.has_muon_lr and optim.muon_lr is None:
         rule = (
-            f'is needed with optim.name = "{optim.name}": the learning rate of the blocks\''
-            " matrices, usually about 0.02"
+            f'is needed with optim.name = "{optim.name}":'
+            " the learning rate of the blocks' matrices, usually about 0.02"
         )
         yield "optim.muon_lr", rule
     if not optim.facts.has_muon_lr and optim.muon_lr is not None:
@@ -95,8 +95,8 @@ def _optim_rules(recipe: Sections) -> Problems:
     late = ouroboros is not None and ouroboros.modules > 1
     if optim.z_loss and (late or recipe.is_sharded):
         rule = (
-            'must be 0 with ouroboros and parallel.strategy = "shard", which minimize the'
-            " cross-entropy alone"
+            'must be 0 with ouroboros and parallel.strategy = "shard",'
+            " which minimize the cross-entropy alone"
         )
         yield "optim.z_loss", rule
     if optim.min_lr > optim.lr:
@@ -110,10 +110,8 @@ def _method_rules(recipe: Sections) -> Problems:
     for one, other in pairwise(varying(recipe.methods, "batch")):
         yield (
             one,
-            (
-                f"cannot be combined with {other}: both decide the batch size; set one of the two"
-                " to false"
-            ),
+            f"cannot be combined with {other}: both decide the batch size;"
+            " set one of the two to false",
         )
 
 
@@ -141,8 +139,8 @@ def _parallel_rules(recipe: Sections) -> Problems:
         smallest = min((method.batch_bounds(whole)[0] for method in methods), default=whole)
         if smallest < recipe.lanes:
             rule = (
-                f"must not exceed the {smallest} sequences of the smallest step: every lane"
-                " needs one"
+                f"must not exceed the {smallest} sequences of the smallest step:"
+                " every lane needs one"
             )
             yield "parallel.lanes", rule
 
@@ -162,29 +160,29 @@ def warnings_of(recipe: Sections) -> list[str]:
         )
     if train.micro_batch_tokens < model.seq_len:
         warnings.append(
-            f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence of"
-            f" {model.seq_len:,} tokens: a forward pass holds one sequence anyway"
+            f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence"
+            f" of {model.seq_len:,} tokens: a forward pass holds one sequence anyway"
         )
     if steps is not None and optim.warmup_steps >= steps:
         warnings.append(
-            f"optim.warmup_steps = {optim.warmup_steps:,}, but the budget ends after {steps:,}"
-            " steps: the learning rate never reaches its peak"
+            f"optim.warmup_steps = {optim.warmup_steps:,},"
+            f" but the budget ends after {steps:,} steps: the learning rate never reaches its peak"
         )
     elif steps is not None and optim.warmup_steps > steps / 2:
         warnings.append(
-            f"optim.warmup_steps = {optim.warmup_steps:,} is {optim.warmup_steps / steps:.0%} of"
-            f" the run's {steps:,} steps: the learning rate climbs for most of the run; 1 to 10 %"
-            " is usual"
+            f"optim.warmup_steps = {optim.warmup_steps:,} is {optim.warmup_steps / steps:.0%}"
+            f" of the run's {steps:,} steps: the learning rate climbs for most of the run;"
+            " 1 to 10 % is usual"
         )
     if not optim.has_end and not (optim.decay_tokens is None and optim.decay_steps is None):
         warnings.append(
-            f'optim.schedule = "{optim.schedule}" has no end: decay_tokens and decay_steps have no'
-            " effect"
+            f'optim.schedule = "{optim.schedule}" has no end:'
+            " decay_tokens and decay_steps have no effect"
         )
     elif optim.decay_tokens is not None and optim.decay_tokens > train.tokens:
         warnings.append(
-            f"optim.decay_tokens = {optim.decay_tokens:,} lies beyond the budget, train.tokens ="
-            f" {train.tokens:,}: the learning rate never reaches min_lr"
+            f"optim.decay_tokens = {optim.decay_tokens:,} lies beyond the budget,"
+            f" train.tokens = {train.tokens:,}: the learning rate never reaches min_lr"
         )
     elif steps is not None and optim.decay_steps is not None and optim.decay_steps > steps:
         warnings.append(
@@ -196,8 +194,8 @@ def warnings_of(recipe: Sections) -> list[str]:
     early = recipe.varies & {"length", "batch"} and not keeps_tokens
     if early and "steps" not in recipe.varies and optim.has_end and optim.decay_steps is not None:
         warnings.append(
-            "optim.decay_steps decays by steps while early steps hold fewer tokens: the learning"
-            " rate falls too early; decay by tokens instead (decay_steps = false)"
+            "optim.decay_steps decays by steps while early steps hold fewer tokens:"
+            " the learning rate falls too early; decay by tokens instead (decay_steps = false)"
         )
     for method in recipe.methods.values():
         warnings += method.warnings(recipe)

@@ -31,6 +31,6 @@ def communication(run: Path) -> str:
         return text
     longest = int(lengths[bound].max())
     return (
-        f"{text}; the sum was more than half of {bound.sum():,} of {len(seconds):,} steps, of up to"
-        f" {longest:,} tokens a sequence: fewer devices lose less there"
+        f"{text}; the sum was more than half of {bound.sum():,} of {len(seconds):,} steps,"
+        f" of up to {longest:,} tokens a sequence: fewer devices lose less there"
     )

@@ -78,8 +78,8 @@ def run_path(name: str) -> Path:
     """
     if _NAME.fullmatch(name) is None:
         raise UsageError(
-            f"run name {name!r}: use 1 to 64 letters, digits, '.', '_' and '-', beginning with a"
-            " letter or digit"
+            f"run name {name!r}: use 1 to 64 letters, digits, '.', '_'"
+            " and '-', beginning with a letter or digit"
         )
     if _WINDOWS_DEVICE.fullmatch(name):
         raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
@@ -191,9 +191,9 @@ class Run:
             run = cls(path)
         except OSError as error:
             raise DiskError(
-                f"{error.filename or path}: {error.strerror}: the run cannot be continued where"
-                " nothing can be written. Make it writable, or copy the run to another disk and"
-                " set EFFTRAIN_RUNS"
+                f"{error.filename or path}: {error.strerror}: the run cannot be continued"
+                " where nothing can be written."
+                " Make it writable, or copy the run to another disk and set EFFTRAIN_RUNS"
             ) from None
         for left in abandoned_in(path / "checkpoints", any_machine=True):
             discard(left)
@@ -323,8 +323,9 @@ class Run:
 def taken(name: str) -> UsageError:
     """Return the error of a name that a run has already."""
     return UsageError(
-        f"run {name!r} exists already in {runs_root()}; continue it with `efftrain pretrain"
-        f" --resume {name}`, or give another --name, for example {unused_name(name)}"
+        f"run {name!r} exists already in {runs_root()};"
+        f" continue it with `efftrain pretrain --resume {name}`,"
+        f" or give another --name, for example {unused_name(name)}"
     )
 
 
@@ -359,8 +360,8 @@ def new_run(
         if path.exists():
             raise taken(name) from None
         raise DiskError(
-            f"{error.filename}: {error.strerror}: no run can be made in {path.parent}. Make room,"
-            " make it writable, or set EFFTRAIN_RUNS to another folder"
+            f"{error.filename}: {error.strerror}: no run can be made in {path.parent}."
+            " Make room, make it writable, or set EFFTRAIN_RUNS to another folder"
         ) from None
 
 

@@ -216,14 +216,14 @@ class JsonLines:
                 write_whole(self._beside, b"".join(self._waiting))
             except OSError as error:
                 raise DiskError(
-                    f"{self.path}: the last {lines} lines could not be written ({error.strerror})"
-                    " and are lost. The checkpoints are not affected: make room, or repair the"
-                    " disk, and resume the run"
+                    f"{self.path}: the last {lines} lines could not be written"
+                    f" ({error.strerror}) and are lost. The checkpoints are not affected:"
+                    " make room, or repair the disk, and resume the run"
                 ) from None
             raise DiskError(
-                f"{self.path}: the last {lines} lines could not be written; they are in"
-                f" {self._beside.name} beside it. Repair the disk: the next `efftrain pretrain"
-                " --resume` of the run puts them back"
+                f"{self.path}: the last {lines} lines could not be written;"
+                f" they are in {self._beside.name} beside it."
+                " Repair the disk: the next `efftrain pretrain --resume` of the run puts them back"
             )
         finally:
             os.close(self._file)
@@ -251,7 +251,7 @@ class JsonLines:
             disk = os.fstatvfs(self._file)
             free = f" ({disk.f_bavail * disk.f_frsize:,} bytes free)"
         print(
-            f"warning: {self.path}: {error.strerror}{free}; training goes on, "
-            f"{len(self._waiting)} lines wait in memory until there is room",
+            f"warning: {self.path}: {error.strerror}{free};"
+            f" training goes on, {len(self._waiting)} lines wait in memory until there is room",
             file=sys.stderr,
         )

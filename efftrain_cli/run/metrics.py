@@ -260,8 +260,8 @@ def _refuse_ruins(lines: Lines, rows: Sequence[Values], corrupt: CorruptLines, r
         number, wrong = corrupt[0]
         raise DataError(
             f"{path} is damaged: {len(corrupt)} lines are not rows (line {number} is the first:"
-            f" {wrong}), but the run was started {starts} times. Restore the file from a copy, or"
-            f" remove those lines: `efftrain runs verify {run.name}` lists them"
+            f" {wrong}), but the run was started {starts} times. Restore the file from a copy,"
+            f" or remove those lines: `efftrain runs verify {run.name}` lists them"
         )
 
 

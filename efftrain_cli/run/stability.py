@@ -112,8 +112,8 @@ def describe_run(path: Path) -> list[str]:
     lines = [
         f"stability: loss ratio above {SLIGHT}: {stability.above_slight} of {stability.steps} steps"
         f" ({stability.above_slight / stability.steps:.1%}), above {SEVERE}:"
-        f" {stability.above_severe} ({stability.above_severe / stability.steps:.1%}), largest"
-        f" {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
+        f" {stability.above_severe} ({stability.above_severe / stability.steps:.1%}),"
+        f" largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
     ]
     correlated = []
     for name, each in correlations(columns).items():
@@ -150,12 +150,12 @@ class Jump(NamedTuple):
         times = self.value / self.usual
         if self.column == "loss":
             return (
-                f"spike: step {self.step}: loss {self.value:.3f}, {times:.2f} times the usual "
-                f"{self.usual:.3f}"
+                f"spike: step {self.step}: loss {self.value:.3f},"
+                f" {times:.2f} times the usual {self.usual:.3f}"
             )
         return (
-            f"early warning: step {self.step}: gradient norm {self.value:.3g}, {times:.1f} times "
-            f"the usual {self.usual:.3g}; the loss may be about to jump"
+            f"early warning: step {self.step}: gradient norm {self.value:.3g},"
+            f" {times:.1f} times the usual {self.usual:.3g}; the loss may be about to jump"
         )
 
 

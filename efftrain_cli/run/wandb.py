@@ -112,8 +112,8 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
         if mode == "offline":
             raise
         warning = (
-            f"{error}; metrics are kept offline, `efftrain wandb-sync {directory.name}` sends them"
-            " later"
+            f"{error}; metrics are kept offline,"
+            f" `efftrain wandb-sync {directory.name}` sends them later"
         )
         mode = "offline"
         session = _init(directory, mode, project, run_id)

@@ -146,8 +146,8 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
         return []
     simulated = max(count for count in TUNING_ERRORS if count <= seeds)
     text = (
-        f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned on"
-        f" {simulated}, differ in {TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
+        f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned"
+        f" on {simulated}, differ in {TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
     )
     return [Why("warning", text)]
 
@@ -162,15 +162,15 @@ def _registration_caveats(file: StudyFile, groups: Sequence[Group]) -> list[Why]
     foreign = [run.name for run in runs_of(groups) if run.origin.get("study") != plan.sha256]
     if foreign:
         text = (
-            f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}: it did"
-            " not start them, or did so with an efftrain that did not record this"
+            f"{counted(len(foreign), 'run')} without its registration, such as {foreign[0]}:"
+            " it did not start them, or did so with an efftrain that did not record this"
         )
         caveats.append(Why("warning", text))
     removed = removed_since(file, plan)
     if removed:
         text = (
-            f"{counted(len(removed), 'run')} of it, such as {removed[0]}, removed after its"
-            " registration: results were seen"
+            f"{counted(len(removed), 'run')} of it,"
+            f" such as {removed[0]}, removed after its registration: results were seen"
         )
         caveats.append(Why("allowed", text))
     return caveats

@@ -102,8 +102,8 @@ def _check_looks(check: Check, number: int) -> None:
         return
     if check.valid.get("blocks", 0) > first < BLOCKS:
         rule = (
-            f"has the first look at {first} blocks, which needs {BLOCKS}: plan more blocks or fewer"
-            " looks"
+            f"has the first look at {first} blocks, which needs {BLOCKS}:"
+            " plan more blocks or fewer looks"
         )
         check.add("looks", rule, looks)
 
@@ -148,8 +148,8 @@ def _check_arms(check: Check, path: Path) -> None:
             check.add(f"arms.{i}.name", rule, name)
         if len(f"{path.stem}-{name}") > LONGEST_NAME:
             rule = (
-                f"is too long beside the study's name {path.stem!r}: {LONGEST_NAME - 1} characters"
-                " for both"
+                f"is too long beside the study's name {path.stem!r}:"
+                f" {LONGEST_NAME - 1} characters for both"
             )
             check.add(f"arms.{i}.name", rule, name)
     if names and baseline and baseline not in names:

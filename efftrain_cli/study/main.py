@@ -266,9 +266,9 @@ def run_rehearsal(
             rows.append((each["phase"], each["arm"], str(each["runs"])))
         print("\n".join(table_lines(("phase", "arm", "runs"), rows)))
     say(
-        f"rehearsal: every phase of {file.name} works, at toy size on made text, in "
-        f"{human_seconds(time.monotonic() - started)}; its numbers mean nothing. "
-        f"Its runs are in {folder}"
+        f"rehearsal: every phase of {file.name} works, at toy size on made text,"
+        f" in {human_seconds(time.monotonic() - started)}; its numbers mean nothing."
+        f" Its runs are in {folder}"
     )
 
 
@@ -312,8 +312,8 @@ def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """Return a comparison of a study's runs that says in every format that it is not part of the
     verdict, and what that is."""
     label = (
-        "exploratory: what is compared here was not fixed beforehand. The verdicts of study "
-        f"{verdict['study']}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
+        "exploratory: what is compared here was not fixed beforehand. The verdicts"
+        f" of study {verdict['study']}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
     )
     return replace(comparison, labels=(Why("warning", label), *comparison.labels))
 

@@ -61,10 +61,11 @@ def register(file: StudyFile, allow: bool) -> Plan:
     early.sort()
     if early and not allow:
         raise UsageError(
-            f"{counted(len(early), 'run')} of study {file.name!r} exist already, {early[0]} for"
-            " one, but it was never registered: nobody could rule out that they were looked at"
-            " first\n  remove them (efftrain runs rm), rename the study file, or give --allow: the"
-            " study is then exploratory"
+            f"{counted(len(early), 'run')} of study {file.name!r} exist already,"
+            f" {early[0]} for one, but it was never registered:"
+            " nobody could rule out that they were looked at first\n"
+            "  remove them (efftrain runs rm), rename the study file, or give --allow:"
+            " the study is then exploratory"
         )
     reasons = []
     if early:
@@ -98,8 +99,9 @@ def why_not_registered(file: StudyFile) -> str:
         return ""
     each = ", ".join(f"{name} {human_count(count)}" for name, count in tokens.items())
     return (
-        f"the arms of study {file.name!r} train different tokens: {each}\n  say what they have in"
-        ' common: equal = "flops" (or "seconds"); or give them the same train.tokens'
+        f"the arms of study {file.name!r} train different tokens: {each}\n"
+        '  say what they have in common: equal = "flops" (or "seconds");'
+        " or give them the same train.tokens"
     )
 
 
@@ -135,9 +137,9 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Plan
     path = study_folder(file.name) / "plan.json"
     if not allow:
         raise UsageError(
-            f"study {file.name!r} was changed since {since}: {_shown(differing)}\n  restore these"
-            f" values ({path} holds all of them), give the file a new name to begin a new study, or"
-            " give --allow: its verdicts are exploratory from then on"
+            f"study {file.name!r} was changed since {since}: {_shown(differing)}\n"
+            f"  restore these values ({path} holds all of them), give the file a new name"
+            " to begin a new study, or give --allow: its verdicts are exploratory from then on"
         )
     change = Change(
         time=_now(),
@@ -257,8 +259,8 @@ def _seen_by_studies(file: StudyFile) -> list[str]:
             reasons.append(f"seeds {listed} of {', '.join(same)} were seen by study {plan.study!r}")
         if len(same) > 1 and primaries & _primaries_in(plan.values):
             reasons.append(
-                f"study {plan.study!r}, registered {plan.registered}, asked the same of the same"
-                f" arms: {_last_look(path.parent)}"
+                f"study {plan.study!r}, registered {plan.registered},"
+                f" asked the same of the same arms: {_last_look(path.parent)}"
             )
     return reasons
 

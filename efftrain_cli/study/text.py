@@ -56,10 +56,8 @@ def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
         f"study      {file.name}{question}",
         f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts",
         f"arms       {', '.join(names)}",
-        (
-            f"seeds      {_seeds_text(file, 'seeds', study.seeds)}, judged after"
-            f" {_numbers(file.looks)} seeds"
-        ),
+        f"seeds      {_seeds_text(file, 'seeds', study.seeds)},"
+        f" judged after {_numbers(file.looks)} seeds",
     ]
     if study.blocks:
         each = counted(file.seeds_to_draw["tuning.seeds"] // study.blocks, "seed")
@@ -143,8 +141,8 @@ def looks_line(file: StudyFile) -> str:
         levels = ", ".join(f"{level:.2g}" for level in nominal_levels(alpha, looks, sides))
         words.append(f"{('one', 'two')[sides - 1]}-sided levels {levels}")
     return (
-        f"{len(looks)}, at nominal {' and '.join(words)}, which err together in {alpha:.0%} of "
-        f"studies without a difference (group-sequential t){rest}"
+        f"{len(looks)}, at nominal {' and '.join(words)}, which err together"
+        f" in {alpha:.0%} of studies without a difference (group-sequential t){rest}"
     )
 
 

@@ -103,15 +103,14 @@ def _not_saved(
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskError(
             f"{path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, error.errno)})."
-            " Earlier checkpoints are untouched. Check that the disk is mounted, writable and"
-            " sound"
+            " Earlier checkpoints are untouched. Check that the disk is mounted, writable and sound"
         )
     free = free_bytes(run.path)
     needed = checkpoint_bytes(recipe, state.model.config)
     return DiskError(
-        f"{path}: the disk is full ({error.strerror}): {needed:,} bytes needed, {free:,} bytes"
-        " free. Earlier checkpoints are untouched. Make room, or lower checkpoint.keep (now"
-        f" {recipe.checkpoint.keep})"
+        f"{path}: the disk is full ({error.strerror}):"
+        f" {needed:,} bytes needed, {free:,} bytes free. Earlier checkpoints are untouched."
+        f" Make room, or lower checkpoint.keep (now {recipe.checkpoint.keep})"
     )
 
 
@@ -128,8 +127,8 @@ def newest_checkpoint(run: Run) -> Path | None:
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
             print(
-                f"warning: {printable(str(path))} is not named like a checkpoint (step-00000000);"
-                " ignored",
+                f"warning: {printable(str(path))} is not named like a checkpoint"
+                " (step-00000000); ignored",
                 file=sys.stderr,
             )
     newest, passed_over = newest_sound(paths)
@@ -244,9 +243,9 @@ def check_recipe(
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
         raise CheckpointError(
-            f"{checkpoint} was written with another model or optimizer: {_described(shapes)}. A"
-            " checkpoint only continues with the tensors it has; restore the values, or start a"
-            " new run"
+            f"{checkpoint} was written with another model or optimizer: {_described(shapes)}."
+            " A checkpoint only continues with the tensors it has;"
+            " restore the values, or start a new run"
         )
     named: Differences = []
     # An imported run: its first text is named now, which changes nothing.
@@ -304,8 +303,8 @@ def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> Non
         raise CheckpointError(
             f"run {name!r} was trained with another tokenizer ({origin['vocab_size']} tokens,"
             f" {origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now"
-            f" ({corpus.vocab_size} tokens, {corpus.tokenizer_sha256[:12]}...): its weights belong"
-            " to other tokens. Restore the text, or start a new run"
+            f" ({corpus.vocab_size} tokens, {corpus.tokenizer_sha256[:12]}...):"
+            " its weights belong to other tokens. Restore the text, or start a new run"
         )
 
 
@@ -321,9 +320,9 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
         return
     if imported_without_text(run.path):
         raise UsageError(
-            f"run {run.path.name!r} was imported without text to train on: name it, as `efftrain"
-            f" pretrain --resume {run.path.name} --set data.train=my.txt --set data.repeat=true`"
-            " (data.train=stdlib for the source of Python's library)"
+            f"run {run.path.name!r} was imported without text to train on:"
+            f" name it, as `efftrain pretrain --resume {run.path.name} --set data.train=my.txt"
+            " --set data.repeat=true` (data.train=stdlib for the source of Python's library)"
         )
 
 
@@ -362,9 +361,9 @@ def new_differences(
     fresh = [entry for entry in differences if entry not in accepted]
     if fresh and not override:
         raise UsageError(
-            f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run would no"
-            " longer be what its recipe says; give --override-resume to continue anyway (the"
-            " difference is recorded), or start a new run"
+            f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run"
+            " would no longer be what its recipe says; give --override-resume to continue anyway"
+            " (the difference is recorded), or start a new run"
         )
     if fresh:
         print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
@@ -388,9 +387,9 @@ def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0)
     free = free_bytes(folder)
     if free < needed:
         raise DiskError(
-            f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes, and 10"
-            f" % for rows and logs: {needed:,} bytes needed, {free:,} bytes free. Make room, lower"
-            f" checkpoint.keep (now {keep}), or set EFFTRAIN_RUNS to a folder on another disk"
+            f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes,"
+            f" and 10 % for rows and logs: {needed:,} bytes needed, {free:,} bytes free. Make room,"
+            f" lower checkpoint.keep (now {keep}), or set EFFTRAIN_RUNS to a folder on another disk"
         )
 
 

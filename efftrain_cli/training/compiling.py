@@ -100,9 +100,10 @@ def compiler_errors() -> Iterator[None]:
             raise cause from None
         first_line = str(cause).strip().partition("\n")[0]
         raise UsageError(
-            f"torch.compile failed: {type(cause).__name__}: {first_line}\n  install a C compiler"
-            " and Python's headers if they are missing (Debian, Ubuntu: gcc g++ python3-dev),\n "
-            ' or train uncompiled: --set train.compile="off"'
+            f"torch.compile failed: {type(cause).__name__}: {first_line}\n"
+            "  install a C compiler and Python's headers if they are missing"
+            " (Debian, Ubuntu: gcc g++ python3-dev),\n"
+            '  or train uncompiled: --set train.compile="off"'
         ) from None
 
 
@@ -267,9 +268,10 @@ def _by_shape(
                 raise
             _FAULTS.append(str(error))
             print(
-                f'warning: {error}\n  train.compile = "auto" goes on uncompiled: the loss is the'
-                " same within rounding, but a step takes\n  1.3 to 1.9 times as long (published"
-                " figures) and more memory",
+                f"warning: {error}\n"
+                '  train.compile = "auto" goes on uncompiled:'
+                " the loss is the same within rounding, but a step takes\n"
+                "  1.3 to 1.9 times as long (published figures) and more memory",
                 file=sys.stderr,
             )
             return eager(*arguments)

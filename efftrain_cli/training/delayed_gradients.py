@@ -562,8 +562,8 @@ def dropped(before: Ouroboros, now: Ouroboros | None, shape: GPTConfig) -> str |
     was = f"{before.modules} modules of {blocks} blocks on gradients by {before.variant}"
     if now is None:
         return (
-            f"the checkpoint is of a run with {was}: those in flight, of up to {before.modules - 1}"
-            " steps ago, are dropped, and training goes on without delay"
+            f"the checkpoint is of a run with {was}: those in flight, of up"
+            f" to {before.modules - 1} steps ago, are dropped, and training goes on without delay"
         )
 
     new_blocks = now.blocks(shape)
@@ -571,7 +571,7 @@ def dropped(before: Ouroboros, now: Ouroboros | None, shape: GPTConfig) -> str |
         return None
     blocks = ", ".join(map(str, new_blocks))
     return (
-        f"the checkpoint is of a run with {was}, and this one has {now.modules} of {blocks} by"
-        f" {now.variant}: the gradients in flight are dropped, and in {now.modules - 1} steps every"
-        " module has one again"
+        f"the checkpoint is of a run with {was},"
+        f" and this one has {now.modules} of {blocks} by {now.variant}: the gradients"
+        f" in flight are dropped, and in {now.modules - 1} steps every module has one again"
     )

@@ -89,10 +89,11 @@ def raise_diverged(
         },
     )
     raise DivergedError(
-        f"step {plan.step}: the loss or a gradient is not finite ({cause}; lr {plan.lr:.3g},"
-        f" seq_len {plan.seq_len}). The update was not applied; the weights are those after step"
-        f" {before.step}, {saved}. events.jsonl has the step's windows and the gradient norm of"
-        f" every layer.\n{_way_on(run, state, session.recipe)}"
+        f"step {plan.step}: the loss or a gradient is not finite"
+        f" ({cause}; lr {plan.lr:.3g}, seq_len {plan.seq_len})."
+        f" The update was not applied; the weights are those after step {before.step}, {saved}."
+        " events.jsonl has the step's windows and the gradient norm of every layer.\n"
+        f"{_way_on(run, state, session.recipe)}"
     )
 
 
@@ -136,17 +137,17 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     learning rate."""
     if recipe.stages and recipe.stages[state.progress.stage].lr is not None:
         return (
-            f"{ADVICE}: change the lr of stage {state.progress.stage} in"
-            f" {run.path / 'recipe.toml'}, delete its last line, then `efftrain pretrain --resume"
-            f" {run.name} --override-resume` goes on"
+            f"{ADVICE}: change the lr of stage {state.progress.stage}"
+            f" in {run.path / 'recipe.toml'}, delete its last line,"
+            f" then `efftrain pretrain --resume {run.name} --override-resume` goes on"
         )
     lr = recipe.optim.lr / 2
     changes = f"--set optim.lr={lr:.6g}"
     if recipe.optim.min_lr > lr:
         changes += f" --set optim.min_lr={lr:.6g}"
     return (
-        f"{ADVICE}. To continue at half the learning rate: efftrain pretrain --resume {run.name}"
-        f" {changes} --override-resume"
+        f"{ADVICE}. To continue at half the learning rate:"
+        f" efftrain pretrain --resume {run.name} {changes} --override-resume"
     )
 
 

@@ -177,8 +177,8 @@ def check_devices(device: str, devices: int, jobs: int = 1) -> None:
         raise UsageError(f"{both}: runs side by side take one device each\ngive one of the two")
     if devices > 1 and device not in ("auto", "cpu", "cuda"):
         raise UsageError(
-            f"--devices {devices} counts devices and --device {device} names one\ngive one of"
-            " the two"
+            f"--devices {devices} counts devices and --device {device} names one\n"
+            "give one of the two"
         )
 
 
@@ -207,9 +207,9 @@ def refuse_several(command: str) -> None:
     """
     if command in ALONE and is_one_of_several():
         raise UsageError(
-            f"{command} is one process, and was started as one of several by torchrun or"
-            " srun\nstart it once: on this machine as it is, under Slurm with --ntasks=1; if it"
-            " trains, --devices N shares each run"
+            f"{command} is one process, and was started as one of several by torchrun or srun\n"
+            "start it once: on this machine as it is, under Slurm with --ntasks=1;"
+            " if it trains, --devices N shares each run"
         )
 
 

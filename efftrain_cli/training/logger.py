@@ -243,8 +243,8 @@ class Logbook:
             self._warned = True
             self._screen.say(
                 f"warning: saving took {seconds:.1f} s of the last {between:.0f} s"
-                f" ({seconds / between:.0%}): raise checkpoint.every (now"
-                f" {self._session.recipe.checkpoint.every})"
+                f" ({seconds / between:.0%}):"
+                f" raise checkpoint.every (now {self._session.recipe.checkpoint.every})"
             )
 
 

@@ -102,8 +102,9 @@ def memory_errors(recipe: Recipe, summary: PlanSummary) -> Iterator[None]:
         if str(error):
             cause = str(error).splitlines()[0]
         return (
-            f"out of memory in the largest micro-batch planned, {sequences} sequences of {seq_len}"
-            f" tokens: {cause}\n  set {', or '.join(ways)}"
+            "out of memory in the largest micro-batch planned,"
+            f" {sequences} sequences of {seq_len} tokens: {cause}\n"
+            f"  set {', or '.join(ways)}"
         )
 
     with compiler_errors(), _out_of_memory_as(message):
@@ -137,10 +138,10 @@ def building_errors(
 
     def refusal(available: str) -> str:
         return (
-            f"out of memory: a model of {human_count(parameters)} parameters needs"
-            f" {human_bytes(needed)} for weights, gradients and moments, {available}. Lower"
-            f" model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}), or train"
-            " on a device with more memory"
+            f"out of memory: a model of {human_count(parameters)} parameters"
+            f" needs {human_bytes(needed)} for weights, gradients and moments, {available}."
+            f" Lower model.n_layer (now {model.n_layer}) or model.n_embd (now {model.n_embd}),"
+            " or train on a device with more memory"
         )
 
     memory = machine_memory()
@@ -169,9 +170,10 @@ def _check_activations(recipe: Recipe, config: GPTConfig, memory: int) -> None:
     if train.activation_checkpointing is not True:
         ways.append("train.activation_checkpointing = true")
     raise OutOfMemoryError(
-        f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens needs about"
-        f" {human_bytes(needed)}, and this machine has {human_bytes(memory)} in all\n  set"
-        f" {' or '.join(ways) or 'a lower model.seq_len'}, or train on a device with more memory"
+        f"out of memory: training on micro-batches of {sequences} x {seq_len} tokens"
+        f" needs about {human_bytes(needed)}, and this machine has {human_bytes(memory)} in all\n"
+        f"  set {' or '.join(ways) or 'a lower model.seq_len'},"
+        " or train on a device with more memory"
     )
 
 

@@ -304,8 +304,8 @@ class Ranks:
             raise _lost(self.rank, "it says why")
         raise UsageError(
             "the processes of this run differ, so they would not train one model:"
-            f" {'; '.join(different)}\nstart all of them by one command, from the same"
-            " installation, recipe and data"
+            f" {'; '.join(different)}\n"
+            "start all of them by one command, from the same installation, recipe and data"
         )
 
     # --- lost ranks ---
@@ -407,9 +407,9 @@ ALONE = Ranks()
 
 def _hung(ranks: Sequence[int], world_size: int) -> HungError:
     error = HungError(
-        f"rank {listed(ranks)} did not answer in time; all {world_size} processes end\nresume the"
-        f" run from its last checkpoint; where a machine is that slow, raise {LIMIT} (now"
-        f" {limit_seconds()})"
+        f"rank {listed(ranks)} did not answer in time; all {world_size} processes end\n"
+        "resume the run from its last checkpoint;"
+        f" where a machine is that slow, raise {LIMIT} (now {limit_seconds()})"
     )
     if PARENT in os.environ:
         error.exit_code = HUNG

@@ -73,9 +73,9 @@ class Replicated(Devices):
             suspects = [rank for rank in suspects if checksums[rank] != usual]
         names = ", ".join(map(str, suspects))
         raise ReplicaError(
-            f"step {state.progress.step}: the weights of rank {names} differ from the others': its"
-            " memory or device may be faulty\nresume the run from its last checkpoint, on other"
-            " hardware"
+            f"step {state.progress.step}: the weights of rank {names} differ from the others':"
+            " its memory or device may be faulty\n"
+            "resume the run from its last checkpoint, on other hardware"
         )
 
     def gradient(self, passes: Passes) -> Losses:

@@ -89,8 +89,8 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
         raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device; use"
-            " --device cpu"
+            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device;"
+            " use --device cpu"
         )
     if device.type == "cuda" and device.index is not None:
         count = torch.cuda.device_count()

@@ -167,9 +167,9 @@ def growth_message(record: GrowthRecord) -> str:
         measured = f"{after:.4f}"
     loss = f"val loss {record.val_loss_before:.4f} -> {measured}"
     line = (
-        f"grown at step {record.step} ({', '.join(record.operators)}): {record.parameters_before:,}"
-        f" -> {record.parameters_after:,} parameters, {loss}; the schedule continues from step"
-        f" {record.schedule_step}"
+        f"grown at step {record.step} ({', '.join(record.operators)}):"
+        f" {record.parameters_before:,} -> {record.parameters_after:,} parameters, {loss};"
+        f" the schedule continues from step {record.schedule_step}"
     )
     if not record.preserves_loss:
         line += "\n  (these variants do not keep the loss)"

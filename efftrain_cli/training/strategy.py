@@ -115,17 +115,18 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
         smallest = min(smallest, least)
     if smallest < sharing:
         raise UsageError(
-            f"a step of {smallest} sequences cannot be shared by {sharing} {what}: each needs"
-            f" one\nuse at most --devices {smallest * ranks.world_size // sharing}, or raise"
-            f" train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
+            f"a step of {smallest} sequences cannot be shared by {sharing} {what}: each needs one\n"
+            f"use at most --devices {smallest * ranks.world_size // sharing},"
+            f" or raise train.batch_size (now {recipe.train.batch_size}) or the start of its warmup"
         )
     lanes = recipe.lanes
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
     if not lanes and cut and not _cut_alike(recipe, summary, sharing):
         raise UsageError(
-            f"[{cut[0]}] depends on how a step is cut into micro-batches, which {sharing} {what}"
-            f" cut differently from one\nset parallel.lanes = {max(ranks.world_size, 4)}, so that"
-            " any number of devices cuts it the same way"
+            f"[{cut[0]}] depends on how a step is cut into micro-batches,"
+            f" which {sharing} {what} cut differently from one\n"
+            f"set parallel.lanes = {max(ranks.world_size, 4)},"
+            " so that any number of devices cuts it the same way"
         )
     if lanes and lanes % ranks.world_size:
         raise UsageError(
@@ -153,17 +154,20 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
     """Check that these ranks can form rings."""
     if ranks.world_size % section.devices:
         raise UsageError(
-            f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices, and"
-            f" {ranks.world_size} were started\nstart {section.devices} of them or a multiple, or"
-            " one alone, which computes the same; or choose another ouroboros.modules"
+            f"ouroboros.modules = {section.modules} makes rings of {section.devices} devices,"
+            f" and {ranks.world_size} were started\n"
+            f"start {section.devices} of them or a multiple, or one alone, which computes the same;"
+            " or choose another ouroboros.modules"
         )
     if section.cosine_every:
         raise UsageError(
-            "ouroboros.cosine_every needs the whole model at once, and in a ring each device"
-            " computes only its own modules\nset it to 0, or train on one device"
+            "ouroboros.cosine_every needs the whole model at once,"
+            " and in a ring each device computes only its own modules\n"
+            "set it to 0, or train on one device"
         )
     if recipe.standardization_loss:
         raise UsageError(
-            "[standardization_loss] adds terms within the modules, which a ring does not carry"
-            " between its devices\ntrain on one device, or set standardization_loss = false"
+            "[standardization_loss] adds terms within the modules,"
+            " which a ring does not carry between its devices\n"
+            "train on one device, or set standardization_loss = false"
         )

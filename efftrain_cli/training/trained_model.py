@@ -128,8 +128,8 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
     if not checkpoints:
         check_not_orphaned(run)
         raise CheckpointError(
-            f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every of its"
-            f" recipe and at the end; `efftrain pretrain --resume {run.name}` continues it"
+            f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every"
+            f" of its recipe and at the end; `efftrain pretrain --resume {run.name}` continues it"
         )
     if wanted is not None:
         for path in checkpoints:
@@ -160,9 +160,9 @@ def load_run_tokenizer(run: Path) -> Tokenizer:
     expected = (read_origin(run).get("data") or {}).get("tokenizer_hash")
     if expected is not None and expected != tokenizer.sha256:
         raise DataError(
-            f"{path} is not the tokenizer this run was trained with (fingerprint"
-            f" {tokenizer.sha256[:12]}, origin.json has {str(expected)[:12]}): its tokens would"
-            " mean different text"
+            f"{path} is not the tokenizer this run was trained with"
+            f" (fingerprint {tokenizer.sha256[:12]}, origin.json has {str(expected)[:12]}):"
+            " its tokens would mean different text"
         )
     return tokenizer
 

@@ -79,8 +79,9 @@ class ArrayWriter:
         if left:
             say(
                 f"{title}: {len(left)} of {counted(len(trials), 'run')} left, {self.jobs} at once"
-                f" (--jobs)\n  submit them: sbatch {shlex.quote(str(self._write(left)))}\n  give"
-                " this command again when they have ended"
+                " (--jobs)\n"
+                f"  submit them: sbatch {shlex.quote(str(self._write(left)))}\n"
+                "  give this command again when they have ended"
             )
         elif pending:
             say(

@@ -42,8 +42,8 @@ def curve_lines(curves: Sequence[Curve]) -> list[str]:
         rows.append(("optimum", *(f"{rate:.3g}" if rate else "-" for rate in optima)))
     rows.append(("sensitivity", *map(_sensitivity, curves)))
     lines = [
-        "Final loss by learning rate: mean [lowest, highest seed], nats per token; * each recipe's"
-        " best"
+        "Final loss by learning rate: mean [lowest,"
+        " highest seed], nats per token; * each recipe's best"
     ]
     lines += table_lines(("learning rate", *(curve.label for curve in curves)), rows)
     if any(optima):
@@ -98,8 +98,8 @@ def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -
                 )
             )
     lines = [
-        f"{label}: cost at which {baseline} reaches the same loss / cost, every point a finished"
-        " run of its own budget"
+        f"{label}: cost at which {baseline} reaches the same loss / cost,"
+        " every point a finished run of its own budget"
     ]
     return [
         *lines,

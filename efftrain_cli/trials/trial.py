@@ -94,8 +94,8 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         parts = _split(values)
         if not sign or not key or not all(parts):
             raise UsageError(
-                f"--set {text!r}: write key=value or key=value,value, for example"
-                " optim.lr=1e-3,2e-3"
+                f"--set {text!r}: write key=value or key=value,value,"
+                " for example optim.lr=1e-3,2e-3"
             )
         if key in ("seed", "base"):
             raise UsageError(f"--set {text!r}: use {'--seeds' if key == 'seed' else '--recipe'}")
@@ -233,8 +233,8 @@ def check_comparable(trials: Sequence[Trial]) -> None:
             problems.append(f"  - {key}: {'; '.join(each)}")
     if problems:
         raise UsageError(
-            "these recipes would be validated on different text, so their losses could not be"
-            " compared:\n"
+            "these recipes would be validated on different text,"
+            " so their losses could not be compared:\n"
             + "\n".join(problems)
             + "\nMake them equal, for example with --set for all of them, or use --allow to train"
             " and label them"
@@ -298,9 +298,9 @@ def _run_of(trial: Trial) -> Path | None:
     differing = differing_keys([flat_values(recipe_of(trial)), trained], but=())
     if differing:
         raise UsageError(
-            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\nremove"
-            f" the run (efftrain runs rm {trial.name}), or take another name: --name for a sweep,"
-            " another file name for a study"
+            f"run {trial.name!r} exists with another recipe ({', '.join(differing)} differ)\n"
+            f"remove the run (efftrain runs rm {trial.name}), or take another name:"
+            " --name for a sweep, another file name for a study"
         )
     return path
 

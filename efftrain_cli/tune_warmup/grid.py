@@ -63,8 +63,8 @@ class Grid:
         warmup = self.recipe.seq_len_warmup
         if self.lr_warmup_steps < 1:
             raise UsageError(
-                "tune-warmup measures its probes in multiples of the learning-rate warmup, and"
-                " optim.warmup_steps is 0; set it, for example --set optim.warmup_steps=100"
+                "tune-warmup measures its probes in multiples of the learning-rate warmup,"
+                " and optim.warmup_steps is 0; set it, for example --set optim.warmup_steps=100"
             )
         if self.recipe.stages:
             raise UsageError(
@@ -77,41 +77,42 @@ class Grid:
             )
         if self.kind == "batch" and self.recipe.batch_size_warmup is None:
             raise UsageError(
-                "--tune batch needs a [batch_size_warmup] to begin with; add one, or give a recipe"
-                " that has one"
+                "--tune batch needs a [batch_size_warmup] to begin with;"
+                " add one, or give a recipe that has one"
             )
         if self.kind in ("length", "two-stage") and self.recipe.batch_size_warmup is not None:
             raise UsageError(
-                f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup]; add"
-                " --set batch_size_warmup=false"
+                f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup];"
+                " add --set batch_size_warmup=false"
             )
         if self.kind == "batch" and warmup is not None:
             raise UsageError(
-                "--tune batch cannot be combined with the recipe's [seq_len_warmup]; add --set"
-                " seq_len_warmup=false"
+                "--tune batch cannot be combined with the recipe's [seq_len_warmup];"
+                " add --set seq_len_warmup=false"
             )
         if self.kind == "two-stage" and warmup is not None and len(warmup.lengths) != 2:
             raise UsageError(
-                "--tune two-stage searches one length and the step where the full one follows, and"
-                f" the recipe has {len(warmup.lengths) or 'no'} lengths; set seq_len_warmup.lengths"
-                " to two and until to one, or add --set seq_len_warmup=false"
+                "--tune two-stage searches one length and the step where the full one follows,"
+                f" and the recipe has {len(warmup.lengths) or 'no'} lengths; set"
+                " seq_len_warmup.lengths to two and until to one, or add --set seq_len_warmup=false"
             )
         if self.kind == "length" and warmup is not None and warmup.steps is None:
             raise UsageError(
-                '--tune length searches start and steps, and pacing = "discrete" has neither; use'
-                " --tune two-stage, or --set seq_len_warmup.pacing=linear with a start and steps"
+                '--tune length searches start and steps, and pacing = "discrete" has neither;'
+                " use --tune two-stage,"
+                " or --set seq_len_warmup.pacing=linear with a start and steps"
             )
         if not self.starts:
             raise UsageError(
-                f"there is no {self.start_name} to search between the recipe's and the full"
-                f" {self.full}; lower it"
+                f"there is no {self.start_name} to search between the recipe's"
+                f" and the full {self.full}; lower it"
             )
         for start in (self.starts[0], self.starts[-1]):
             if not self.durations(start):
                 raise UsageError(
                     f"the budget of {self.recipe.train.tokens:,} tokens is too small to search:"
-                    f" even {self.duration_name} = {self._shortest} takes more than --max-share"
-                    f" {self.max_share:g} of it"
+                    f" even {self.duration_name} = {self._shortest} takes"
+                    f" more than --max-share {self.max_share:g} of it"
                 )
 
     @cached_property

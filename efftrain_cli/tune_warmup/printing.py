@@ -68,32 +68,28 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     smallest = search.smallest_budget()
     of_starts, of_durations = search.most_probes()
     lines = [
+        f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps,"
+        f" each about 1.4 times its neighbour; first {own}",
         (
-            f"searched   {starts}{length} from {durations[0]:,} to {durations[-1]:,} steps, each"
-            f" about 1.4 times its neighbour; first {own}"
+            f"probes     {within}{horizon:,}"
+            f" for {nearest:,} steps:{beyond} {search.multiples - bool(beyond)} learning-rate"
+            f" warmups (--multiples {search.multiples}){seeds}."
+            " A probe that is asked for more goes on from where it stands"
         ),
-        (
-            f"probes     {within}{horizon:,} for {nearest:,} steps:{beyond}"
-            f" {search.multiples - bool(beyond)} learning-rate warmups (--multiples"
-            f" {search.multiples}){seeds}. A probe that is asked for more goes on from where it"
-            " stands"
-        ),
-        (
-            f"unstable   validation perplexity above {search.threshold:g} times its best so far"
-            f" (--threshold), validated every {interval}; the probe ends at once"
-        ),
+        f"unstable   validation perplexity above {search.threshold:g} times its best so far"
+        f" (--threshold), validated every {interval}; the probe ends at once",
         f"cost       {tokens_text(smallest, budget)} to verify {own}",
         (
             f"           at most {of_starts + of_durations} probes,"
-            f" {tokens_text(search.most_tokens(), budget)}: {of_starts} for the start and"
-            f" {of_durations} for the duration, each as dear as the dearest. Validation is not"
-            " counted"
+            f" {tokens_text(search.most_tokens(), budget)}:"
+            f" {of_starts} for the start and {of_durations} for the duration,"
+            " each as dear as the dearest. Validation is not counted"
         ),
     ]
     if search.budget is None:
         lines.append(
-            "budget     none (--budget 10%); the smallest sensible one is"
-            f" {share_up(smallest, budget)}"
+            "budget     none (--budget 10%);"
+            f" the smallest sensible one is {share_up(smallest, budget)}"
         )
     elif search.budget < smallest:
         lines.append(
@@ -103,8 +99,7 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
     else:
         lines.append(
             f"budget     {tokens_text(search.budget, budget)}: no probe begins that could exceed"
-            " it; if it does not reach to the end of the search, the best setting verified is"
-            " taken"
+            " it; if it does not reach to the end of the search, the best setting verified is taken"
         )
     if finished:
         lines.append(f"resuming   {finished} probes are finished and will not be repeated")

@@ -76,8 +76,8 @@ class SettingVerdict(NamedTuple):
             probed += f" probed, {self.of} given"
         on = "on" if self.stable else "stable on"
         text = (
-            f"{verdict} by majority, {on} {self.stable_seeds} of {probed} "
-            f"(95 % interval of the share {low:.0%} to {high:.0%})"
+            f"{verdict} by majority, {on} {self.stable_seeds}"
+            f" of {probed} (95 % interval of the share {low:.0%} to {high:.0%})"
         )
         if where:
             text += f", unstable first{where}"
@@ -212,8 +212,8 @@ class Finder:
         statement = outcome.statement
         if outcome.verified and len(self.search.all_seeds) == 1:
             statement += (
-                " This is one seed's verdict, another seed may say otherwise: --seeds 0..2 asks"
-                " three."
+                " This is one seed's verdict, another seed may say otherwise:"
+                " --seeds 0..2 asks three."
             )
         verdicts = []
         for (start, steps, horizon), verdict in self.verdicts.items():
@@ -233,9 +233,9 @@ class Finder:
             return self._unverified(start, search.nearest_duration(start))
         return Outcome(
             statement=(
-                f"No {search.start_name} that was probed is stable for the"
-                f" {search.lr_warmup_steps:,} steps of the learning-rate warmup. Lower optim.lr or"
-                " lengthen optim.warmup_steps."
+                f"No {search.start_name} that was probed"
+                f" is stable for the {search.lr_warmup_steps:,} steps of the learning-rate warmup."
+                " Lower optim.lr or lengthen optim.warmup_steps."
             )
         )
 
@@ -352,8 +352,8 @@ class Finder:
         search = self.search
         if search.kind == "lr":
             limit = (
-                "It is the shortest allowed (an eighth of the recipe's). No duration that was"
-                " probed is unstable, so the"
+                "It is the shortest allowed (an eighth of the recipe's)."
+                " No duration that was probed is unstable, so the"
             )
             return self._verified(start, steps, f"{limit} probes do not tell durations apart.")
         longest = f"the longest allowed (--max-share {search.max_share:g} of the budget)"
@@ -366,10 +366,8 @@ class Finder:
             start=search.full,
             steps=0,
             verified=True,
-            statement=(
-                "No warmup is needed for stability: training without it is stable, seen for"
-                f" {horizon:,} steps, and so is every duration that was probed, up to {longest}."
-            ),
+            statement="No warmup is needed for stability: training without it is stable, seen"
+            f" for {horizon:,} steps, and so is every duration that was probed, up to {longest}.",
         )
 
     def _verified(self, start: int, steps: int, limit: str = "") -> Outcome:
@@ -397,8 +395,6 @@ class Finder:
         return Outcome(
             start=start,
             steps=steps,
-            statement=(
-                f"NOT VERIFIED, {label}. A warmup of {setting}: the budget does not reach to the"
-                f" end of {probe} of it, {search.horizon(start, steps):,} steps."
-            ),
+            statement=f"NOT VERIFIED, {label}. A warmup of {setting}: the budget"
+            f" does not reach to the end of {probe} of it, {search.horizon(start, steps):,} steps.",
         )

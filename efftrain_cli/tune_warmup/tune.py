@@ -126,8 +126,8 @@ def _claim(folder: Path, search: Search) -> None:
         same = False
     if not same:
         raise UsageError(
-            f"{folder} holds a search with another recipe or other options (search.toml and"
-            " search.json there say which); give another --name, or remove it"
+            f"{folder} holds a search with another recipe or other options"
+            " (search.toml and search.json there say which); give another --name, or remove it"
         )
 
 
@@ -255,8 +255,8 @@ def _finish(
             f" {human_seconds(seconds)}"
         )
         full = (
-            f"full runs of the {counted(settings, 'setting')} probed would be"
-            f" {tokens_text(settings * budget, budget)}"
+            f"full runs of the {counted(settings, 'setting')} probed"
+            f" would be {tokens_text(settings * budget, budget)}"
         )
         if tokens:  # else every probe failed in its first step
             full += (
@@ -276,10 +276,10 @@ def _finish(
     if outcome.start is None or outcome.steps is None:
         start = f", a longer {search.start_name}" if search.start_name else ""
         raise DivergedError(
-            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked as not"
-            f" stable, and {folder / 'receipts.csv'} the receipts\nsearch again under another"
-            " --name with a lower optim.lr, a longer optim.warmup_steps (--tune lr searches"
-            f" it){start}"
+            f"no stable setting was found; {tuned} holds {search.rule_of_thumb}, marked"
+            f" as not stable, and {folder / 'receipts.csv'} the receipts\n"
+            "search again under another --name with a lower optim.lr,"
+            f" a longer optim.warmup_steps (--tune lr searches it){start}"
         )
     setting = "no warmup"
     if outcome.steps:
@@ -295,10 +295,8 @@ def _finish(
     other = default_name(recipe_name, search).removeprefix(f"{recipe_name}-tune")
     ends = [
         f"{word:<10} {setting}: {tuned}\n\nnext",
-        (
-            f"  efftrain pretrain --recipe {tuned} --name"
-            f" {recipe_name}-{word}{other}-seed{search.recipe.seed}"
-        ),
+        f"  efftrain pretrain --recipe {tuned}"
+        f" --name {recipe_name}-{word}{other}-seed{search.recipe.seed}",
     ]
     if receipts:
         curves = folder / "probes.png"
@@ -327,7 +325,8 @@ def tuned_recipe(search: Search, outcome: Outcome, probes: int, recipe_name: str
     if steps and search.start_name:
         comments[search.start_name] = word
     return (
-        f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes (threshold"
-        f" {search.threshold:g}, {search.multiples} learning-rate warmups).\n#"
+        f"# {recipe_name} after `efftrain tune-warmup` with {probes} probes"
+        f" (threshold {search.threshold:g}, {search.multiples} learning-rate warmups).\n"
+        "#"
         f" {outcome.statement}\n" + dump_recipe(search.recipe_with(start, steps), comments)
     )

@@ -96,8 +96,8 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
             f"and the Hugging Face Hub cannot be asked: {reason}.\n"
             + "\n".join(lines)
             + "\nConnect, or give --data-dir, a folder of files with a JSON object a line (one of"
-            f" {missing[0].file} looks like {example(missing[0].form)}), or use `--tasks"
-            " offline`, which needs no data"
+            f" {missing[0].file} looks like {example(missing[0].form)}),"
+            " or use `--tasks offline`, which needs no data"
         )
     return False
 
@@ -126,8 +126,8 @@ def load_task(task: Task, data_dir: Path | None, scratch: Path) -> ConfigurableT
     definition = Path(str(lm_eval.tasks.__file__)).parent / task.definition
     if not definition.is_file():
         raise UsageError(
-            f"task {task.name}: lm_eval {harness_version()} has no {task.definition}; efftrain is"
-            " tested with lm_eval 0.4.13"
+            f"task {task.name}: lm_eval {harness_version()} has no {task.definition};"
+            " efftrain is tested with lm_eval 0.4.13"
         )
     if task.name == "record":
         squad_metrics.stand_in()
@@ -254,8 +254,8 @@ def _evaluate_fitting(
         kept = [number for number in numbers if number not in left_out]
         if not kept:
             raise DataError(
-                f"none of {len(left_out)} items fits a context of {language_model.max_length}"
-                " tokens"
+                f"none of {len(left_out)} items"
+                f" fits a context of {language_model.max_length} tokens"
             )
         try:
             # Its bootstrap takes most of a minute for one standard error that has a closed form.

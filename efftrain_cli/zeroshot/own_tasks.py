@@ -122,8 +122,8 @@ def offline_cloze(
         texts.append("".join(kept[number]))
     if not requests:
         raise DataError(
-            f"offline_cloze: none of {len(kept)} words fits a context of {evaluator.context_length}"
-            " tokens"
+            f"offline_cloze: none of {len(kept)} words"
+            f" fits a context of {evaluator.context_length} tokens"
         )
     protocol = f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
     protocol += without(len(left_out), evaluator.context_length)

@@ -115,8 +115,8 @@ def _reference_lines(entries: Sequence[Result]) -> Iterator[str]:
                 rows.append((reference["model"], task, metric, score, f"({number})"))
     if rows:
         yield (
-            "\npublished scores; none was measured here, and they compare only where protocols"
-            " agree"
+            "\npublished scores; none was measured here,"
+            " and they compare only where protocols agree"
         )
         yield from table_lines(("model", "task", "metric", "score", "measured by"), rows)
         for source, number in sources.items():

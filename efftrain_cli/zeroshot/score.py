@@ -133,8 +133,8 @@ class Evaluator:
                 raise ValueError(f"request {i} has an empty context or continuation")
             if len(continuation) > self.context_length:
                 raise ValueError(
-                    f"a continuation of {len(continuation)} tokens does not fit"
-                    f" {self.context_length} positions"
+                    f"a continuation of {len(continuation)} tokens"
+                    f" does not fit {self.context_length} positions"
                 )
             if self.is_truncated(requests[i]):
                 alone.append(i)

@@ -71,8 +71,8 @@ def task_names(wanted: Iterable[str]) -> list[str]:
             unknown.append(f"{name!r} ({hint})" if hint else repr(name))
     if unknown:
         raise UsageError(
-            f"unknown task {', '.join(unknown)}. Suites: {', '.join(SUITES)}. Tasks:"
-            f" {', '.join(TASKS)}"
+            f"unknown task {', '.join(unknown)}."
+            f" Suites: {', '.join(SUITES)}. Tasks: {', '.join(TASKS)}"
         )
     return list(found)
 
