@@ -16,8 +16,7 @@ __all__ = ["comparison", "metrics", "runs"]
 
 
 def metrics(run: str) -> pd.DataFrame:
-    """Return a row per step of a run, and a column per number of metrics.jsonl; NaN where a row has
-    none.
+    """Return a row per step of a run, a column per number of metrics.jsonl; NaN if a row has none.
 
     Rows that a resume or a rewind replaced are left out.
 

@@ -1,5 +1,4 @@
-"""Measure how many bits the sums of a real model need, and compare with theory (`efftrain
-accumulation`).
+"""Measure how many bits a real model's sums need; compare with theory (`efftrain accumulation`).
 
 The model of a checkpoint makes one forward and backward pass over the next micro-batch of its
 training data. Every linear layer has three products. Of each, some outputs are drawn, and their
@@ -115,8 +114,7 @@ def analyse(
 
 
 def _micro_batch(trained: TrainedModel) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets of a full micro-batch from where the checkpoint stands in its
-    data."""
+    """Return tokens and targets of a full micro-batch from the checkpoint's place in its data."""
     recipe = trained.recipe
     device = next(trained.model.parameters()).device
     session = prepare_session(recipe, device)
@@ -180,8 +178,7 @@ class _Measure:
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
     def layer(self, name: str, x: Tensor, weight: Tensor, grad: Tensor) -> Iterator[dict[str, Any]]:
-        """Yield the rows of the three products: x (tokens, in), weight (out, in), grad (tokens,
-        out)."""
+        """Yield the rows of the products: x (tokens, in), weight (out, in), grad (tokens, out)."""
         x, x_scale = to_operand(x.float(), self.operands)
         weight, weight_scale = to_operand(weight.float(), self.operands)
         grad, grad_scale = to_operand(grad.float(), self.gradient_operands)
@@ -242,8 +239,7 @@ class _Measure:
 
 
 def _errors(terms: Tensor, exact: Tensor, chunk: int) -> list[tuple[float, float]]:
-    """Return (relative error, signed error) of the sums of `terms` (n, samples), for each of
-    `BITS`."""
+    """Return (relative error, signed error) of the sums of `terms` (n, samples), by `BITS`."""
     size = float(exact.norm())
     if size == 0:
         return [(0.0, 0.0)] * len(BITS)

@@ -1,5 +1,4 @@
-"""Measure how fast a recipe trains on this device, and what a step's time goes into (`efftrain
-bench`).
+"""Measure a recipe's speed on this device, and the parts of a step's time (`efftrain bench`).
 
 Whole steps are timed through the same `train()` that pretrain uses. Its marks (`record_function`)
 divide a step into phases, in further steps under torch.profiler. Data are random tokens in a shard
@@ -105,8 +104,7 @@ class BenchResult:
 
 
 def started_state(recipe: Recipe, vocab_size: int, device: torch.device) -> TrainState:
-    """Build a state that counts as after step 1: no evaluation of step 0 precedes the timed
-    steps."""
+    """Build a state that counts as after step 1: no evaluation of step 0 precedes timed steps."""
     state = build_state(recipe, vocab_size, device)
     state.progress = Progress(step=1, schedule_step=1)
     return state

@@ -35,8 +35,7 @@ def list_checkpoints(run: Path) -> list[dict[str, Any]]:
 
 
 def describe_checkpoints(run: Path) -> list[str]:
-    """Return a line for each checkpoint of a run, oldest first, and for what else lies among
-    them."""
+    """Return a line for each checkpoint of a run, oldest first, and for what lies among them."""
     lines = []
     for each in list_checkpoints(run):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"

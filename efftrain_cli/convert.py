@@ -41,8 +41,7 @@ def import_hf(
     *,
     text_is_meant: bool = False,
 ) -> Path:
-    """Create run `name`, whose checkpoint of step 0 holds the directory's weights; return its
-    directory.
+    """Create run `name`, with the directory's weights as checkpoint 0; return its directory.
 
     The model's shape and the tokenizer are the directory's; how it would be trained on (data,
     optimizer, budget) is the recipe's. The optimizer's moments begin at 0: the format has none.
@@ -119,8 +118,7 @@ def import_hf(
 
 
 def _local_copy(directory: Path) -> Path:
-    """Return the directory, or where the Hub's cache holds a model of that name, downloaded if
-    necessary.
+    """Return the directory, or where the Hub's cache holds that model, downloaded if necessary.
 
     Raises:
         UsageError: it is neither.
@@ -152,8 +150,7 @@ def _local_copy(directory: Path) -> Path:
 def _origin(
     source: str, names_text: bool, recipe_name: str, hf_config: dict[str, Any], tokenizer: Tokenizer
 ) -> dict[str, object]:
-    """Return where the run comes from. It has seen no data of ours yet, so their hashes are
-    null."""
+    """Return where the run comes from. It has seen no data yet, so their hashes are null."""
     return {
         **software_origin(recipe_name),
         "imported": {

@@ -126,8 +126,7 @@ def evaluate_runs(
 
 
 def evaluate_run(run: str, config: EvalConfig, ranks: Ranks | None = None) -> Iterator[Result]:
-    """Evaluate task by task; write each score into the run's folder and yield its entry of
-    zeroshot.json.
+    """Evaluate task by task; write each score to the run's folder and yield its zeroshot.json row.
 
     Of several ranks all call it; rank 0 alone writes.
 

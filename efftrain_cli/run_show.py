@@ -17,8 +17,7 @@ from efftrain_cli.run_list import TITLES, format_cell, row_of
 
 
 def tables_of_run(path: Path) -> list[Table]:
-    """Return the run's row of the frame of runs, its measures, time, events, recipe and origin as
-    tables.
+    """Return the run's row of the frame of runs, measures, time, events, recipe, origin as tables.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -23,8 +23,7 @@ NAMED = 12
 
 
 def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
-    """Return the groups with the seconds of the newest calibration that holds all that one could
-    hold.
+    """Return the groups with seconds of the newest calibration that holds all that one could hold.
 
     Those are the groups with a finished run on the first group's machine. Else seconds stay those
     of the runs' clocks.

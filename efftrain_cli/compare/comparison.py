@@ -1,5 +1,4 @@
-"""Compare groups of runs: choose the baseline, judge every question, annotate what a reader must
-know."""
+"""Compare groups of runs: choose the baseline, judge every question, add what readers must know."""
 
 from __future__ import annotations
 
@@ -289,8 +288,7 @@ def _judge(
 
 
 def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
-    """Return whether a loss at equal cost is the final loss, because every finished run ends
-    there."""
+    """Return whether a loss at equal cost is the final loss, as every finished run ends there."""
     if question.point is None:
         return False
     ends = [float(run.evaluated[question.axis][-1]) for run in finished]
@@ -333,8 +331,7 @@ def _differ_in_budget(groups: Sequence[Group]) -> bool:
 
 
 def _default_baseline(groups: Sequence[Group]) -> Group:
-    """Return the best of one recipe's settings, else the only recipe without a method, else the
-    first.
+    """Return the best of one recipe's settings, or the only recipe without a method, or the first.
 
     A group whose runs are all pending is taken only among its like, so is one without a finished
     run.

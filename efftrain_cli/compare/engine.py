@@ -243,8 +243,7 @@ def sides_of(direction: Direction) -> int:
 
 
 def count_members(verdicts: Sequence[Verdict]) -> int:
-    """Return over how many claims Holm's correction of a family goes: an arm's tested costs are
-    one."""
+    """Count the claims under a family's Holm correction: an arm's tested costs are one."""
     members = set()
     for i, each in enumerate(verdicts):
         if each.p is not None:
@@ -345,8 +344,7 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
 
 
 def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
-    """Return why "tokens", "flops" or "seconds" of two recipes must not be judged, "" if they
-    may."""
+    """Return why "tokens", "flops" or "seconds" of two recipes are not judged, "" if they are."""
     if axis == "seconds":
         return why_seconds_not_judged(baseline, method)
     if axis == "flops":
@@ -408,8 +406,7 @@ def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | No
 
 
 def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:
-    """Return why the two are at different places of their learning rates' decay; "" if they are
-    not."""
+    """Return why the two are at different places of their decay; "" if they are not."""
     groups = (baseline, method)
     ended = [finished_runs(group.runs) for group in groups]
     if not all(ended):
@@ -705,8 +702,7 @@ def _outcome(question: Question, test: Estimate | ExactTest) -> Outcome:
 
 
 def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
-    """Return the look that decides `sequential_p`: the largest deviate, weighted as its boundary
-    is."""
+    """Return the look that decides `sequential_p`: the largest deviate, weighted as its bound."""
     clearest = estimates[-1]
     largest = -math.inf
     for n, each in zip(plan, estimates, strict=False):
@@ -719,8 +715,7 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
 
 
 def _points_at(question: Question, estimate: Estimate) -> bool:
-    """Return whether an estimate itself, without its interval, is where the direction's claim is
-    true."""
+    """Return whether an estimate, without its interval, is where the direction's claim is true."""
     gain = estimate.gain
     size = estimate.scaled(question.margin or 0.0)
     if question.direction == "better":

@@ -30,8 +30,7 @@ def format_value(value: object) -> str:
 
 
 def origin_values(origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an origin by dotted keys: the command first, as one line, and the first digits of
-    hashes."""
+    """Return an origin by dotted keys: the command first, as one line; hashes by first digits."""
     values = flatten({"command": None, **origin})
     if isinstance(values["command"], list):
         values["command"] = shlex.join(map(str, values["command"]))

@@ -129,8 +129,7 @@ def _test(verdict: Verdict) -> Row:
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """Return the frame at full precision; `recipe` is its arm and `kind` how two recipes are
-    compared."""
+    """Return the frame at full precision; `recipe` is its arm, `kind` how two are compared."""
     columns = _CSV_COLUMNS.split()
     rows = []
     for row in rows_of(comparison):

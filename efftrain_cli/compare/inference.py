@@ -88,8 +88,7 @@ class Estimate:
         return -self.center
 
     def scaled(self, size: float) -> float:
-        """Return a difference on the scale of the test: nats, or the logarithm of a ratio less
-        1."""
+        """Return a difference on the test's scale: nats, or the logarithm of a ratio less 1."""
         if self.log:
             return math.log1p(size)
         return size
@@ -140,8 +139,7 @@ def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
 
 
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
-    """Estimate the mean of paired differences, with Student's t interval on n - 1 degrees of
-    freedom."""
+    """Estimate the mean of paired differences, with a t interval on n - 1 degrees of freedom."""
     values = np.asarray(differences, float)
     n = len(values)
     if n == 0:
@@ -221,8 +219,7 @@ def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) 
 def difference_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Estimate mean of `method` less mean of `baseline`, by the test that fits how their seeds
-    overlap.
+    """Estimate mean of `method` less mean of `baseline`, by the test that fits the seeds' overlap.
 
     All seeds shared: the paired t. None: Welch's t. Some: the t for partly paired samples; with
     fewer than FEWEST_PAIRS pairs Welch's t, which ignores them. The estimate is always the
@@ -259,8 +256,7 @@ def ratio_of_means(
 
 
 def exponentiated(on_logs: Estimate) -> Estimate:
-    """Return a ratio from the estimate of its logarithm; `sd`, `se` and p stay those of the
-    logarithm."""
+    """Return a ratio from its logarithm's estimate; `sd`, `se` and p stay the logarithm's."""
     ratio = replace(on_logs, mean=math.exp(on_logs.mean), log=True)
     if on_logs.low is None or on_logs.high is None:
         return ratio
@@ -422,8 +418,7 @@ def rank_sum(
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
-    """Return the share of the k-subsets of `scores` whose sum is at least as far from 0 as
-    `observed`.
+    """Return the share of k-subsets of `scores` whose sum is at least as far from 0 as `observed`.
 
     Args:
         scores: their sum is 0.
@@ -474,8 +469,7 @@ def mcnemar(only_baseline: int, only_method: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust by Holm's (1979) steps: the family-wise error of the tests together stays below
-    ALPHA."""
+    """Adjust by Holm's (1979) steps: the family-wise error of the tests stays below ALPHA."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0

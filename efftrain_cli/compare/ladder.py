@@ -56,8 +56,7 @@ class Gain:
 
 
 def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
-    """Return the gain at every budget that the method was trained with, over the seeds that both
-    have.
+    """Return the gain at every budget that the method was trained with, over the seeds of both.
 
     A seed counts at a rung where the method finished there and the baseline has two rungs or more.
     """
@@ -72,8 +71,7 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
 
 
 def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Rung]) -> Gain:
-    """Return the gain at one budget from the baseline's ladders and the method's rungs, both by
-    seed."""
+    """Return the gain at one budget from the baseline's ladders and the method's rungs, by seed."""
     n = len(rungs)
     logs = []
     for ladder, rung in zip(ladders, rungs, strict=True):
@@ -93,8 +91,7 @@ def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Ru
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
-    """Return the logarithm of the cost at which a ladder reaches `loss`; inf or -inf beyond its
-    ends."""
+    """Return the log of the cost at which a ladder reaches `loss`; inf or -inf beyond its ends."""
     steps = [rungs[budget] for budget in sorted(rungs)]
     losses = falling([rung.loss for rung in steps])
     logs = [math.log(rung.cost) for rung in steps]

@@ -168,8 +168,7 @@ FINAL_LOSS = Question(PRIMARY, "final loss", NATS, _LOSS, final_loss, tested="di
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Return the validation loss at `value` tokens, FLOPs or seconds; None outside of the
-    evaluations."""
+    """Return the validation loss at `value` tokens, FLOPs or seconds; None outside evaluations."""
     x = run.evaluated[axis]
     loss = run.evaluated["val_loss"]
     if not len(x) or not x[0] <= value <= x[-1]:

@@ -105,8 +105,7 @@ def curve(
 
 
 def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
-    """Draw plots below each other over one x axis, or with `across` beside each other over one y
-    axis."""
+    """Draw plots below each other over one x axis, or if `across` side by side over one y axis."""
     from matplotlib.figure import Figure
 
     rows = 1 if across else len(plots)
@@ -297,8 +296,7 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
 
 
 def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:
-    """Draw the letters of each group, which take turns every few columns, so that none hides
-    another.
+    """Draw each group's letters, which take turns every few columns, so that none hides another.
 
     Args:
         curves: points on the scale of the axes.

@@ -98,8 +98,7 @@ def assured_sd(sd: float, df: float) -> float:
 
 
 def sd_interval(sd: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of a standard deviation estimated from `n` normal values
-    (chi-squared)."""
+    """Return the 95 % interval of the standard deviation of `n` normal values (chi-squared)."""
     low, high = (
         math.sqrt((n - 1) / float(special.chdtri(n - 1, tail)))
         for tail in (ALPHA / 2, 1 - ALPHA / 2)

@@ -225,8 +225,7 @@ def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNu
 
 
 def _label(comparison: Comparison, group: Group) -> str:
-    """Return a group's label in a legend: its letter and at most 24 characters of the recipe's
-    name."""
+    """Return a group's label in a legend: its letter and 24 characters of its recipe's name."""
     name = group.recipe_name
     if len(name) > 24:
         name = f"{name[:23]}…"

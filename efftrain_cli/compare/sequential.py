@@ -39,8 +39,7 @@ _CHUNK = 20_000
 
 
 def schedule(seeds: int, looks: int) -> tuple[int, ...]:
-    """Return the numbers of seeds at which a study is looked at: evenly spread, the last at all
-    `seeds`.
+    """Return the numbers of seeds at a study's looks: evenly spread, the last at all `seeds`.
 
     Raises:
         ValueError: there are too few seeds for so many looks.
@@ -66,8 +65,7 @@ def sequential_p(
     sides: int,
     shape: float = SHAPE,
 ) -> float:
-    """Return the p-value of the looks so far together: small only if one of them passes its
-    boundary.
+    """Return the p-value of the looks so far: small only if one of them passes its boundary.
 
     It never grows with further looks, and where nothing differs it is below `a` in at most a share
     `a` of studies, however early the study ends.

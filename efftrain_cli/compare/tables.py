@@ -53,8 +53,7 @@ def tables_of(comparison: Comparison, details: bool = True) -> list[Table]:
 
 
 def opening_lines(comparison: Comparison) -> list[str]:
-    """Return what comes before every table: the verdicts in sentences, and the comparison's
-    caveat."""
+    """Return what comes before every table: verdicts in sentences, the comparison's caveat."""
     return [*verdict_sentences(comparison), *filter(None, [comparison.caveat])]
 
 
@@ -215,8 +214,7 @@ def _measures(comparison: Comparison, asked: Sequence[Sequence[Row]], section: s
 
 
 def cell_text(row: Row) -> str:
-    """Write a measure of a group: mean ± standard deviation, or what is missing in how many
-    seeds."""
+    """Write a group's measure: mean ± standard deviation, or what is missing in how many seeds."""
     if row["mean"] is not None:
         return format_number(row["mean"], row["unit"], row["axis"], row["sd"])
     values = row["values"]

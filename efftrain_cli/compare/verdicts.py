@@ -31,8 +31,7 @@ def verdict_sentences(comparison: Comparison) -> list[str]:
 
 
 def sentence(found: Verdict, arm: str, base: str) -> str:
-    """Return a verdict as one sentence: the claim; estimate, p-value and test; how it was
-    reached."""
+    """Return a verdict as a sentence: the claim; estimate, p-value, test; how it was reached."""
     question = found.question
     measure = question.title
     facts = []
@@ -63,8 +62,7 @@ def sentence(found: Verdict, arm: str, base: str) -> str:
 
 
 def note_of(found: Verdict) -> str:
-    """Return why nothing is judged, and how the verdict was reached if that is not by the
-    estimate."""
+    """Return why nothing is judged, and how the verdict was reached if not by the estimate."""
     why = found.why.text if found.why else ""
     return "; ".join(filter(None, (why, found.note)))
 

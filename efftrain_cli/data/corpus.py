@@ -205,8 +205,7 @@ class Shard:
             self.verified = stamp
 
     def _verify(self) -> None:
-        """Read every id once; fail if one is not below the vocabulary size or the sha256
-        differs."""
+        """Read every id once; fail if one is beyond the vocabulary or the sha256 differs."""
         digest = hashlib.sha256()
         for start in range(0, len(self.ids), _CHUNK):
             chunk = self.ids[start : start + _CHUNK]

@@ -99,8 +99,7 @@ def _json_documents(path: Path, text_field: str, bad: BadDocuments) -> Iterator[
 
 
 def _json_file(path: Path, text_field: str, bad: BadDocuments) -> Iterator[Document]:
-    """Yield the documents of a list of records, of one record, or of JSON lines under another
-    name."""
+    """Yield the documents of a list of records, one record, or JSON lines under another name."""
     if path.stat().st_size <= JSON_BYTES:
         try:
             records = json.loads(path.read_bytes())

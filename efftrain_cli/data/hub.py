@@ -44,8 +44,7 @@ def hub_unreachable() -> str:
 
 @contextmanager
 def hub_off() -> Iterator[None]:
-    """Let the Hub's libraries read their caches only: else they ask the Hub, and wait for
-    minutes."""
+    """Let the Hub's libraries read their caches only: else they ask the Hub, for minutes."""
     import datasets
     from huggingface_hub import constants
 

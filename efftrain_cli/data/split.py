@@ -35,8 +35,7 @@ NO_LIMITS = Limits()
 
 
 def apportion(weights: list[float], total: int) -> list[int]:
-    """Share out `total` by weight in whole numbers, the largest remainders first (Hamilton's
-    method)."""
+    """Share out `total` by weight in whole numbers, largest remainders first (Hamilton)."""
     exact = [weight * total / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: shares[i] - exact[i])
@@ -91,8 +90,7 @@ class Tally:
         }
 
     def count(self, side: str, document: Document, digest: bytes) -> None:
-        """Count a document, and a training document that repeats a validation document seen before
-        it.
+        """Count a document, and a training document that repeats an earlier validation document.
 
         Args:
             digest: sha256 of the document's content.
@@ -171,8 +169,7 @@ def split_documents(
 def _documents_from(
     cursor: Cursor, split: Split, source: Source, bad: BadDocuments
 ) -> Iterator[Document]:
-    """Yield the documents of a source from `cursor` on. What was met before is not counted
-    again."""
+    """Yield the documents of a source from `cursor` on. What was met before is not counted."""
     if isinstance(source, HubDataset):
         cursor.hub = HubReader(
             source, source.text_field or split.data.text_field, bad, cursor.hub_state

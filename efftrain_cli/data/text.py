@@ -217,8 +217,7 @@ def _listed(entries: str | Sequence[str]) -> Sequence[str]:
 
 
 def _find(entry: str, purpose: Side, data: Data) -> tuple[list[Source], str]:
-    """Return the sources that one entry names, and what was left out of its folder ("" if
-    nothing)."""
+    """Return the sources that an entry names, and what its folder has besides ("" if nothing)."""
     if entry == "stdlib":
         return stdlib_files(), ""
     stated: Kind | None = None if data.format == "auto" else data.format

@@ -131,8 +131,7 @@ class Windows:
         return places[begin : begin + count]
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Return the windows at stream positions start .. start+count-1, int64 (count, seq_len +
-        1)."""
+        """Return windows at stream positions start .. start+count-1, int64 (count, seq_len + 1)."""
         return self.shards.read(self.starts(start, count).tolist(), self.seq_len + 1)
 
     def batch(self, plan: StepPlan, rank: int = 0, world_size: int = 1) -> Batch:
@@ -202,8 +201,7 @@ class Windows:
         return starts or self._spread(self.shards.tokens, 1)
 
     def _spread(self, tokens: int, count: int) -> list[int]:
-        """Return the starts of at most `count` windows over so many tokens, none overlapping
-        another."""
+        """Return the starts of at most `count` windows over so many tokens, without overlap."""
         count = min(count, (tokens - 1) // self.seq_len)
         room = tokens - 1 - self.seq_len
         if count <= 1:
@@ -245,8 +243,7 @@ class Windows:
 
 
 def data_warnings(train: Windows, windows: int, validation_windows: int) -> list[str]:
-    """Return what is legal and probably not meant, one sentence each, of a run of `windows`
-    windows."""
+    """Return what is legal and probably not meant of a run of `windows` windows, as sentences."""
     found = []
     if (epochs := train.epochs(windows)) > MANY_EPOCHS:
         found.append(
@@ -319,8 +316,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _key(name: str) -> np.ndarray:
-    """Return the round keys and, last, the number behind the epoch's shift: uint64 (_ROUNDS +
-    1,)."""
+    """Return the round keys and, last, the number of the epoch's shift: uint64 (_ROUNDS + 1,)."""
     digests = [
         hashlib.sha256(f"windows {name} {i}".encode()).digest()
         for i in range(-(-(_ROUNDS + 1) // 4))

@@ -44,8 +44,7 @@ def human_bytes(number: float) -> str:
 
 
 def _scaled(number: float, prefixes: str) -> tuple[float, str]:
-    """Return a number in thousands, millions, ..., and the prefix that says so; "" below a
-    thousand.
+    """Return a number in thousands, millions, ..., and the prefix for it; "" below a thousand.
 
     What three digits would round up to a thousand is one of the next.
     """
@@ -147,8 +146,7 @@ def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
 
 
 def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> None:
-    """Print lines that begin with a label of `indent` columns, folded in a terminal below their
-    text."""
+    """Print lines with a label of `indent` columns, folded in a terminal below their text."""
     for line in lines:
         console.print(folded(line, indent), markup=False)
 

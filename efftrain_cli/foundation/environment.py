@@ -62,8 +62,7 @@ def check_environment() -> None:
 
 
 def planned_device(device: str) -> str:
-    """Return "cpu" for "auto" if PyTorch will find no CUDA device, else `device`. Import no
-    PyTorch.
+    """Return "cpu" for "auto" if PyTorch will find no CUDA device, or `device`. Import no PyTorch.
 
     It finds none if CUDA_VISIBLE_DEVICES names none or it was built for CPUs.
     """

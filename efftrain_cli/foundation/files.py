@@ -227,8 +227,7 @@ def is_running(process: int | str) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a living process on this machine holds the lock file; False if there is
-    none."""
+    """Return whether a living process here holds the lock file; False if there is no file."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -238,8 +237,7 @@ def is_locked(path: Path) -> bool:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that may still be written on the disk of a folder, which need not exist
-    yet."""
+    """Return the bytes that may still be written on the disk of a folder, existing or not."""
     return shutil.disk_usage(
         next(place for place in (folder, *folder.absolute().parents) if place.exists())
     ).free

@@ -136,8 +136,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with(parent: int) -> None:
-    """Have the system send SIGTERM to this process when its parent ends, however it ends (Linux
-    only)."""
+    """Have the system send SIGTERM to this process when its parent ends, in any way (Linux)."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it has ended already

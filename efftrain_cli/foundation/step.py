@@ -121,8 +121,7 @@ class Batch:
     targets: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """Return the batch on `device`, without waiting for the copy if it comes from pinned
-        memory."""
+        """Return the batch on `device`; do not wait for the copy if it comes from pinned memory."""
         return Batch(
             self.tokens.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
         )

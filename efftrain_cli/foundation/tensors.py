@@ -1,5 +1,4 @@
-"""Read and write safetensors files: named tensors and nothing else, so that no pickle is ever
-loaded."""
+"""Read and write safetensors files: named tensors alone, so that no pickle is ever loaded."""
 
 from __future__ import annotations
 

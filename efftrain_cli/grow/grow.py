@@ -153,8 +153,7 @@ def grown_recipe(
     operators: Sequence[str],
     overrides: Sequence[str],
 ) -> Recipe:
-    """Return the new run's staged recipe: the source's up to `progress`, then a stage of the
-    operators.
+    """Return the new run's staged recipe: the source's up to `progress`, then the operators' stage.
 
     Raises:
         UsageError: an override of what the growth decides, or the source was grown in other

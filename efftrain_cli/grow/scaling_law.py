@@ -46,8 +46,7 @@ class ScalingLaw:
         return float(self.floor(size) + (2 * self.s_c / steps) ** self.alpha_s)
 
     def steps(self, size: float, loss: float) -> float:
-        """Return the steps that `size` parameters need for `loss`; infinite at and below their
-        floor."""
+        """Return the steps that `size` parameters need for `loss`; infinite up to their floor."""
         above = loss - self.floor(size)
         if above <= 0:
             return math.inf

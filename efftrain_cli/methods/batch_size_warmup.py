@@ -45,8 +45,7 @@ class BatchSizeWarmup(Method):
     """Length of the ramp, in sequences trained."""
 
     def batch_size_at(self, consumed: int, full: int) -> int:
-        """Return the sequences of the next step, after `consumed` of them; `full` is the final
-        batch."""
+        """Return the sequences of the step after `consumed` of them; `full` is the final batch."""
         if consumed > self.sequences or self.start >= full:
             return full
         per_increment = self.sequences / ((full - self.start) // self.increment)

@@ -121,8 +121,7 @@ def _widen(kind: str, tensor: Tensor, factor: int, fill: bool) -> Tensor:
 
 
 def _cancelling_blocks(tensor: Tensor, factor: int, generator: torch.Generator) -> Tensor:
-    """Draw A: random blocks in the k-fold shape of a matrix that sum to 0 along every row of
-    blocks."""
+    """Draw A: random blocks in the k-fold shape of a matrix; each row of blocks sums to 0."""
     rows, columns = tensor.shape
     blocks = _normal((factor, factor, rows, columns), generator)
     blocks = (blocks * (OFFDIAG_SCALE * _spread(tensor))).to(tensor.dtype)
@@ -228,8 +227,7 @@ def grow_size(
         return parameter_kind(name) == "last_norm" or ".ln_" in name
 
     def enlarge(name: str, tensor: Tensor, power: int | None) -> Tensor:
-        """Enlarge the parameter, or with `power` a moment that scales with this power of its
-        gradient."""
+        """Enlarge the parameter, or with `power` a moment that scales with this gradient power."""
         kind = parameter_kind(name)
         is_fused = kind.startswith("fused")
         generator = _generator(seed, name)
@@ -256,8 +254,7 @@ def grow_size(
 
 
 def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
-    """Make the parameter `part` of a layer whose layer norms and biases are 0 and whose matrices
-    are eye.
+    """Make the parameter `part` of a layer whose layer norms and biases are 0 and matrices are eye.
 
     The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms
     learn.

@@ -102,8 +102,7 @@ class ProgressiveLayerDrop(Method):
         return (1 - self.theta) * math.exp(-gamma * (step - 1)) + self.theta
 
     def keep_probabilities(self, step: int, n_layer: int) -> tuple[float, ...]:
-        """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, first block
-        first."""
+        """Return p_l with which each of `n_layer` blocks is kept in 1-based `step`, in order."""
         drop = 1 - self.theta_at(step)
         blocks = range(1, n_layer + 1)
         if self.keep == "code":

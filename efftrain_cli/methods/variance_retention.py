@@ -94,8 +94,7 @@ def log_v(m_acc: int, m_p: int, n: float) -> float:
 
 
 def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, float]]:
-    """Return (mantissa bits of the terms, additions) of each stage: one, or within chunks and over
-    them.
+    """Return (mantissa bits of the terms, additions) by stage: one, or within and over chunks.
 
     A sum of n_1 products grows by log2(n_1) bits, as far as the accumulator holds them.
     """
@@ -108,8 +107,7 @@ def stages_of(m_acc: int, m_p: int, n: float, chunk: int) -> list[tuple[int, flo
 
 @lru_cache(maxsize=1024)
 def needed_bits(m_p: int, n: float, chunk: int = 0) -> int:
-    """Return the fewest mantissa bits with v < 50 in every stage; `MOST_BITS` if no number
-    suffices."""
+    """Return the fewest mantissa bits with v < 50 in every stage, else `MOST_BITS`."""
     for m_acc in range(1, MOST_BITS):
         stages = stages_of(m_acc, m_p, n, chunk)
         if all(log_v(m_acc, bits, length) < LN_50 for bits, length in stages):

@@ -50,8 +50,7 @@ def norm_parameters(config: GPTConfig) -> int:
 
 
 def block_matrices(config: Dimensions) -> list[tuple[int, int]]:
-    """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three
-    matrices."""
+    """Return (rows, columns) of a block's matrices as Muon takes them: q, k and v are three."""
     width = config.n_embd
     units = config.ff_size
     outputs = [*config.qkv_rows, units]

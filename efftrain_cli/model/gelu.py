@@ -50,8 +50,7 @@ class _Gelu(Function):
 
 
 def _gelu(x: Tensor, slope: Tensor | None) -> Tensor:
-    """Compute the function of `x`, contiguous; write its derivative to `slope` unless that is
-    None."""
+    """Compute the function of `x`, contiguous; write its derivative to `slope` if given."""
     y = torch.empty_like(x)
     # Scratch of one chunk: z = 2u, and s = sigmoid(z).
     z, s = x.new_empty(2, min(_CHUNK, x.numel()))

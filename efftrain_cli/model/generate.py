@@ -73,8 +73,7 @@ def generate(
 
 
 def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
-    """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on the logits'
-    device."""
+    """Draw one token per row of `logits` (batch, vocab_size): int64 (batch,) on their device."""
     if sampling.temperature == 0:
         return logits.argmax(-1)
 

@@ -379,8 +379,7 @@ class GPT(nn.Module):
         return {name: parameter_kind(name) for name, _ in self.named_parameters()}
 
     def init_weights(self, seed: int) -> None:
-        """Draw the configured initialization, a function of `seed` alone. Biases 0, norms and
-        scales 1.
+        """Draw the configured initialization, a function of `seed`. Biases 0, norms and scales 1.
 
         Matrices and tables are N(0, std) with `InitFacts.std`; without it, for models without
         norms, the sum of token and position embedding has variance 1 and matrices are N(0, 1 /
@@ -416,8 +415,7 @@ class GPT(nn.Module):
         return std
 
     def embed(self, tokens: Tensor, position: int = 0) -> Tensor:
-        """Embed token ids (B, T) in the residual stream (B, T, C); the first token stands at
-        `position`.
+        """Embed token ids (B, T) in the residual stream (B, T, C), the first token at `position`.
 
         Raises:
             ValueError: the sequence reaches beyond the model's positions.

@@ -287,8 +287,7 @@ def to_hf(model: GPT) -> Tensors:
 
 
 def from_hf(tensors: Tensors, config: GPTConfig) -> Tensors:
-    """Return the weights under our names and in our shapes, fp32; padding rows of the embedding are
-    0.
+    """Return the weights in our names and shapes, fp32; padding rows of the embedding are 0.
 
     Raises:
         CheckpointError: tensors are missing, left over or of another shape (all are named), or the
@@ -409,8 +408,7 @@ def _llama_keys(config: GPTConfig) -> dict[str, Any]:
 
 
 def from_hf_config(hf_config: Mapping[str, Any], vocab_multiple: int = 64) -> GPTConfig:
-    """Return the model's shape in a config.json, the vocabulary padded to a multiple of
-    `vocab_multiple`.
+    """Return the model's shape in a config.json, its vocabulary a multiple of `vocab_multiple`.
 
     Raises:
         CheckpointError: it describes another function than this GPT computes. Every key that is
@@ -595,8 +593,7 @@ def _check_size(config: GPTConfig, tensors: Tensors, path: Path) -> None:
 
 
 def read_hf_tensors(directory: Path) -> Tensors:
-    """Read every tensor of model.safetensors, or of the shards that model.safetensors.index.json
-    names.
+    """Read every tensor of model.safetensors, or of the shards in model.safetensors.index.json.
 
     Raises:
         CheckpointError: there are none, or one is damaged. Pickled weights (pytorch_model.bin) are

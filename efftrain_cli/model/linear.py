@@ -47,8 +47,7 @@ class Arithmetic:
     grad_weight: Accumulator | None = None
 
     def is_wide(self, role: Accumulator | None) -> bool:
-        """Return whether a role's sum is one fp32 sum: absent, or emulated with nothing left to
-        round."""
+        """Return whether a role's sum is one fp32 sum: absent, or emulated without rounding."""
         if role is None:
             return True
         return self.fidelity == "intra_fp32" and role == Accumulator()

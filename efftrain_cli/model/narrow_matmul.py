@@ -52,8 +52,7 @@ def mix(value: int) -> int:
 
 
 def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
-    """Return the int32 that all random bits of a layer in one forward and backward pass are made
-    from."""
+    """Return the int32 seed of a layer's random bits in one forward and backward pass."""
     value = seed
     for part in (seed >> 32, step, micro_step, layer):
         value = mix(value) + part * _GOLDEN + 1
@@ -284,8 +283,7 @@ def narrow_matmul(
     exponent_bits: int = 8,
     saturated: Tensor | None = None,
 ) -> Tensor:
-    """Multiply `a` (m, k) by `b` (k, n), fp32, in an accumulator of `bits` mantissa bits: fp32 (m,
-    n).
+    """Multiply `a` (m, k) by `b` (k, n), fp32, summed with `bits` mantissa bits: fp32 (m, n).
 
     `block` products are summed in fp32 and added to the accumulator, which is then rounded. With
     `chunk` > 0 the accumulator begins anew after every `chunk` products, and what it held is added

@@ -79,8 +79,7 @@ class Optimizer(Protocol):
         """
 
     def columns(self) -> Tensors:
-        """Return measures of stability by column of metrics.jsonl: 0-d fp32 tensors on the
-        device."""
+        """Return measures of stability by column of metrics.jsonl: 0-d fp32 device tensors."""
 
 
 def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -116,8 +116,7 @@ def step_time(
 
 
 def memory_per_device(recipe: Recipe, devices: int, sequences: int, seq_len: int) -> int:
-    """Return one device's bytes: activations, and the state or its share and two gathered
-    blocks."""
+    """Return one device's bytes: activations; the state, or its share and two gathered blocks."""
     dtype = planned_dtype(recipe)
     config = model_config(recipe, likely_vocabulary(recipe.data.tokenizer))
     state = training_bytes(recipe, config, 0, seq_len, dtype=dtype, ranks=devices)

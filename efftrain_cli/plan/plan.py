@@ -192,8 +192,7 @@ def after_step(recipe: Recipe, progress: Progress, plan: StepPlan, result: StepR
 
 
 def method_columns(recipe: Recipe, plan: StepPlan, result: StepResult) -> dict[str, float | None]:
-    """Return the methods' columns of a step's row of metrics.jsonl, each with its method's
-    prefix."""
+    """Return the methods' columns of a step's row of metrics.jsonl, each with a method prefix."""
     columns: dict[str, float | None] = {}
     for method in recipe.methods.values():
         columns |= method.columns(recipe, plan, result)

@@ -64,8 +64,7 @@ def methods_in(cls: Any) -> dict[str, type[Method]]:
 
 @cache
 def aliases_of(cls: Any) -> dict[str, str]:
-    """Map what other programs and papers call the keys and sections of a recipe class to our
-    key."""
+    """Map what others call the keys and sections of a recipe class to our key."""
     aliases: dict[str, str] = {}
     for key, names in read_aliases("keys").items():
         aliases |= dict.fromkeys(names, key)
@@ -144,8 +143,7 @@ class Check:
                 self.add(key, "is required")
 
     def known_part(self) -> Any:
-        """Return the draft as its class, without what is wrong: reading that is an
-        AttributeError."""
+        """Return the draft as its class, without what is wrong: reading it is an AttributeError."""
         return _incomplete(self.cls, self._incomplete | self.valid, self._wrong)
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:

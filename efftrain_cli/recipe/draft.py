@@ -103,8 +103,7 @@ def recipe_names() -> list[str]:
 
 
 def is_path(name_or_path: str) -> bool:
-    """Return whether --recipe's value is a path rather than a name: it has a folder, or ends in
-    .toml."""
+    """Return whether --recipe's value is a path, not a name: it has a folder or ends in .toml."""
     return any(c in name_or_path for c in "/\\") or name_or_path.endswith(".toml")
 
 

@@ -186,8 +186,7 @@ def check_draft(draft: Draft) -> Recipe:
 
 
 def recipe_values(section: Any) -> dict[str, Any]:
-    """Return a recipe (or section) as nested dicts in the order of its fields, without what is
-    absent."""
+    """Return a recipe (or section) as nested dicts in field order, without what is absent."""
 
     def plain(value: Any) -> Any:
         if is_dataclass(value):

@@ -68,8 +68,7 @@ every = {eval.every}
 
 
 def starter(name: str, base: str, overrides: Sequence[str]) -> str:
-    """Return the text of a recipe `name`: `base` with `key=value` overrides, each of which is
-    written.
+    """Return the text of a recipe `name`: `base` with `key=value` overrides, all written out.
 
     Raises:
         RecipeError: `base` is not found, or breaks any rule with the overrides.

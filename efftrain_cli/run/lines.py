@@ -36,15 +36,13 @@ _TAIL = len(_SEAL % 0)
 
 
 def sealed(value: Fields) -> str:
-    """Return the line for `value`, with its check, without a newline; NaN and infinity become
-    null."""
+    """Return the line for `value` with its check, without newline; NaN and infinity become null."""
     text = json.dumps(finite(value))
     return f'{text[:-1]}{_MARK.decode()}{zlib.crc32(text.encode()):08x}"}}'
 
 
 def finite(value: Any) -> Any:
-    """Return the value as JSON can hold it: None for a number that is not finite, tuples as
-    lists."""
+    """Return the value as JSON can hold it: None for nonfinite numbers, tuples as lists."""
     if isinstance(value, Mapping):
         return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
@@ -194,8 +192,7 @@ class JsonLines:
         self._flush()
 
     def sync(self) -> None:
-        """Write what waits and make the file survive a power failure, as far as the disk lets
-        it."""
+        """Write what waits and make the file survive a power failure, if the disk lets it."""
         if self._flush():
             try:
                 os.fsync(self._file)

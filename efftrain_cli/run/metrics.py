@@ -63,8 +63,7 @@ class Metrics:
 
 
 def read_metrics(run: Path, columns: Sequence[str] = ()) -> Metrics:
-    """Read the rows of a run that count, fast, through Arrow; a run that has not logged a step has
-    none.
+    """Read the rows of a run that count, fast, through Arrow; no row if no step was logged.
 
     Args:
         run: its directory.
@@ -142,8 +141,7 @@ def check_rows(run: Path) -> Lines:
 
 
 def follow_run(run: Path) -> Iterator[Values]:
-    """Yield each row and each event that another process writes to a run, until standard input
-    closes.
+    """Yield each row and event that another process writes to a run, until standard input closes.
 
     Rows come in their order, events in theirs; damaged ones are left out. An event has an `event`,
     a row none.
@@ -180,8 +178,7 @@ def _is_input_closed(seconds: float) -> bool:
 
 
 def columns_of(rows: Sequence[Fields], names: Sequence[str]) -> Columns:
-    """Return float64 columns of rows; NaN where a row has no number, or one that a float cannot
-    hold."""
+    """Return float64 columns of rows; NaN if a row has no number, or one beyond a float."""
     import numpy as np
 
     return {name: np.array([to_float(row.get(name)) for row in rows], float) for name in names}

@@ -1,5 +1,4 @@
-"""Find the runs that a name means: the run itself, a recipe's runs, or those that begin so. No
-torch."""
+"""Find the runs that a name means: the run itself, a recipe's, or those that begin so. No torch."""
 
 from __future__ import annotations
 

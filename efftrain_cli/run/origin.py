@@ -103,8 +103,7 @@ def origin_data(path: Path) -> dict[str, Any]:
 
 
 def imported_without_text(path: Path) -> bool:
-    """Return whether the run was imported without naming a text, and has not been trained here
-    since."""
+    """Return whether the run was imported without a text, and has not been trained here since."""
     imported = _read(path).imported
     unnamed = imported is not None and imported.names_text is False
     return unnamed and origin_data(path)["train_hash"] is None

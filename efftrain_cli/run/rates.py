@@ -102,8 +102,7 @@ def seconds_left(recipe: Recipe, tokens: int) -> float | None:
 
 
 def estimate_speed(recipe: Recipe) -> float | None:
-    """Return the tokens per second of wall time to expect of a recipe, None if nothing was measured
-    here.
+    """Return the tokens per second of wall time to expect of a recipe, None if unmeasured.
 
     It is the median of the runs of the same model and batch; without such a run it goes by
     `measured_rate`, as `pretrain --plan`.

@@ -93,8 +93,7 @@ def correlations(columns: Columns) -> dict[str, Any]:
 
 
 def describe_run(path: Path) -> list[str]:
-    """Describe the stability of a run in a few lines for the end of its training; no line if it was
-    calm.
+    """Describe a run's stability in a few lines for the end of training; no line if it was calm.
 
     It was calm if every loss was finite and no validation loss was above 1.2 times the lowest
     before it.

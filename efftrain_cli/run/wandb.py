@@ -143,8 +143,7 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
 
 @contextlib.contextmanager
 def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
-    """Let a child process send the rows of `run` to wandb while the block runs, unless `mode` is
-    "off".
+    """Let a child process send the rows of `run` to wandb during the block, unless `mode` is "off".
 
     With `tensorboard` another one writes them for TensorBoard.
 

@@ -319,8 +319,7 @@ class StudyFile:
         return grid
 
     def recipe_path(self, arm: Arm) -> str:
-        """Return what --recipe is given: a name stays a name; a file is looked for beside the
-        study."""
+        """Return what --recipe is given: a name stays; a file is looked for beside the study."""
         path = find_recipe(arm.recipe, beside=self.path)
         if is_path(arm.recipe) or path.parent == self.path.parent:
             return shown_path(path)

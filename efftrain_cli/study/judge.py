@@ -85,8 +85,7 @@ class StudyState:
 
 
 def read_runs(file: StudyFile) -> list[JudgedRun]:
-    """Return the runs that exist and the study is judged by, none of a seed before its tuning has
-    ended.
+    """Return the existing runs that judge the study, none of a seed before its tuning has ended.
 
     Raises:
         UsageError: a run has another recipe or seed than the study asks for.
@@ -153,8 +152,7 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
 
 
 def _registration_caveats(file: StudyFile, groups: Sequence[Group]) -> list[Why]:
-    """Label runs that this study's registration did not start, and those that were removed after
-    it."""
+    """Label runs that this study's registration did not start, and those removed after it."""
     plan = read_plan(file.name)
     if plan is None:
         return []

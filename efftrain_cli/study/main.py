@@ -273,8 +273,7 @@ def run_rehearsal(
 
 
 def verdict_text(judgement: StudyState, registration: Plan) -> str:
-    """Return the verdicts, how each arm's setting was chosen, and the losses over learning
-    rates."""
+    """Return the verdicts, how each arm's setting was chosen, the losses over learning rates."""
     lines = text.verdict_lines(judgement, registration)
     tuned = judgement.file.tuned
     if any(arm.tried for arm in tuned):

@@ -55,8 +55,7 @@ def all_trials(file: StudyFile) -> list[StudyTrial]:
 
 
 def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
-    """Return the runs that choose each arm's settings in these blocks; blocks outermost, then
-    seeds."""
+    """Return the runs that choose each arm's settings in these blocks; by block, then seed."""
     trials = []
     for block in blocks:
         for seed, arm in itertools.product(block.tuning, file.study.arms):
@@ -73,8 +72,7 @@ def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
 
 
 def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
-    """Return the runs that the study is judged by at these seeds, with the settings that tuning
-    chose.
+    """Return the runs that judge the study at these seeds, with the settings that tuning chose.
 
     Those with their arm's own learning rate come first, then those over the learning rates of a
     primary; seeds outermost.
@@ -268,8 +266,7 @@ def best_of_k(tuned: Sequence[Tuned]) -> dict[str, list[float]]:
 
 
 def expected_lowest(values: Sequence[float]) -> list[float]:
-    """Return the expected lowest of k of the values, drawn with replacement, for k = 1 to all of
-    them."""
+    """Return the expected lowest of k values drawn with replacement, for k = 1 to all of them."""
     n = len(values)
     # Of one draw, that it is at least the i-th lowest, i from 0.
     chances = np.arange(n, -1, -1) / n

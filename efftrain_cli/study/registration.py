@@ -231,8 +231,7 @@ def _fresh_seeds(file: StudyFile) -> Iterator[int]:
 
 
 def _seen_seeds() -> set[int]:
-    """Return the seeds of all registrations and runs here, removed ones too, whatever their
-    recipes."""
+    """Return the seeds of all registrations and runs here, removed ones too, of any recipe."""
     plans, _ = _read_plans()
     seen = set().union(*map(_seeds_of, plans.values()))
     return seen.union(recipe["seed"] for _, recipe in _seen_recipes())
@@ -299,8 +298,7 @@ def removed_since(file: StudyFile, plan: Plan) -> list[str]:
 
 
 def _read_plans() -> tuple[dict[Path, Plan], list[str]]:
-    """Return the registrations here by their files, and what is unknown because one cannot be
-    read."""
+    """Return the registrations here by file, and what is unknown because one cannot be read."""
     plans = {}
     unknown = []
     for path in sorted(runs_root().glob("*-study/plan.json")):

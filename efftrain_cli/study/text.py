@@ -47,8 +47,7 @@ def sum_phases(costs: Costs) -> list[dict[str, Any]]:
 
 
 def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
-    """Return what the study is going to spend, before anything is; `costs` as `read_costs` gives
-    them."""
+    """Return what the study will spend, before anything is; `costs` as `read_costs` gives them."""
     study = file.study
     question = f": {printable(study.question)}" if study.question else ""
     names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]

@@ -270,8 +270,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def check_data(run: Run, corpus: Corpus, accepted: Differences, override: bool) -> Differences:
-    """Compare the data that is to continue a run with those that it was started on, token for
-    token.
+    """Compare the data that is to continue a run with those it was started on, token for token.
 
     Return the differences that are allowed and not `accepted` yet.
 
@@ -371,8 +370,7 @@ def new_differences(
 
 
 def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0) -> None:
-    """Check that the checkpoints that are kept, and the one being written, fit on the disk of
-    `folder`.
+    """Check that the kept checkpoints, and the one being written, fit on the disk of `folder`.
 
     The folder need not exist; the run has `existing` checkpoints already. All are as large as those
     of the last stage.

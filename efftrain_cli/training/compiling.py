@@ -108,8 +108,7 @@ def compiler_errors() -> Iterator[None]:
 
 
 def compiles_blocks(recipe: Recipe, n_layer: int, overlaps: bool = False) -> bool:
-    """Return whether each block is compiled rather than the whole model. All blocks share one
-    graph.
+    """Return whether each block is compiled, not the whole model. All blocks share one graph.
 
     It is so with layer dropping, since a graph per pattern of blocks would be one for each of
     2^n_layer; in deep models; and if the sum of gradients `overlaps` the backward pass: autograd

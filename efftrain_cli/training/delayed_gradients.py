@@ -105,8 +105,7 @@ class Modules:
 
 
 def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, Tensors]:
-    """Exchange the fresh gradients of `step` for the ones that are due: g_k(w^s; x_s), s = step -
-    tau_k.
+    """Exchange the fresh gradients of `step` for those due: g_k(w^s; x_s), s = step - tau_k.
 
     Return the due gradients and the new in-flight tensors. Set the leaves' `.grad` to None; change
     nothing else.
@@ -472,8 +471,7 @@ class DelayedGradients(Devices):
         return columns
 
     def _cosines(self, due: Due, after: Tensors, passes: Passes) -> dict[int, Tensor]:
-        """Return the cosines of all modules but the last, as in `columns`, if the step measures
-        them.
+        """Return the cosines of modules but the last, as in `columns`, if the step measures them.
 
         Add this step's batch to `after`, and drop the oldest.
         """

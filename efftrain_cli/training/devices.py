@@ -133,8 +133,7 @@ class Devices:
         return add_lanes(passes, self.ranks.share_of(self.lanes), self.lanes)
 
     def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
-        """Return the parameters that the optimizer updates here, with their gradients in
-        `.grad`."""
+        """Return the parameters that the optimizer updates here, with gradients in `.grad`."""
         return list(state.model.parameters())
 
     def gradient_norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
@@ -223,8 +222,7 @@ class Devices:
     # --- the whole state ---
 
     def ready_to_save(self) -> bool:
-        """Return whether the state can be saved after this step; if not, ask for it after the
-        next."""
+        """Return whether the state can be saved after this step; if not, ask after the next."""
         return True
 
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:

@@ -249,8 +249,7 @@ def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | Non
 
 
 def _newest_stable(run: Run, session: Session, before: int) -> TrainState:
-    """Load the newest stable checkpoint from before a step; without one, return the state before
-    step 1.
+    """Load the newest stable checkpoint from before a step, or else return the state before step 1.
 
     A checkpoint is stable if its step's loss ratio is at most 1.2.
     """

@@ -79,8 +79,7 @@ def _first_host(nodes: str) -> str:
 
 
 def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Store:
-    """Open the store in which the ranks leave each other messages: torchrun's own if its agent
-    keeps one.
+    """Open the store in which ranks leave each other messages: torchrun's own if its agent has one.
 
     Each restart of torchrun's begins with empty keys.
     """
@@ -95,8 +94,7 @@ def _open_store(address: str, port: int, world_size: int, rank: int) -> dist.Sto
 
 
 def source_hash() -> str:
-    """Return a hash of this package's Python files: their version does not change with every
-    edit."""
+    """Return a hash of this package's Python files: the version does not change with edits."""
     package = Path(__file__).resolve().parent.parent
     sha = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

@@ -166,8 +166,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
 
 
 def check_devices(device: str, devices: int, jobs: int = 1) -> None:
-    """Check that `--devices` is not combined with what it cannot be: `--device cuda:1` and `--jobs
-    2`.
+    """Check that `--devices` is not combined with what excludes it: `--device cuda:1`, `--jobs 2`.
 
     Raises:
         UsageError: it is.

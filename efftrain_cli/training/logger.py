@@ -300,8 +300,7 @@ def stopped_by(
     devices: Devices,
     report: Callable[[], None],
 ) -> Iterator[None]:
-    """Call `stop`, which saves the last step, if a signal or a lost process ends the training
-    inside.
+    """Call `stop`, which saves the last step, if a signal or lost process ends the training inside.
 
     Another thread does so if the main thread hangs, and calls `report` too.
     """

@@ -139,8 +139,7 @@ class Ranks:
 
     @contextmanager
     def timing_sum(self, device: torch.device) -> Iterator[None]:
-        """Count the seconds inside, on the device's time line, as time of the gradient
-        all-reduce."""
+        """Count the seconds inside, on the device's time line, as gradient all-reduce."""
         watch = Stopwatch(device)
         yield
         self._comm.sums.append(watch.stop())

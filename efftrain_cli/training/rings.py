@@ -101,8 +101,7 @@ class Rings(DelayedGradients):
     # --- a step -----------------------------------------------------------------------------------
 
     def step(self, passes: Passes) -> GradientStep:
-        """Leave the gradients of this rank's modules in `.grad`; loss and norms are those of the
-        whole.
+        """Leave the gradients of this rank's modules in `.grad`; loss and norms are the whole's.
 
         Raises:
             Stop: a rank was asked to stop: all drop the step, and rank 0 has the whole state.
@@ -321,8 +320,7 @@ class Rings(DelayedGradients):
     # --- the whole --------------------------------------------------------------------------------
 
     def _gather(self, everything: bool) -> None:
-        """Give every rank all parameters and, with `everything`, rank 0 all that a checkpoint
-        holds.
+        """Give each rank all parameters and, with `everything`, rank 0 all that a checkpoint holds.
 
         All ranks call it after the same step.
         """

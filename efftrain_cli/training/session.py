@@ -108,8 +108,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 
 
 def _local_index(ranks: Ranks) -> int:
-    """Return the index of this rank's CUDA device: 0 if srun shows each process its own device
-    only."""
+    """Return the index of this rank's CUDA device: 0 if srun shows each process only its own."""
     count = torch.cuda.device_count()
     processes = environment_number("LOCAL_WORLD_SIZE", 0)  # set by torchrun and --devices
     if processes > count:
@@ -238,8 +237,7 @@ def environment_of(session: Session) -> dict[str, object]:
 
 
 def environment_now(run: Run, session: Session) -> dict[str, object]:
-    """Return the environment of a continued run; print its changes and their effect on the last
-    bits."""
+    """Return the environment of a continued run; print changes and their effect on last bits."""
     now = environment_of(session)
     before: dict[str, object] = {}
     for event in run.events():

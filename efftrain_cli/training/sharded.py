@@ -161,8 +161,7 @@ class Sharded(Devices):
         return self._gather(self._local), self._gather(self._optimizer.tensors())
 
     def _gather(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Gather whole tensors on the CPU of rank 0; return an empty dictionary on the other
-        ranks."""
+        """Gather whole tensors on the CPU of rank 0; return an empty dictionary elsewhere."""
         whole = {}
         for key, tensor in tensors.items():
             if not tensor.dim():  # every rank has it

@@ -46,8 +46,7 @@ class GrowthRecord:
 
 
 def growth_state(state: TrainState) -> GrowthState:
-    """Return the state as the operators take it: named tensors on the state's device, not
-    copied."""
+    """Return the state as the operators take it: named tensors on its device, not copied."""
     optimizer: dict[str, dict[str, Tensor]] = {}
     for full_name, tensor in state.optimizer.tensors().items():
         key, name = full_name.split(".", 1)
@@ -159,8 +158,7 @@ def train_stages(
 
 
 def growth_message(record: GrowthRecord) -> str:
-    """Describe a growth in a line or two, with a warning if the loss should have stayed and did
-    not."""
+    """Describe a growth in a line or two; warn if the loss should have stayed and did not."""
     after = record.val_loss_after
     measured = "not measured"
     if after is not None:
@@ -180,8 +178,7 @@ def growth_message(record: GrowthRecord) -> str:
 
 
 def describe_stages(recipe: Recipe) -> str:
-    """Return layers x width of each stage, and the operators between: "2 x 64 -> depth -> 4 x
-    64"."""
+    """Return layers x width by stage, and the operators between: "2 x 64 -> depth -> 4 x 64"."""
     text = ""
     for index, stage in enumerate(recipe.stages):
         model = recipe.model_at(index)

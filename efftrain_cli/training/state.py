@@ -172,8 +172,7 @@ def create_run(
     events: Mapping[str, Mapping[str, object]],
     rows: Sequence[Mapping[str, object]] = (),
 ) -> Path:
-    """Create run `name` with `state` as its first checkpoint; the run appears with it or not at
-    all.
+    """Create run `name` with `state` as its first checkpoint; it appears with that or not at all.
 
     Args:
         tokenizer: a file to copy.

@@ -73,8 +73,7 @@ def is_sharded(recipe: Recipe, ranks: Ranks) -> bool:
 
 
 def loading_device(recipe: Recipe, ranks: Ranks, device: torch.device) -> torch.device:
-    """Return the device on which the whole model is built: one that keeps a shard may be too
-    small."""
+    """Return the device on which the whole model is built: a shard's device may be too small."""
     if is_sharded(recipe, ranks):
         return torch.device("cpu")
     return device
@@ -136,8 +135,7 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
 
 
 def _cut_alike(recipe: Recipe, summary: PlanSummary, sharing: int) -> bool:
-    """Return whether `sharing` devices cut every step into as many micro-batches as one device
-    does."""
+    """Return whether `sharing` devices cut every step into as many micro-batches as one does."""
     shapes = set(summary.shapes)
     if "steps" in recipe.varies:
         for method in recipe.methods.values():

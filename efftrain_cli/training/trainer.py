@@ -82,8 +82,7 @@ def evaluate(
     dtype: str,
     ranks: Ranks = ALONE,
 ) -> Tensor:
-    """Return the mean cross-entropy over validation windows (n, seq_len + 1), 0-d fp32, nats per
-    token.
+    """Return the mean cross-entropy of validation windows (n, seq_len + 1): 0-d fp32, nats a token.
 
     It is measured at full length with all blocks, and touches no training state and no random
     generator. The ranks share the windows; the result is that of one process, bit for bit.
@@ -104,8 +103,7 @@ def loss_by_position(
     dtype: str,
     ranks: Ranks = ALONE,
 ) -> dict[str, Tensor]:
-    """Return the mean cross-entropy of `evaluate` by stretch of positions, in a second forward
-    pass.
+    """Return the mean cross-entropy of `evaluate` by stretch of positions, in another forward pass.
 
     By column `val_loss_from_POSITION`, 0-d fp32, nats per token.
     """
@@ -279,8 +277,7 @@ class StepClock:
         self._shapes = set[tuple[int, int]]()
 
     def start(self, plan: StepPlan) -> bool:
-        """Begin a step; return whether it may take long: the first one does, and one that
-        compiles."""
+        """Begin a step; return whether it may take long: the first does, and one that compiles."""
         first = not self._shapes
         new_shapes = micro_batch_shapes(plan) - self._shapes
         self._shapes |= new_shapes
@@ -364,8 +361,7 @@ def apply_step(
     result: StepResult,
     devices: Devices,
 ) -> StepResult:
-    """Update `state` by the gradient in `.grad`; return the result with the measures of the
-    update."""
+    """Update `state` by the gradient in `.grad`; return the result with the update's measures."""
     watch = None
     if recipe.eval.measures_internals(plan.step):
         names = [name for name, _ in state.model.named_parameters()]
@@ -481,8 +477,7 @@ def _read_scalars(records: Sequence[StepRecord]) -> list[dict[str, float]]:
 
 
 def _state_columns(record: StepRecord, measured: dict[str, float]) -> dict[str, Any]:
-    """Return the columns of a state, trained or not; take the validation losses out of
-    `measured`."""
+    """Return the columns of a state, trained or not; take validation losses out of `measured`."""
     progress = record.progress
     row: dict[str, Any] = {
         "step": progress.step,

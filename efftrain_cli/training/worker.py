@@ -44,8 +44,7 @@ def start_workers(
     attempt: int = 0,
     probes: bool = False,
 ) -> None:
-    """Start the other ranks' preparation to train from `state`; `share_state` then gives it to
-    them.
+    """Start the other ranks' preparation to train from `state`; `share_state` then sends it.
 
     Args:
         attempt: number, from 0, of the state that this run starts from.
@@ -72,8 +71,7 @@ def start_workers(
 
 
 def share_state(state: TrainState, session: Session) -> Devices:
-    """Copy the state of rank 0 to all ranks, bit for bit; return the run's devices. All ranks call
-    it."""
+    """Copy rank 0's state to all ranks, bit for bit; return the devices. All ranks call it."""
     recipe = session.recipe
     ranks = session.ranks
     if not ranks.is_single_process:

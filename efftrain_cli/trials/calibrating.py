@@ -21,8 +21,7 @@ to start."""
 
 
 def calibrate_once(runs: Sequence[RunNumbers], device: str) -> None:
-    """Time steps of these runs' recipes in a process of its own, unless a calibration holds them
-    already.
+    """Time steps of these runs' recipes in a process of its own, unless a calibration holds them.
 
     A failure is a warning. Nothing is timed if no verdict on seconds could come of it.
     """

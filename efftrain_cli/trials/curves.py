@@ -18,8 +18,7 @@ Named = tuple[str, Trial]
 
 
 def without(trial: Trial, keys: Sequence[str]) -> str:
-    """Name a trial's recipe with its settings except those of `keys`, which differ along its
-    curve."""
+    """Name a trial's recipe with its settings except `keys`, which differ along its curve."""
     from efftrain_cli.recipe.draft import recipe_name
 
     kept = [setting for setting in trial.settings if setting.partition("=")[0] not in keys]

@@ -423,8 +423,7 @@ class TrialRunner:
 
 
 def is_owned(trial: Trial, state: str) -> bool:
-    """Return whether another process has a trial, on this machine or, by its word, on another
-    one."""
+    """Return whether another process has a trial, here or, by its word, on another machine."""
     owner = owner_of(run_path(trial.name))
     return state == "running" or (owner is not None and not owner.is_gone)
 

@@ -233,8 +233,7 @@ class Grid:
         return tuple(sorted(fitting, reverse=self.kind == "lr"))
 
     def nearest_duration(self, start: int) -> int:
-        """Return the recipe's own duration if it is one of `durations(start)`, else the nearest to
-        it."""
+        """Return the recipe's duration if it is one of `durations(start)`, else the nearest."""
         return min(self.durations(start), key=lambda steps: abs(steps - self.own[1]))
 
     def _fits(self, start: int, steps: int) -> bool:

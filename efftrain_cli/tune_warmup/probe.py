@@ -67,8 +67,7 @@ class Receipt(Record):
         return "stable" if self.stable else "unstable"
 
     def is_stable_until(self, horizon: int) -> bool | None:
-        """Return whether the probe is stable up to step `horizon`; None if it was not seen that
-        long."""
+        """Return whether the probe is stable up to step `horizon`; None if not seen that long."""
         if not self.stable:
             return self.fluctuation_step > horizon
         return self.stopped_at_step >= horizon or None

@@ -171,8 +171,7 @@ class Search(Grid):
 
 
 def _next_duration(low: int, high: int) -> int:
-    """Return the index in `Grid.durations` to probe next: three quarters of the way from `low` to
-    `high`.
+    """Return the index in `Grid.durations` to probe next: three quarters from `low` to `high`.
 
     Later durations have cheaper probes.
     """
@@ -206,8 +205,7 @@ class Finder:
         self.needed: int | None = None
 
     def find(self) -> Outcome:
-        """Return what is found for the start, then from there for the duration, with all
-        verdicts."""
+        """Return what is found for the start, then from it for the duration, with all verdicts."""
         outcome = self._find()
         statement = outcome.statement
         if outcome.verified and len(self.search.all_seeds) == 1:
@@ -240,8 +238,7 @@ class Finder:
         )
 
     def find_start(self) -> tuple[int, bool | None]:
-        """Search the smallest start that is stable during the learning-rate warmup; return it and
-        True.
+        """Find the smallest start that is stable in the learning-rate warmup; return it and True.
 
         Try every second start; at the first stable one, try the start below it too. If no start is
         stable, return the last and False. If the budget ends first, return the start that it did

@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 
 
 def default_name(recipe_name: str, search: Search) -> str:
-    """Name a search's directory: what is tuned is part of it if that is not the recipe's own
-    warmup."""
+    """Name a search's directory, by what is tuned too if that is not the recipe's own warmup."""
     if search.tune in (None, kind_of(search.recipe)):
         return f"{recipe_name}-tune"
     return f"{recipe_name}-tune-{search.kind}"
@@ -137,8 +136,7 @@ def _claim(folder: Path, search: Search) -> None:
 def run_probe(
     folder: Path, search: Search, probe: Probe, runner: TrialRunner, recipe_name: str
 ) -> Receipt:
-    """Train a probe, or what is left of it, until its verdict is clear; write and return its
-    receipt."""
+    """Train a probe, or its rest, until its verdict is clear; write and return its receipt."""
     probes = folder / "probes"
     make_folder(probes)
     recipe = probes / f"{recipe_name}.toml"

@@ -1,5 +1,4 @@
-"""Divide one evaluation among processes: each computes some batches and receives the answers of
-all.
+"""Divide one evaluation among processes: each computes some batches and receives all answers.
 
 Batches are made of all requests before they are dealt, so an answer is computed in the same batch,
 with the same bits, at every number of processes. The harness's own way, a share of the items each,
@@ -57,8 +56,7 @@ class DistributedEval:
 
     @contextmanager
     def task(self, name: str) -> Iterator[None]:
-        """Let a task succeed on all processes or on none: FailedElsewhereError if it failed on
-        another.
+        """Let a task succeed on all processes or none: FailedElsewhereError if another failed.
 
         Each process takes part in as many exchanges as the others, whether it fails or not.
         """

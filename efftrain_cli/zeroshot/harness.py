@@ -52,8 +52,7 @@ def require_extra() -> None:
 
 
 def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: bool = False) -> bool:
-    """Check that every task's items are available: in a local file, on the Hub, or in the Hub's
-    cache.
+    """Check that every task's items are available: in a local file, on the Hub, or in its cache.
 
     Import nothing slow; ask the Hub once, for a second at most. Local files are checked to the last
     line.

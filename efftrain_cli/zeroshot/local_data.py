@@ -1,5 +1,4 @@
-"""Read evaluation sets from local files: one .jsonl file per task in a --data-dir, one item per
-line.
+"""Read evaluation sets from local files: a .jsonl file per task in a --data-dir, an item per line.
 
 The form of each file is in tasks.toml and in docs/zeroshot.md. Every line is checked before
 anything slow is imported.

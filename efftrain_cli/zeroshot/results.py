@@ -91,8 +91,7 @@ def read_results(run: Path) -> list[Result]:
 
 
 def read_entries(run: Path) -> list[Entry]:
-    """Return the entries of a run's zeroshot.json as they were written; otherwise as
-    `read_results`."""
+    """Return the entries of a run's zeroshot.json as written; otherwise as `read_results`."""
     path = run / RESULTS
     try:
         entries = read_json(path, Entry.restore)

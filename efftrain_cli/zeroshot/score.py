@@ -81,8 +81,7 @@ class Evaluator:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show progress on standard error; yield a function to call with what each batch has
-        added."""
+        """Show progress on standard error; yield a function to call with what a batch added."""
         from rich.console import Console
 
         console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=silent())
@@ -97,8 +96,7 @@ class Evaluator:
             yield advance
 
     def is_truncated(self, request: Request) -> bool:
-        """Return whether this request's context loses its beginning. The last token is never an
-        input."""
+        """Return whether the request's context loses its beginning. The last token is no input."""
         return len(request.context) + len(request.continuation) - 1 > self.context_length
 
     def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
@@ -281,8 +279,7 @@ class Evaluator:
     def _read_rows(
         self, hidden: Tensor, first_columns: Sequence[int], targets: Sequence[Sequence[int]]
     ) -> list[list[Score]]:
-        """Score each row's targets, each by itself; those of row i stand from `first_columns[i]`
-        on.
+        """Score each row's targets, each by itself; row i's stand from `first_columns[i]` on.
 
         Args:
             hidden: (rows, tokens, n_embd).
@@ -317,8 +314,7 @@ def _add_up(scores: Iterable[Score]) -> Score:
 
 
 def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None) -> list[Request]:
-    """Cut a text into requests that predict each token exactly once, with at most `length` inputs
-    each.
+    """Cut a text into requests that predict each token once, with at most `length` inputs each.
 
     The first window predicts up to `length` tokens. Each later one predicts the next `stride`, with
     as much left context as fits. With stride = length this is the harness's rolling likelihood:

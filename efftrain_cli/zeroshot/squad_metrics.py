@@ -17,8 +17,7 @@ _PLACE = "transformers.data.metrics"
 
 
 def normalize(answer: str) -> str:
-    """Return the answer in lower case, without punctuation, articles and extra spaces, in this
-    order."""
+    """Return the answer in lower case, without punctuation, articles, extra spaces, in order."""
     text = "".join(
         character for character in answer.lower() if character not in set(string.punctuation)
     )

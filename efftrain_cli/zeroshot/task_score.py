@@ -58,8 +58,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def perplexity_and_error(logprobs: Sequence[float]) -> tuple[float, float | None]:
-    """Return exp(-mean log p) and its standard error by the delta method, exp(-mean) s /
-    sqrt(n)."""
+    """Return exp(-mean log p) and its delta-method standard error, exp(-mean) s / sqrt(n)."""
     mean, error = mean_and_error(logprobs)
     value = perplexity(-mean)
     return value, None if error is None else value * error
