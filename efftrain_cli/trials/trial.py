@@ -236,8 +236,8 @@ def check_comparable(trials: Sequence[Trial]) -> None:
             "these recipes would be validated on different text,"
             " so their losses could not be compared:\n"
             + "\n".join(problems)
-            + "\nMake them equal, for example with --set for all of them, or use --allow to train"
-            " and label them"
+            + "\nMake them equal, for example with --set for all of them,"
+            " or use --allow to train and label them"
         )
 
 

@@ -91,11 +91,11 @@ def require_data(tasks: Iterable[str], data_dir: Path | None, *, and_others: boo
             for task in missing
         ]
         raise DataError(
-            f"{counted(len(missing), 'evaluation set')} missing: {where}, "
-            f"and the Hugging Face Hub cannot be asked: {reason}.\n"
+            f"{counted(len(missing), 'evaluation set')} missing: {where},"
+            f" and the Hugging Face Hub cannot be asked: {reason}.\n"
             + "\n".join(lines)
-            + "\nConnect, or give --data-dir, a folder of files with a JSON object a line (one of"
-            f" {missing[0].file} looks like {example(missing[0].form)}),"
+            + "\nConnect, or give --data-dir, a folder of files with a JSON object a line"
+            f" (one of {missing[0].file} looks like {example(missing[0].form)}),"
             " or use `--tasks offline`, which needs no data"
         )
     return False
