@@ -15,7 +15,7 @@ from efftrain_cli.model.parameter_kinds import ParameterKind
 
 
 class Settings(Protocol):
-    """What optimizers read of a recipe's [optim]."""
+    """The keys of a recipe's [optim] that optimizers read."""
 
     @property
     def lr(self) -> float: ...
@@ -31,13 +31,14 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterSet:
-    """The parameters that an optimizer updates, by name, and what it has to know of them."""
+    """The parameters that an optimizer updates, with the facts that its update depends on."""
 
     named: Mapping[str, nn.Parameter]
+    """Parameter by name."""
     kinds: Mapping[str, ParameterKind]
-    """At least of these parameters; weight decay and Muon go by them."""
+    """Kind by name, of at least these parameters: it decides on weight decay and on Muon."""
     qkv_rows: Sequence[int] = ()
-    """Rows of q, k and v in a fused matrix."""
+    """Numbers of rows of q, k and v in a fused matrix: Muon orthogonalizes each by itself."""
 
 
 def decays(kind: ParameterKind) -> bool:
@@ -49,33 +50,36 @@ def decays(kind: ParameterKind) -> bool:
 
 
 class Optimizer(Protocol):
-    """Updates named parameters by their gradients. `training/build.py` alone chooses among them by
-    name."""
+    """Update named parameters by their gradients.
+
+    Only `training/build.py` chooses an optimizer by its name.
+    """
 
     gradient_powers: Mapping[str, int]
-    """For each kind of state: with which power of the gradient it scales, 0 for a counter of steps.
-    Growth reads it: where a wider model's gradients are 1/k of the small one's, first moments
-    become 1/k and second moments 1/k^2."""
+    """Power of the gradient with which each kind of state scales; 0 for a counter of steps.
+
+    Growth reads it. If a wider model's gradients are 1/k of the small one's, first moments become
+    1/k and second moments 1/k^2.
+    """
 
     columns_by_max: frozenset[str]
-    """Columns of which the largest over all ranks is that of a sharded model; the others add up."""
+    """Columns that a sharded model reduces over the ranks by their maximum; all others are sums."""
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
-        """Begin before the first step."""
+        """Create the state that the first step starts from."""
 
     def step(self, lr: float, found_inf: Tensor) -> None:
         """Update every parameter that has a gradient, at the step's learning rate.
 
         If `found_inf` (0-d fp32 on the device) is 1, weights, moments and counters keep every bit.
-        The host does not wait to find out.
+        The device reads it, so the host need not wait for its value.
         """
 
     def tensors(self) -> Tensors:
-        """Return the whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`, to be saved or
-        written into.
+        """Return the whole state as `STATE.PARAMETER`, such as `exp_avg.wte.weight`.
 
-        They are the tensors themselves, and exist from the start, so that step 0 can be saved and
-        grown.
+        These are the tensors themselves, not copies: a checkpoint saves them or is loaded into
+        them. They exist before the first step, so that step 0 can be saved and grown.
         """
 
     def columns(self) -> Tensors:
@@ -84,14 +88,21 @@ class Optimizer(Protocol):
 
 def check_cover(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> None:
     """Assert that each parameter has one first moment, so that none is updated twice or never."""
-    keys = [key.partition(".") for key in optimizer.tensors()]
-    covered = sorted(name for kind, _, name in keys if optimizer.gradient_powers[kind] == 1)
-    assert covered == sorted(parameters), "the optimizer's groups do not cover each parameter once"
+    covered = []
+    for key in optimizer.tensors():
+        state, _, parameter = key.partition(".")
+        is_first_moment = optimizer.gradient_powers[state] == 1
+        if is_first_moment:
+            covered.append(parameter)
+    is_covered = sorted(covered) == sorted(parameters)
+    assert is_covered, "the optimizer's groups do not cover each parameter once"
 
 
 class WithoutCompiler:
-    """PyTorch's own `add_param_group` imports its compiler, which costs eager training two seconds
-    of start."""
+    """Add parameter groups without importing PyTorch's compiler.
+
+    PyTorch's own `add_param_group` imports it, which costs eager training two seconds of start.
+    """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as torch.optim.Optimizer does."""
