@@ -23,11 +23,13 @@ class _FusedAdamW(WithoutCompiler, torch.optim.AdamW):
 _torch_step = inspect.unwrap(torch.optim.Adam.step)
 
 _ALIGNMENT = 32
-"""Elements: 128 bytes of fp32, so that every view starts where vector loads may."""
+"""Elements, 128 bytes of fp32: every view starts at an address that vector loads accept."""
 
 _CHUNK = {"cpu": 1 << 18, "cuda": 1 << 26}
-"""Elements whose roots exist at once: on a CPU 1 MiB of fp32, which its cache holds; on CUDA a
-bound on memory."""
+"""Most elements whose square roots are in memory at once, by device type.
+
+On a CPU 1 MiB of fp32, which fits its cache; on CUDA a bound on memory.
+"""
 
 
 class AdamW:
@@ -43,8 +45,11 @@ class AdamW:
         for name, parameter in parameters.named.items():
             weight_decay = settings.weight_decay * decays(parameters.kinds[name])
             groups.setdefault(weight_decay, []).append(parameter)
+        param_groups = []
+        for weight_decay, members in groups.items():
+            param_groups.append({"params": members, "weight_decay": weight_decay})
         self._adamw = _FusedAdamW(
-            [{"params": members, "weight_decay": decay} for decay, members in groups.items()],
+            param_groups,
             lr=0.0,
             betas=settings.betas,
             eps=settings.eps,
@@ -88,26 +93,27 @@ class AdamW:
         return tensors
 
     def columns(self) -> Tensors:
-        """Return sum and maximum of sqrt(v) over all of Adam's raw second moments (no bias
-        correction).
+        """Return sum and maximum of sqrt(v) over Adam's second moments v, without bias correction.
 
-        Li et al. 2022 correlate these with loss spikes. max sqrt(v) is sqrt(max v): one pass needs
-        no root.
+        Li et al. 2022 correlate these with loss spikes.
         """
         moments = self._second_moments
         if not moments.numel():  # a rank that holds no rows
             zero = moments.new_zeros(())
             return {"adam_sqrt_v_l1": zero, "adam_sqrt_v_max": zero.clone()}
 
-        # On a CPU the roots of a whole tensor would go out to memory and back; a chunk's stay in
-        # the cache.
-        size = min(_CHUNK.get(moments.device.type, 1 << 22), moments.numel())
-        roots = moments.new_empty(size)
+        # On a CPU the roots of the whole buffer would go out to memory and back; those of a chunk
+        # stay in the cache.
+        chunk_size = _CHUNK.get(moments.device.type, 1 << 22)
+        chunk_size = min(chunk_size, moments.numel())
+        buffer = moments.new_empty(chunk_size)
         sums = []
         maxima = []
-        for chunk in moments.split(size):
-            torch.sqrt(chunk, out=roots[: chunk.numel()])
-            sums.append(roots[: chunk.numel()].sum())
+        for chunk in moments.split(chunk_size):
+            roots = buffer[: chunk.numel()]
+            torch.sqrt(chunk, out=roots)
+            sums.append(roots.sum())
+            # The maximum of sqrt(v) is the root of the maximum of v.
             maxima.append(chunk.max())
         return {
             "adam_sqrt_v_l1": torch.stack(sums).sum(),
