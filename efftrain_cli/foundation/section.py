@@ -1,5 +1,4 @@
-"""What every recipe section is made of: one pydantic configuration and the value types that TOML
-lacks.
+"""Configure the dataclasses of recipe sections, and define the value types that TOML lacks.
 
 A section is a frozen dataclass that is at once the recipe's table, the method's list of
 hyperparameters and the Python object that computes with them. Nothing here imports torch or numpy,
@@ -36,8 +35,9 @@ _COUNT = re.compile(
 
 
 def parse_count(value: Any) -> Any:
-    """Parse a count written 300_000_000, "300M", "0.3B" or 3e8, as an int; return anything else for
-    pydantic to refuse.
+    """Parse a count written 300_000_000, "300M", "0.3B" or 3e8 as an int.
+
+    A value that is neither text nor a float is returned as it is: pydantic then checks its type.
 
     Raises:
         ValueError: the number is not whole.
@@ -57,7 +57,8 @@ def parse_count(value: Any) -> Any:
         exact = value
     if 2**63 <= exact < math.inf:
         raise ValueError(f"{value!r} is beyond 64 bits")
-    if exact % 1:  # of inf too
+    # The remainder of infinity is NaN, which is true.
+    if exact % 1:
         raise ValueError(f"{value!r} is not a whole number")
     return int(exact)
 
@@ -79,7 +80,7 @@ def parse_duration(value: str) -> float:
 
 
 def check_every(value: Any) -> Any:
-    """Accept a whole number of steps or a duration, whose text is kept as the recipe wrote it."""
+    """Check an interval, in steps or as a duration, and return it unchanged."""
     if isinstance(value, str) and parse_duration(value) <= 0:
         raise ValueError("a duration is longer than 0s")
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
