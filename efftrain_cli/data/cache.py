@@ -1,5 +1,4 @@
-"""The cache of prepared data: where it is, who may write to it, and a memory of the hashes of
-unchanged files."""
+"""The cache of prepared data: its folder, its locks, and the stored hashes of unchanged files."""
 
 from __future__ import annotations
 
@@ -19,8 +18,10 @@ from efftrain_cli.foundation.files import free_bytes, open_to_write, sha256_of, 
 from efftrain_cli.foundation.records import digest_of, read_json
 
 _SETTLED_SECONDS = 2.0
-"""A file changed so recently may change again within the resolution of its time stamp, so its hash
-is not remembered."""
+"""Age of a change, in seconds, from which on a file's hash is stored.
+
+A younger file may change again within the resolution of its time stamp.
+"""
 
 
 def cache_root() -> Path:
@@ -35,7 +36,7 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
     `UsageError`.
 
     Args:
-        needed: bytes that all of the writing takes, where known.
+        needed: bytes that all of the writing takes; None if unknown.
     """
     try:
         yield
@@ -57,11 +58,12 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file `path`, making its folder; the system lets go of it when the process ends,
-    however it ends.
+    """Hold the lock file `path`; create its folder.
+
+    The operating system releases the lock when the process ends, also when it is killed.
 
     Args:
-        waiting: called once if another process holds it.
+        waiting: called once if another process holds the lock.
     """
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,17 +78,20 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
-    """Return the sha256 of each file's content. A file of unchanged size and time stamp is not
-    read: the cache remembers its hash.
+    """Return the sha256 of each file's content.
+
+    A file of unchanged size and time stamp is not read: the cache stores its hash.
 
     Args:
-        afresh: read every file: one may hold other bytes with its old size and time stamp.
+        afresh: read every file, as other bytes may have the old size and time stamp.
     """
-    memory = cache_root() / "hashes" / f"{digest_of([str(path) for path in paths])[:32]}.json"
+    names = [str(path) for path in paths]
+    stored = cache_root() / "hashes" / f"{digest_of(names)[:32]}.json"
     try:
-        known = dict(read_json(memory))
+        known = dict(read_json(stored))
     except (DataError, OSError, TypeError, ValueError):
-        known = {}  # a memory that is lost or damaged costs a reading, nothing else
+        # Without stored hashes every file is read; nothing else is lost.
+        known = {}
     hashes = []
     entries = {}
     now = time.time_ns()
@@ -100,10 +105,11 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
         except OSError as error:
             raise DataError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
         hashes.append(digest)
-        if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
+        nanoseconds = now - stat.st_mtime_ns
+        if nanoseconds > _SETTLED_SECONDS * 1e9:
             entries[key] = digest
     if entries != known:
-        with disk_errors(memory.parent):
-            memory.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(memory, json.dumps(entries))
+        with disk_errors(stored.parent):
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(stored, json.dumps(entries))
     return hashes
