@@ -61,7 +61,7 @@ class Plan(Record):
     registered: str
     efftrain: str
     sha256: str
-    """Of the values that were registered first."""
+    """Hash of the values that were registered first."""
     values: dict[str, Any]
     drawn: dict[str, str] = Field(default_factory=dict)
     """Seeds drawn at registration, by their key in the study file."""
@@ -90,7 +90,7 @@ def read_plan(name: str) -> Plan | None:
     """Return a study's registration; None if it has none.
 
     Raises:
-        DataError: it is damaged.
+        DataError: plan.json is damaged.
     """
     path = study_folder(name) / "plan.json"
     return read_record(path, Plan) if path.exists() else None
@@ -100,7 +100,7 @@ def read_looks(folder: Path) -> list[dict[str, str]]:
     """Return the rows of a study's looks.csv; empty if there is none.
 
     Raises:
-        DataError: it is not a table of looks.
+        DataError: looks.csv is not a table of looks.
     """
     path = folder / "looks.csv"
     restore = "delete it: efftrain study writes the last look again"
@@ -110,45 +110,50 @@ def read_looks(folder: Path) -> list[dict[str, str]]:
         return []
     except csv.Error as error:
         raise damaged(path, str(error), restore) from None
+    columns = set(LOOKS.split())
     for row in rows:
-        if not row.keys() >= set(LOOKS.split()) or not row["look"].isdecimal():
+        has_columns = columns <= row.keys()
+        if not has_columns or not row["look"].isdecimal():
             raise damaged(path, "it is not a table of looks", restore)
     return rows
 
 
 def write_receipts(file: StudyFile) -> None:
-    """Write receipts.csv: one row per run that has begun, whatever came of it."""
+    """Write receipts.csv: one row per run that has begun, failed runs included."""
     rows = []
     trials = [*tuning_trials(file, file.blocks), *judged_trials(file, file.chosen_seeds)]
-    for each in trials:
-        trial = each.trial
+    for study_trial in trials:
+        trial = study_trial.trial
         run = read_trial(trial)
         if run is None:
             continue
-        rows.append(
-            (
-                each.phase,
-                file.block_of[trial.seed],
-                each.arm,
-                " ".join(trial.settings),
-                trial.seed,
-                trial.name,
-                run.status,
-                "" if run.final_loss is None else f"{run.final_loss:.6f}",
-                f"{run.tokens:.0f}",
-                f"{run.seconds:.1f}",
-                "; ".join(mark.text for mark in run.marks),
-            )
+        final_loss = ""
+        if run.final_loss is not None:
+            final_loss = f"{run.final_loss:.6f}"
+        row = (
+            study_trial.phase,
+            file.block_of[trial.seed],
+            study_trial.arm,
+            " ".join(trial.settings),
+            trial.seed,
+            trial.name,
+            run.status,
+            final_loss,
+            f"{run.tokens:.0f}",
+            f"{run.seconds:.1f}",
+            "; ".join(mark.text for mark in run.marks),
         )
+        rows.append(row)
     table = csv_text(RECEIPTS.split(), rows)
     write_whole(study_folder(file.name) / "receipts.csv", table)
 
 
 def write_looks(folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]]) -> None:
-    """Write looks.csv: the verdicts of every look up to this one, as they stood then.
+    """Write looks.csv: keep the rows of earlier looks, and add the verdicts of this one.
 
     Args:
-        verdicts: those of this look, as JSON has them.
+        look: number of this look, from 1.
+        verdicts: this look's verdicts, with the keys of the JSON output.
     """
     rows: list[Mapping[str, Any]] = []
     for earlier in read_looks(folder):
@@ -164,12 +169,12 @@ def write_looks(folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]]) 
 
 
 def _cell(value: object) -> object:
-    """Return a value as a cell: numbers with six digits, "" if there is none."""
+    """Return a value as a cell: a float with six digits, "" for None."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "" if value is None else value
 
 
 def list_outcomes(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write the verdicts of looks.csv, or those of the same keys in JSON, in words."""
+    """Return one line of text for verdicts, given as rows with the columns of looks.csv."""
     return "; ".join(f"{row['arm']} {row['outcome']} in {row['measure']}" for row in rows)
