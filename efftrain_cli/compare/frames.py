@@ -1,4 +1,4 @@
-"""A comparison as a frame, and what prints that frame for programs: CSV and JSON.
+"""A comparison as a table with a row per measure and recipe, for pandas, CSV and JSON.
 
 `rows_of` computes every row once; the tables for people (compare.tables) are views of the same
 rows.
@@ -29,12 +29,12 @@ COLUMNS = (
     "section measure unit arm baseline"
     " seeds values mean sd estimate low high p p_holm verdict reason kind"
 )
-"""Of the frame: a row per measure and recipe."""
-_MORE = (
-    "tested shared_seeds method n spread"
-    " se df bound exact p_equivalent could_see items items_p text note"
+"""Columns of the data frame."""
+_JSON_COLUMNS = (
+    "tested shared_seeds method n spread se df bound exact p_equivalent could_see items items_p"
+    " text note"
 )
-"""What JSON's rows hold besides."""
+"""Keys of a JSON row beyond COLUMNS."""
 _CSV_COLUMNS = (
     "section measure unit recipe baseline seeds values mean sd estimate kind low high p p_holm"
     " shared_seeds method verdict exploratory"
@@ -42,16 +42,14 @@ _CSV_COLUMNS = (
 
 
 Row = dict[str, Any]
-"""A measure of a recipe by column: those of the frame, of JSON, and what the tables need
-besides."""
+"""Column -> value for one measure of one recipe: COLUMNS, JSON's, and those of the text tables."""
 
 
 def frame_of(comparison: Comparison) -> pd.DataFrame:
-    """Return a row per measure and recipe, in COLUMNS: values by seed, mean, spread, test against
-    the baseline.
+    """Return a data frame with COLUMNS and a row per measure and recipe.
 
-    `seeds` and `values` are lists; a value without a number is the reason in words. `verdict` is
-    empty if nothing was judged: `reason` says why in words, `kind` for programs.
+    `seeds` and `values` are lists; text in `values` says why a run has no number. If nothing was
+    judged, `verdict` is empty, and `reason` (text) and `kind` (a fixed word) say why.
     """
     import pandas as pd
 
@@ -60,12 +58,14 @@ def frame_of(comparison: Comparison) -> pd.DataFrame:
 
 def rows_of(comparison: Comparison) -> list[Row]:
     """Return every row of a comparison: each measure of each group, the baseline first."""
-    untested = dict.fromkeys(f"{COLUMNS} {_MORE} short ratio".split())
+    columns = f"{COLUMNS} {_JSON_COLUMNS} short ratio".split()
+    untested = dict.fromkeys(columns)
     rows = []
     for question, group in product(comparison.questions, comparison.groups):
-        # A cost to match is of a pair of runs.
-        matched = question.tested == "match"
-        values = [] if matched else list(question.values(group).values())
+        values: list[float | Why] = []
+        # A cost to match belongs to a pair of runs: a run alone has none.
+        if question.tested != "match":
+            values = list(question.values(group).values())
         mean, sd = mean_sd(values)
         row = untested | {
             "section": question.section,
@@ -84,7 +84,7 @@ def rows_of(comparison: Comparison) -> list[Row]:
         }
         verdict = comparison.verdict(question.key, group.label)
         if verdict:
-            row |= _test(verdict)
+            row |= _verdict_columns(verdict)
         rows.append(row)
     return rows
 
@@ -92,14 +92,22 @@ def rows_of(comparison: Comparison) -> list[Row]:
 def rows_by_question(comparison: Comparison) -> list[list[Row]]:
     """Return the rows of each question: the baseline's, then the other groups'."""
     rows = rows_of(comparison)
-    n = len(comparison.groups)
-    return [rows[i : i + n] for i in range(0, len(rows), n)]
+    n_groups = len(comparison.groups)
+    return [rows[start : start + n_groups] for start in range(0, len(rows), n_groups)]
 
 
-def _test(verdict: Verdict) -> Row:
+def _verdict_columns(verdict: Verdict) -> Row:
     estimate = verdict.estimate
-    exact = verdict.exact
-    row = {
+    bound_words = {1: "more than", -1: "less than"}
+    exact = None
+    if verdict.exact:
+        exact = asdict(verdict.exact)
+        exact["wins"] = _number(verdict.exact.wins)
+    items = None
+    if verdict.items:
+        items = asdict(verdict.items)
+
+    columns = {
         "estimate": _number(estimate.mean),
         "low": estimate.low,
         "high": estimate.high,
@@ -112,11 +120,11 @@ def _test(verdict: Verdict) -> Row:
         "spread": estimate.sd,
         "se": estimate.se,
         "df": estimate.df,
-        "bound": {1: "more than", -1: "less than"}.get(estimate.bound),
-        "exact": exact and asdict(exact) | {"wins": _number(exact.wins)},
+        "bound": bound_words.get(estimate.bound),
+        "exact": exact,
         "p_equivalent": verdict.p_equivalent,
         "could_see": _number(verdict.min_detectable_effect),
-        "items": verdict.items and asdict(verdict.items),
+        "items": items,
         "items_p": verdict.items_p,
         "text": verdict.text,
         "note": verdict.note,
@@ -124,12 +132,18 @@ def _test(verdict: Verdict) -> Row:
         "ratio": estimate.log,
     }
     if verdict.why:
-        return row | {"reason": verdict.why.text, "kind": verdict.why.kind}
-    return row | {"verdict": verdict.outcome}
+        columns["reason"] = verdict.why.text
+        columns["kind"] = verdict.why.kind
+    else:
+        columns["verdict"] = verdict.outcome
+    return columns
 
 
 def comma_separated(comparison: Comparison) -> str:
-    """Return the frame at full precision; `recipe` is its arm, `kind` how two are compared."""
+    """Return the rows as CSV, at full precision.
+
+    Column `recipe` is `arm` of the frame; `kind` says how two recipes are compared.
+    """
     columns = _CSV_COLUMNS.split()
     rows = []
     for row in rows_of(comparison):
@@ -138,7 +152,7 @@ def comma_separated(comparison: Comparison) -> str:
             "recipe": row["arm"],
             "baseline": str(row["baseline"]).lower(),
             "seeds": " ".join(map(str, row["seeds"])),
-            # A reason may hold spaces, so values are set apart by semicolons.
+            # A reason may hold spaces, so semicolons separate the values.
             "values": ";".join(map(str, row["values"])),
             "kind": row["tested"],
             "shared_seeds": None if shared is None else len(shared),
@@ -151,7 +165,7 @@ def comma_separated(comparison: Comparison) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return everything as plain values, at full precision; None for a number that is missing."""
-    names = f"{COLUMNS} {_MORE}".split()
+    names = f"{COLUMNS} {_JSON_COLUMNS}".split()
     labels = [group.label for group in comparison.groups]
     return {
         "schema_version": SCHEMA_VERSION,
