@@ -40,13 +40,23 @@ def lambada_last_token(
     """Predict the last token of each passage from all before it: Megatron-LM's LAMBADA without
     --strict-lambada.
 
-    Easier than the last word where that has several tokens; depends on the tokenizer.
+    If the last word has several tokens, this is easier than to predict the word: scores depend on
+    the tokenizer.
     """
     kept = texts[:limit]
-    encoded = [tuple(ids.tolist()) for ids in tokenizer.encode(list(kept))]
-    requests = [Request(tokens[:-1] or (tokenizer.eot_id,), tokens[-1:]) for tokens in encoded]
+    requests = []
+    for ids in tokenizer.encode(list(kept)):
+        tokens = tuple(ids.tolist())
+        # A passage of one token is predicted after end-of-text.
+        context = tokens[:-1] or (tokenizer.eot_id,)
+        requests.append(Request(context, tokens[-1:]))
     return _cloze_score(
-        evaluator, "lambada_last_token", requests, kept, len(texts), "last token of LAMBADA"
+        evaluator,
+        task="lambada_last_token",
+        requests=requests,
+        texts=kept,
+        total=len(texts),
+        protocol="last token of LAMBADA",
     )
 
 
@@ -60,8 +70,9 @@ def wikitext_strided(
     """Compute the perplexity of all pages as one stream of tokens, in overlapping windows, as
     Megatron-LM does.
 
-    No end-of-text anywhere; the first token is not predicted. Per token; per word of the original
-    text as exp(nll / (words - 1)) with words split at single spaces; per byte of the original text.
+    No end-of-text token is added, and the first token is not predicted. The perplexity per word is
+    exp(nll / (words - 1)), with the original text split at single spaces. Bits per byte count bytes
+    of the original text.
 
     Args:
         pages: (original text, detokenized text) of each page.
@@ -69,13 +80,15 @@ def wikitext_strided(
     """
     kept = pages[:limit]
     original = "".join(page for page, _ in kept)
-    tokens = tokenizer.encode(["".join(text for _, text in kept)])[0].tolist()
+    detokenized = "".join(text for _, text in kept)
+    tokens = tokenizer.encode([detokenized])[0].tolist()
     requests = windows(tokens, evaluator.context_length, stride, prefix=None)
     scores = evaluator.score(requests, "wikitext_strided")
     nll = -math.fsum(score.logprob for score in scores)
+    words = original.split(" ")
     metrics = {
         "token_perplexity": perplexity(nll / (len(tokens) - 1)),
-        "word_perplexity": perplexity(nll / (len(original.split(" ")) - 1)),
+        "word_perplexity": perplexity(nll / (len(words) - 1)),
         "bits_per_byte": nll / math.log(2) / len(original.encode()),
     }
     return TaskScore(
@@ -101,7 +114,7 @@ def offline_cloze(
 ) -> TaskScore:
     """Predict the last word of passages of the run's validation documents.
 
-    Accuracy counts words all of whose tokens greedy decoding gives; perplexity is per word.
+    A word counts for accuracy if greedy decoding gives all of its tokens; perplexity is per word.
     """
     passages = cloze_passages(documents)
     kept = passages[:limit]
@@ -113,12 +126,15 @@ def offline_cloze(
     mismatches = 0
     for number, (context, whole) in enumerate(zip(contexts, wholes, strict=True)):
         tokens = tuple(whole.tolist())
-        request = Request(tokens[: len(context)], tokens[len(context) :])
-        if len(request.continuation) > evaluator.context_length:
+        start = tokens[: len(context)]
+        word = tokens[len(context) :]
+        if len(word) > evaluator.context_length:
             left_out.append(f"passage {number}")
             continue
-        mismatches += tokens[: len(context)] != tuple(context.tolist())
-        requests.append(request)
+        # A tokenizer may merge the end of the context with the word.
+        if start != tuple(context.tolist()):
+            mismatches += 1
+        requests.append(Request(start, word))
         texts.append("".join(kept[number]))
     if not requests:
         raise DataError(
@@ -127,7 +143,14 @@ def offline_cloze(
         )
     protocol = f"offline cloze, {CLOZE_WORDS} words, documents {fingerprint(documents)}"
     protocol += without(len(left_out), evaluator.context_length)
-    score = _cloze_score(evaluator, "offline_cloze", requests, texts, len(passages), protocol)
+    score = _cloze_score(
+        evaluator,
+        task="offline_cloze",
+        requests=requests,
+        texts=texts,
+        total=len(passages),
+        protocol=protocol,
+    )
     return replace(score, boundary_mismatches=mismatches, left_out=tuple(left_out))
 
 
@@ -141,35 +164,43 @@ def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
     passages = []
     for document in documents:
         words = list(re.finditer(r"\S+", document))
-        at = 0
-        while at + CLOZE_WORDS < len(words):
-            word = _WORD.search(document, words[at + CLOZE_WORDS - 1].end() - 1)
+        first = 0
+        while first + CLOZE_WORDS < len(words):
+            last = words[first + CLOZE_WORDS - 1]
+            # The pattern looks back at a visible character: the last one of the context's words.
+            word = _WORD.search(document, last.end() - 1)
             if word is None:
                 break
-            passages.append((document[words[at].start() : word.start()], word.group(1)))
-            while at < len(words) and words[at].start() < word.end():
-                at += 1
+            context = document[words[first].start() : word.start()]
+            passages.append((context, word.group(1)))
+            while first < len(words) and words[first].start() < word.end():
+                first += 1
+
     if len(passages) <= CLOZE_ITEMS:
         return passages
-    return [passages[i * len(passages) // CLOZE_ITEMS] for i in range(CLOZE_ITEMS)]
+    spread = []
+    for i in range(CLOZE_ITEMS):
+        spread.append(passages[i * len(passages) // CLOZE_ITEMS])
+    return spread
 
 
 def offline_bytes(
     evaluator: Evaluator, tokenizer: Tokenizer, documents: Sequence[str], limit: int | None
 ) -> TaskScore:
-    """Compute the perplexity of the run's validation documents, one by one, each after end-of-text.
+    """Compute the perplexity of the run's validation documents, each after an end-of-text token.
 
-    In disjoint windows: the harness's rolling likelihood. Bits per byte compare across tokenizers.
+    Windows are disjoint, as in the rolling log-likelihood of lm-evaluation-harness. Bits per byte
+    can be compared between tokenizers.
     """
     kept = list(documents[:limit])
     length = evaluator.context_length
     requests: list[Request] = []
     items: list[dict[str, Any]] = []
-    counts = []
+    windows_of = []
     for i, (document, ids) in enumerate(zip(kept, tokenizer.encode(kept), strict=True)):
-        cut = windows(ids.tolist(), length, length, tokenizer.eot_id)
-        requests += cut
-        counts.append(len(cut))
+        own = windows(ids.tolist(), length, stride=length, prefix=tokenizer.eot_id)
+        requests += own
+        windows_of.append(len(own))
         items.append(
             {
                 "doc_id": i,
@@ -179,16 +210,19 @@ def offline_bytes(
                 "tokens": len(ids),
             }
         )
+
+    # Scores come in the order of the requests: each document takes as many as it has windows.
     scores = iter(evaluator.score(requests, "offline_bytes"))
-    for item, count in zip(items, counts, strict=True):
+    for item, count in zip(items, windows_of, strict=True):
         item["logprob"] = math.fsum(score.logprob for score in islice(scores, count))
 
     nll = -math.fsum(item["logprob"] for item in items)
     n_bytes = sum(item["bytes"] for item in items)
+    n_tokens = sum(item["tokens"] for item in items)
     metrics = {
         "bits_per_byte": nll / math.log(2) / n_bytes,
         "byte_perplexity": perplexity(nll / n_bytes),
-        "token_perplexity": perplexity(nll / sum(item["tokens"] for item in items)),
+        "token_perplexity": perplexity(nll / n_tokens),
     }
     return TaskScore(
         values=metrics,
@@ -201,7 +235,7 @@ def offline_bytes(
 
 
 def fingerprint(documents: Sequence[str]) -> str:
-    """Return eight hex digits that name these documents: scores on others have another protocol."""
+    """Return eight hex digits of the documents' hash: a protocol names the documents by them."""
     return text_digest("\0".join(documents))[:8]
 
 
@@ -213,7 +247,7 @@ def _cloze_score(
     total: int,
     protocol: str,
 ) -> TaskScore:
-    """Score the accuracy of greedy decoding, and the perplexity, of one request per text."""
+    """Return accuracy of greedy decoding and perplexity over requests, one per text."""
     scores = evaluator.score(requests, task)
     accuracy, accuracy_error = mean_and_error([float(score.greedy) for score in scores])
     per_word, per_word_error = perplexity_and_error([score.logprob for score in scores])
