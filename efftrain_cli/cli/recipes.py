@@ -45,7 +45,8 @@ def list_recipes(format: TextOrJson = "text") -> None:
     """
     from efftrain_cli.recipe.draft import recipe_names
 
-    cards = sorted(map(_card, recipe_names()), key=lambda card: (not card["own"], card["name"]))
+    cards = [summarize_recipe(name) for name in recipe_names()]
+    cards.sort(key=lambda card: (not card["own"], card["name"]))
     if format == "json":
         print(json.dumps(cards, indent=1))
         return
@@ -89,19 +90,18 @@ def new_recipe(
             f"{shown_path(path)} exists already and is left as it is; give another name, or edit it"
         )
     overrides = list(set_ or [])
-    # What a text of one's own needs unless something else is said: a small one has too little in a
-    # hundredth to validate on.
     keys = {override.partition("=")[0].strip() for override in overrides}
-    replaces = not keys & {"data.train", "data.sources"}
-    if replaces:
+    needs_text = keys.isdisjoint({"data.train", "data.sources"})
+    if needs_text:
         overrides.append('data.train="my.txt"')
     if "data.valid_fraction" not in keys:
+        # A hundredth of a small text, the default, is too little to validate on.
         overrides.append("data.valid_fraction=0.05")
     text = starter(name, base, overrides)
     path.parent.mkdir(exist_ok=True)
     path.write_text(text, encoding="utf-8")
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
-    if replaces:
+    if needs_text:
         print(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
     print(f"  efftrain pretrain --recipe {name} --plan")
     print(f"  efftrain pretrain --recipe {name}")
@@ -150,10 +150,15 @@ def show_recipe(
     comments = {}
     for key, origin in origins.items():
         if describe:
-            comments[key] = " ".join(known.get(unnumbered(key), "").split())
+            description = known.get(unnumbered(key), "")
+            comments[key] = " ".join(description.split())
+        elif origin.startswith("--set "):
+            comments[key] = "--set"
         else:
-            comments[key] = "--set" if origin.startswith("--set ") else Path(origin).name
-    print("\n#   based on ".join([f"# {shown_path(draft.path)}", *map(shown_path, draft.bases)]))
+            comments[key] = Path(origin).name
+    print(f"# {shown_path(draft.path)}")
+    for base in draft.bases:
+        print(f"#   based on {shown_path(base)}")
     print(dump_recipe(resolved, comments), end="")
     for warning in warnings:
         print_folded(f"warning: {warning}", stream=sys.stderr)
@@ -168,7 +173,8 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
     if format == "json":
-        print(json.dumps([{"key": key, "a": x, "b": y} for key, x, y in differences], indent=1))
+        changes = [{"key": key, "a": x, "b": y} for key, x, y in differences]
+        print(json.dumps(changes, indent=1))
         return
     if not differences:
         print(f"{a} and {b} are the same")
@@ -184,9 +190,11 @@ def _value(value: Any) -> str:
     return "not set" if value is None else toml_value(value)
 
 
-def _card(name: str) -> dict[str, Any]:
-    """Return what `recipes list` shows of a recipe: its values as written, unchecked, so that the
-    list is quick and whole."""
+def summarize_recipe(name: str) -> dict[str, Any]:
+    """Return the values of a recipe that `recipes list` shows.
+
+    They are not checked: the list is quick, and names recipes with mistakes too.
+    """
     from efftrain_cli.foundation.section import parse_count
     from efftrain_cli.model.flops import inner_parameters
     from efftrain_cli.recipe.draft import (
@@ -213,29 +221,38 @@ def _card(name: str) -> dict[str, Any]:
     except RecipeError as error:
         mistake = str(error)
         if error.problems:
-            mistake = f"{error.problems[0].source}: {error.problems[0].rule}"
-        return {**card, "mistake": mistake.split("\n")[0]}
-    for section, *settings in (
-        ("model", "n_layer", "n_embd", "seq_len"),
-        ("train", "batch_size", "tokens"),
-    ):
+            first = error.problems[0]
+            mistake = f"{first.source}: {first.rule}"
+        card["mistake"] = mistake.split("\n")[0]
+        return card
+
+    shown_keys = {
+        "model": ("n_layer", "n_embd", "seq_len"),
+        "train": ("batch_size", "tokens"),
+    }
+    for section, keys in shown_keys.items():
         table = draft.values.get(section)
-        for setting in settings:
-            card[setting] = table.get(setting) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            table = {}
+        for key in keys:
+            card[key] = table.get(key)
+
+    # A wrong value is shown as it is written, and leaves the number of parameters unknown.
     with contextlib.suppress(ValueError):
         card["tokens"] = parse_count(card["tokens"])
     card["parameters_without_embeddings"] = None
     with contextlib.suppress(ValueError, TypeError):
+        # Without embeddings any vocabulary gives the same number.
         config = config_of(Model(**draft.values["model"]), 1)
         card["parameters_without_embeddings"] = inner_parameters(config)
     return card
 
 
 def _numbers(card: dict[str, Any]) -> str:
-    """Return layers x width, parameters, context, batch size and budget as people read them, ""
-    beside a mistake.
+    """Return layers x width, parameters, context, batch size and budget as one line of text.
 
-    A value that is no number is shown as written, one that is missing as "?".
+    "" for a recipe with a mistake. A value that is not a number is shown as it is written, a
+    missing one as "?".
     """
     from efftrain_cli.foundation.console import human_count
 
@@ -243,9 +260,12 @@ def _numbers(card: dict[str, Any]) -> str:
         return ""
     shown = {}
     for key, value in card.items():
-        shown[key] = "?" if value is None else str(value)
-        if isinstance(value, int | float):
+        if value is None:
+            shown[key] = "?"
+        elif isinstance(value, int | float):
             shown[key] = human_count(value)
+        else:
+            shown[key] = str(value)
     return (
         "{n_layer} x {n_embd}, {parameters_without_embeddings} parameters, context {seq_len}, "
         "batch {batch_size}, {tokens} tokens"
