@@ -1,9 +1,9 @@
 """The study file: arms, seeds, primary measures and looks, checked as a whole before anything is
 trained.
 
-A study says beforehand what would count as an answer. Its meaning, the arms' resolved recipes
-included, is hashed when its first run starts; comments and the order of keys are free to change,
-everything else is not.
+A study says beforehand what would count as an answer. Its values are hashed when its first run
+starts, with the recipes of its arms. Comments and the order of keys may change after that, values
+may not.
 """
 
 from __future__ import annotations
@@ -44,22 +44,24 @@ MEASURES = {
     "flops_to_target": cost_question("flops", None),
     "seconds_to_target": cost_question("seconds", None),
 }
-"""The question that each value of `Primary.measure` asks; costs are compared as ratios, so a margin
-is a share."""
+"""Question of each value of `Primary.measure`.
+
+Costs are compared as ratios, so their margin is a share.
+"""
 BLOCKS = 4
 """Fewest blocks that are judged."""
 MARGINS = ("noninferior", "equivalent")
 """Directions that are judged against a margin."""
 DRAWN = 5
-"""Seeds that are drawn where the file gives neither seeds nor their number."""
+"""Seeds that are drawn if the file gives neither seeds nor their number."""
 HIGHEST_RATE = 1e9
-"""Grids of learning rates above it do not grow."""
+"""Bound of learning rates: a grid with a value from here on does not grow."""
 LONGEST_NAME = 40
-"""Of study and arm together, so that the names of their runs stay readable and allowed."""
+"""Characters of a study's and an arm's name together: the names of runs hold both."""
 
 
-def _seeds(value: Any) -> Any:
-    """Return seeds as text, "0..4" or "1,3"; one whole number or a list of them is accepted too."""
+def _seeds_as_text(value: Any) -> Any:
+    """Return seeds as text, "0..4" or "1,3". A whole number or a list of them becomes text."""
     if type(value) is int:
         value = (value,)
     if isinstance(value, tuple):
@@ -72,9 +74,10 @@ def _seeds(value: Any) -> Any:
     return value
 
 
-Seeds = Annotated[str, BeforeValidator(_seeds)]
+Seeds = Annotated[str, BeforeValidator(_seeds_as_text)]
 Values = Annotated[tuple[bool | int | float | str, ...], Field(min_length=1)]
 Grid = dict[str, Values]
+"""Recipe key -> values to try."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)
@@ -188,8 +191,7 @@ class Study:
 
 
 class StudyFile:
-    """A study with its place: what the file says, the recipes that it means, its hash, and how far
-    its tuning is."""
+    """A study with the path of its file, its drawn seeds, its blocks and their tuned settings."""
 
     def __init__(
         self,
@@ -206,21 +208,26 @@ class StudyFile:
         self.seeds = parse_given(study.seeds or self.drawn.get("seeds"))
         """The study's seeds, in the order in which they are trained; empty before they are
         drawn."""
-        given = study.tuning and study.tuning.seeds
-        self.tuning_seeds = parse_given(given or self.drawn.get("tuning.seeds"))
+        tuning_seeds = self.drawn.get("tuning.seeds")
+        if study.tuning and study.tuning.seeds:
+            tuning_seeds = study.tuning.seeds
+        self.tuning_seeds = parse_given(tuning_seeds)
         """Seeds of the tuning phase; empty without one, and before they are drawn."""
-        number = study.blocks or 1
+
         self.blocks = list(blocks)
-        """Its blocks; the whole study as one if it has none."""
+        """Blocks of the study; one block with all seeds if its file gives no `blocks`."""
         if not self.blocks:
-            for i in range(number):
-                tuning = _cut(self.tuning_seeds, i, number)
-                judged = _cut(self.seeds, i, number)
+            n_blocks = study.blocks or 1
+            for i in range(n_blocks):
+                tuning = _part(self.tuning_seeds, i, n_blocks)
+                judged = _part(self.seeds, i, n_blocks)
                 self.blocks.append(Block(tuning, judged))
+
         self.block_of: dict[int, int] = {}
         """Seed -> number of its block, from 1."""
-        for i, block in enumerate(self.blocks, 1):
-            self.block_of |= dict.fromkeys((*block.tuning, *block.seeds), i)
+        for number, block in enumerate(self.blocks, 1):
+            for seed in (*block.tuning, *block.seeds):
+                self.block_of[seed] = number
 
     def with_blocks(self, blocks: Sequence[Block]) -> StudyFile:
         """Return the study with other blocks of the same seeds."""
@@ -236,7 +243,7 @@ class StudyFile:
 
     @property
     def chosen_seeds(self) -> list[int]:
-        """The study's seeds whose settings are chosen."""
+        """The study's seeds in blocks that are tuned."""
         chosen: list[int] = []
         for block in self.blocks:
             if block.tuned:
@@ -251,9 +258,10 @@ class StudyFile:
         if study.seeds is None:
             numbers["seeds"] = study.blocks or study.n_seeds or DRAWN
         if study.tuning and study.tuning.seeds is None:
-            blocks = study.blocks or 1
-            each = 1 if study.blocks else DRAWN
-            numbers["tuning.seeds"] = blocks * (study.tuning.n_seeds or each)
+            if study.blocks:
+                numbers["tuning.seeds"] = study.blocks * (study.tuning.n_seeds or 1)
+            else:
+                numbers["tuning.seeds"] = study.tuning.n_seeds or DRAWN
         return numbers
 
     @property
@@ -264,12 +272,12 @@ class StudyFile:
             return 0
         if tuning.grow is not None:
             return tuning.grow
-        # Studies from before grids could grow gave their tuning seeds.
+        # A study registered before grids could grow has `tuning.seeds` in its file: keep its meaning.
         return 0 if tuning.seeds else 2
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Learning rates of the primary that is judged over them; empty without one."""
+        """Learning rates of the primary measure lr_sensitivity; empty without one."""
         for primary in self.study.primary:
             if primary.question.over_rates:
                 return primary.rates or ()
@@ -288,20 +296,27 @@ class StudyFile:
         return schedule(len(self.seeds), self.study.looks)
 
     def looks_taken(self, number: int) -> Looks:
-        """Return the planned looks, of which so many are taken."""
-        return Looks(self.looks, number, self.study.alpha, registered=True)
+        """Return the planned looks, of which the first `number` are taken."""
+        return Looks(plan=self.looks, taken=number, alpha=self.study.alpha, registered=True)
 
     @property
     def comparisons(self) -> int:
-        """Number of claims that p is corrected for: each arm's primaries, costs to one loss counted
-        as one."""
-        primaries = enumerate(self.study.primary)
-        members = {primary.question.member(place) for place, primary in primaries}
-        return len(members) * (len(self.study.arms) - 1)
+        """Number of claims that p-values are corrected for: the primary measures of each arm.
+
+        Costs to reach one loss count as one.
+        """
+        members = set()
+        for place, primary in enumerate(self.study.primary):
+            members.add(primary.question.member(place))
+        n_methods = len(self.study.arms) - 1
+        return len(members) * n_methods
 
     def grid_of(self, arm: Arm, grown: Sequence[Edge] = ()) -> dict[str, tuple[Any, ...]]:
-        """Return recipe key -> values that the arm is tuned over, with a point more at each side
-        `grown`; empty if it is not tuned."""
+        """Return recipe key -> values that the arm is tuned over; empty if it is not tuned.
+
+        Args:
+            grown: (key, side) of each value that is added at an end of the grid.
+        """
         if self.study.tuning is None:
             return {}
         grid = dict(self.study.tuning.grid)
@@ -309,17 +324,22 @@ class StudyFile:
             grid = dict(arm.grid)
         for key, side in grown:
             values = grid.get(key, ())
-            # What is no learning rate is refused as one, at its own place of the grid.
-            if len(values) > 1 and all(_is_rate(value) for value in values):
-                last, before = sorted(map(float, values), reverse=side == "high")[:2]
-                # As far from the last in the logarithm as that is from its neighbour.
-                more = float(f"{last * last / before:.3g}")
-                if more not in values:
-                    grid[key] = (*values, more)
+            # A value that is no learning rate fails elsewhere, in the check of the grid.
+            if len(values) < 2 or not all(_is_rate(value) for value in values):
+                continue
+            outward = sorted(map(float, values), reverse=side == "high")
+            last, neighbour = outward[:2]
+            # The step from the last value equals the step to it, in the logarithm.
+            added = float(f"{last * last / neighbour:.3g}")
+            if added not in values:
+                grid[key] = (*values, added)
         return grid
 
     def recipe_path(self, arm: Arm) -> str:
-        """Return what --recipe is given: a name stays; a file is looked for beside the study."""
+        """Return the value of --recipe for an arm: a recipe's name, or the path of its file.
+
+        A relative path starts at the folder of the study file.
+        """
         path = find_recipe(arm.recipe, beside=self.path)
         if is_path(arm.recipe) or path.parent == self.path.parent:
             return shown_path(path)
@@ -334,12 +354,10 @@ class StudyFile:
         return (*self.study.set, *arm.set)
 
     def values(self) -> dict[str, Any]:
-        """Return what the hash is taken of: all that decides what is trained and how it is judged,
-        as dotted keys.
+        """Return the values that are hashed: what is trained and how it is judged, by dotted key.
 
-        Recipes stand as they are written, bases and changes included, but without their defaults: a
-        later version of the program may know keys more. Drawn seeds follow from these values and
-        are not among them.
+        Recipes are included with their bases and changes, but without defaults: a later version of
+        the program may have further keys. Drawn seeds follow from these values and are left out.
         """
         values = dict(_flat(self.study))
         for arm in self.study.arms:
@@ -347,6 +365,7 @@ class StudyFile:
             for key, value in flatten(written).items():
                 if key != "seed" and not key.startswith(NOT_COMPUTED):
                     values[f"recipe of {arm.name}: {key}"] = value
+        # As plan.json will hold them: tuples become lists.
         return json.loads(json.dumps(values))
 
     @property
@@ -364,25 +383,28 @@ def parse_given(seeds: str | None) -> tuple[int, ...]:
     return parse_seeds(seeds) if seeds else ()
 
 
-def _cut(seeds: tuple[int, ...], i: int, number: int) -> tuple[int, ...]:
-    """Return the i-th, from 0, of so many equal parts of seeds."""
-    start = i * len(seeds) // number
-    end = (i + 1) * len(seeds) // number
+def _part(seeds: tuple[int, ...], i: int, n_parts: int) -> tuple[int, ...]:
+    """Return part `i`, from 0, of `n_parts` equal parts of the seeds."""
+    start = i * len(seeds) // n_parts
+    end = (i + 1) * len(seeds) // n_parts
     return seeds[start:end]
 
 
 def _flat(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield a section's values by dotted keys, but for the question and the names of recipes: an
-    arm's recipe counts by what it says."""
+    """Yield (dotted key, value) for each key of a section that has a value.
+
+    Without the question, and without the names of recipes: their content counts.
+    """
     for field in fields(section):
+        key = f"{prefix}{field.name}"
         value = getattr(section, field.name)
-        if field.name in ("question", "recipe"):
+        if value is None or field.name in ("question", "recipe"):
             continue
         if isinstance(value, Tuning):
-            yield from _flat(value, f"{prefix}{field.name}.")
+            yield from _flat(value, f"{key}.")
         elif isinstance(value, tuple) and value and isinstance(value[0], Primary | Arm):
             for i, item in enumerate(value):
                 name = item.name if isinstance(item, Arm) else str(i)
-                yield from _flat(item, f"{prefix}{field.name}.{name}.")
-        elif value is not None:
-            yield f"{prefix}{field.name}", value
+                yield from _flat(item, f"{key}.{name}.")
+        else:
+            yield key, value
