@@ -58,19 +58,19 @@ class StepRecord:
     """One finished step, or step 0: the state before training, with its validation loss only."""
 
     progress: Progress
-    """After the step; `best_loss` and `train_seconds` in it are not yet those of this step."""
+    """Progress after the step, except `best_loss` and `train_seconds`: see `read_records`."""
     plan: StepPlan | None = None
     result: StepResult | None = None
     val_loss: Tensor | None = None
     """0-d fp32, nats per token at full length, all blocks, measured after the step's update."""
     position_losses: Mapping[str, Tensor] = field(default_factory=dict)
-    """The same by stretch of positions, by column, if the recipe asks for it."""
+    """Column -> validation loss of a stretch of positions; empty unless [eval] positions is set."""
     training: Stopwatch | None = None
     evaluation: Stopwatch | None = None
     devices: int = 1
     """Number of devices that shared the step."""
     comm: CommStats | None = None
-    """Time of this rank for the others in the step; None for a single process."""
+    """Communication time of this rank in the step; None for a single process."""
     compile_seconds: float = 0.0
     """Seconds of the step spent compiling; they are not training time."""
 
@@ -103,11 +103,11 @@ def loss_by_position(
     dtype: str,
     ranks: Ranks = ALONE,
 ) -> dict[str, Tensor]:
-    """Return the mean cross-entropy of `evaluate` by stretch of positions, in another forward pass.
+    """Return the mean cross-entropy of each stretch of positions, in a forward pass of its own.
 
-    By column `val_loss_from_POSITION`, 0-d fp32, nats per token.
+    Windows and settings are those of `evaluate`. The keys are columns, `val_loss_from_POSITION`;
+    values are 0-d fp32, nats per token.
     """
-
     seq_len = windows.shape[1] - 1
 
     def losses(chunk: Tensor) -> Tensor:
@@ -137,8 +137,14 @@ def _sum_over_chunks(
     losses_of: Callable[[Tensor], Tensor],
     *size: int,
 ) -> Tensor:
-    """Return `losses_of(chunk)`, (*size,), of the windows' chunks, (chunks, *size). The ranks share
-    the chunks."""
+    """Return `losses_of(chunk)` of each chunk of the windows, (chunks, *size).
+
+    The ranks share the chunks.
+
+    Args:
+        losses_of: returns a tensor (*size,).
+        size: () for a loss per chunk, (seq_len,) for one per position.
+    """
     seq_len = windows.shape[1] - 1
     chunks = windows.split(max(1, micro_batch_tokens // seq_len))
     device = model.device
@@ -168,9 +174,9 @@ def train(
     """Train `state` in place; yield a record per step until the token budget, step `until` or the
     stage's end.
 
-    The caller of a staged recipe then grows the state and trains on. A fresh state yields a record
-    for step 0 first. The last step is evaluated whatever ends the run. A step whose loss or
-    gradient is not finite changes nothing, nor does any later one; `read_records` reports it.
+    After the end of a stage the caller grows the state and calls `train` again. A fresh state
+    yields a record for step 0 first. The last step is always evaluated. A step whose loss or
+    gradient is not finite changes nothing, and no later step does; `read_records` reports it.
 
     Args:
         val_windows: the fixed validation set, token ids, (n, seq_len + 1).
@@ -216,21 +222,22 @@ def train(
 
         due = plan.evaluate or stage_ended(recipe, state.progress)
         last = plan.step == until or state.progress.tokens >= recipe.train.tokens
-        inside = recipe.eval.measures_internals(plan.step)
-        devices.end_step(state, due or inside, last or saves_at(recipe.checkpoint, plan.step))
-        if inside:
-            record = measure_inside(record, state, recipe, val_windows, devices)
+        with_internals = recipe.eval.measures_internals(plan.step)
+        saves = last or saves_at(recipe.checkpoint, plan.step)
+        devices.end_step(state, due or with_internals, saves)
+        if with_internals:
+            record = measure_internals(record, state, recipe, val_windows, devices)
         if due or plan.step == until:
             try:
                 record = evaluate_state(record, state, recipe, val_windows, devices)
             except devices.survivable(state):
-                # The step itself is finished: its row is written now, its evaluation repeated after
-                # a resume.
+                # The step itself is finished: yield its row now. A resumed run repeats the
+                # evaluation.
                 state.progress = state.progress._replace(evaluation_due=due)
                 yield record
                 raise
-            # Only what the plan evaluates may decide anything: a run cut at `until` must go on like
-            # one that was not.
+            # A run that is cut at `until` must continue like one that is not: an evaluation that
+            # only `until` caused decides nothing.
             if due:
                 decide_by_evaluation(state, recipe, record)
             record = replace(record, progress=state.progress)
@@ -269,7 +276,7 @@ class Ahead:
 
 
 class StepClock:
-    """Seconds of each step, and of compilation in it."""
+    """Measure the seconds of each step, and those spent compiling in it."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._may_compile = may_compile(recipe, device)
@@ -277,12 +284,13 @@ class StepClock:
         self._shapes = set[tuple[int, int]]()
 
     def start(self, plan: StepPlan) -> bool:
-        """Begin a step; return whether it may take long: the first does, and one that compiles."""
+        """Begin a step; return whether it may take long, as the first one and a compiling one."""
         first = not self._shapes
         new_shapes = micro_batch_shapes(plan) - self._shapes
         self._shapes |= new_shapes
         compiling = self._may_compile and bool(new_shapes)
-        # A new shape may have to be compiled, while the device is still busy with earlier steps.
+        # Compilation begins while the device is busy with earlier steps, whose time is not this
+        # step's: wait until it is idle.
         self._training = Stopwatch(self._device, idle=compiling)
         self._compiled = compile_seconds()
         return first or compiling
@@ -312,7 +320,7 @@ def evaluate_state(
     return replace(record, val_loss=loss, position_losses=positions, evaluation=watch.stop())
 
 
-def measure_inside(
+def measure_internals(
     record: StepRecord,
     state: TrainState,
     recipe: Recipe,
@@ -334,7 +342,7 @@ def evaluate_first(
     val_windows: Tensor,
     devices: Devices,
 ) -> StepRecord:
-    """Return the record of a state that is evaluated before its next step."""
+    """Evaluate `state` before its next step; return the record."""
     record = StepRecord(progress=state.progress)
     record = evaluate_state(record, state, recipe, val_windows, devices)
     state.progress = state.progress._replace(evaluation_due=False)
@@ -344,13 +352,13 @@ def evaluate_first(
 
 
 def decide_by_evaluation(state: TrainState, recipe: Recipe, record: StepRecord) -> None:
-    """Update the progress by a validation loss, if the recipe decides anything by it."""
+    """Update the progress by the validation loss if a method of the recipe reads it."""
     if reads_val_loss(recipe, state.progress) and record.val_loss is not None:
         state.progress = after_evaluation(recipe, state.progress, float(record.val_loss))
 
 
 def saves_at(checkpoint: Checkpoint, step: int) -> bool:
-    """Return whether checkpoints come by steps, and one after this step."""
+    """Return whether `checkpoint.every` counts steps and `step` is a multiple of it."""
     return isinstance(checkpoint.every, int) and step % checkpoint.every == 0
 
 
@@ -400,12 +408,17 @@ def update(
     devices: Devices | None = None,
     watch: UpdateWatch | None = None,
 ) -> Tensor:
-    """Clip the gradients in `.grad` to the norm `grad_clip` (0: not at all), step the optimizer at
-    `lr`, drop them.
+    """Clip the gradients in `.grad`, step the optimizer at `lr`, and set `.grad` to None.
 
-    Gradients whose norm is given are clipped already. Return their norm before clipping, 0-d fp32.
-    If `loss` or the norm is not finite, weights, moments and step counts stay as they are, now and
-    in every later call.
+    If `loss` or the gradient norm is not finite, weights, moments and step counts stay as they are,
+    now and in every later call.
+
+    Args:
+        grad_clip: largest gradient norm; 0 clips nothing.
+        grad_norm: norm before clipping of gradients that are clipped already.
+
+    Returns:
+        The gradient norm before clipping, 0-d fp32.
     """
     devices = devices or Devices()
     parameters = devices.take_gradients(state)
@@ -453,10 +466,9 @@ def read_records(
             row |= _step_columns(record, measured, best_loss, seconds, peak)
             row |= method_columns(recipe, record.plan, record.result)
             loss = measured["loss"]
-            if not math.isnan(loss) and not measured["nonfinite"]:
-                if best_loss is None:
-                    best_loss = loss
-                best_loss = min(best_loss, loss)
+            is_valid = not math.isnan(loss) and not measured["nonfinite"]
+            if is_valid and (best_loss is None or loss < best_loss):
+                best_loss = loss
         row["train_seconds"] = train_seconds
         rows.append(row)
     state.progress = state.progress._replace(best_loss=best_loss, train_seconds=train_seconds)
@@ -471,9 +483,16 @@ def _read_scalars(records: Sequence[StepRecord]) -> list[dict[str, float]]:
         if record.val_loss is not None:
             columns |= {**record.position_losses, "val_loss": record.val_loss}
         scalars.append(columns)
-    tensors = itertools.chain.from_iterable(columns.values() for columns in scalars)
-    values = iter(torch.stack([tensor.float() for tensor in tensors]).tolist())
-    return [{name: next(values) for name in columns} for columns in scalars]
+
+    tensors = []
+    for columns in scalars:
+        tensors += [tensor.float() for tensor in columns.values()]
+    values = iter(torch.stack(tensors).tolist())
+    # The values come back in the order of the columns.
+    measured = []
+    for columns in scalars:
+        measured.append({name: next(values) for name in columns})
+    return measured
 
 
 def _state_columns(record: StepRecord, measured: dict[str, float]) -> dict[str, Any]:
@@ -532,7 +551,8 @@ def _step_columns(
         "batch_size": plan.batch_size,
         "accumulation_steps": plan.accumulation_steps,
         "lr": plan.lr,
-        "adam_sqrt_v_l1": None,  # of optimizers without second moments
+        # An optimizer without second moments has no such columns.
+        "adam_sqrt_v_l1": None,
         "adam_sqrt_v_max": None,
         **{name: finite_or_none(value) for name, value in measured.items()},
         "loss_ratio": loss_ratio,
