@@ -1,9 +1,8 @@
-"""The engine of every verdict: a question, the runs of a baseline and of a method, and the looks
-that are paid for.
+"""Judge a question by the runs of a baseline and of a method, at the looks taken so far.
 
-`compare` asks at one look that nobody registered, a study at its registered looks; sensitivity and
-zero-shot scores are questions like the others. A reason that decides something is a `Why`: its
-words decide nothing.
+`compare` has one unregistered look, a study its registered ones. Learning-rate sensitivity and
+zero-shot scores are questions like any other. Code decides by the kind of a `Why`, never by its
+text.
 """
 
 from __future__ import annotations
@@ -59,26 +58,28 @@ from efftrain_cli.foundation.why import Why
 
 Outcome = Literal["better", "worse", "noninferior", "equivalent", "undecided"]
 CROSSING = 0.25
-"""Share of its interval by which a cost to match may change with denser evaluations."""
+"""Error of a cost to match from sparse evaluations, at most, as a share of its interval."""
 NOTHING = Why("nothing", "none")
-"""There was no failure or jump to ask about."""
+"""No run of either side had a failure or a jump."""
 
 
 @dataclass(frozen=True)
 class Looks:
-    """At which numbers of seeds a question is judged, and at which error rate."""
+    """The numbers of seeds at which a question is judged, and the error rate of all of them."""
 
     plan: tuple[int, ...] = (sys.maxsize,)
-    """Seeds at every planned look; the largest number there is means one look at whatever is
-    there."""
+    """Number of seeds at each planned look; sys.maxsize means one look at all seeds."""
     taken: int = 1
+    """Number of looks taken so far, this one included."""
     alpha: float = ALPHA
     registered: bool = False
-    """Planned before the runs: what cannot be judged stays in the family that Holm's correction
-    goes over."""
+    """Whether the looks were planned before the runs.
+
+    A registered question counts in Holm's correction even if it cannot be judged.
+    """
 
     def passed_by(self, p: float) -> bool:
-        """Return whether a corrected p-value shows a claim; a registered level is inclusive."""
+        """Return whether a corrected p-value shows a claim: p <= alpha if registered, else p < alpha."""
         if self.registered:
             return p <= self.alpha
         return p < self.alpha
@@ -89,8 +90,12 @@ class Looks:
         return nominal_levels(self.alpha, self.plan, 2)
 
     def level(self, alpha: float, sides: int) -> float:
-        """Return the nominal level of the last look's own test, if all looks together err with
-        `alpha`."""
+        """Return the nominal level of the last look's own test.
+
+        Args:
+            alpha: error rate of all looks together.
+            sides: 2 for a two-sided test, else 1.
+        """
         return nominal_levels(alpha, self.plan, sides)[self.taken - 1]
 
 
@@ -107,42 +112,45 @@ class Verdict:
     seeds: tuple[int, ...]
     """Seeds that both recipes have."""
     estimate: Estimate
-    """Method less baseline, or baseline / method of a cost; NaN without one. The interval holds at
-    all looks."""
+    """Method less baseline, or for a cost baseline / method; NaN if there is no estimate.
+
+    Its interval holds at all looks.
+    """
     exact: ExactTest | None = None
-    """The test that decides in the place of t: of failures alone, or of ranks where a run missed
-    the target."""
+    """Exact test that decides instead of the t test.
+
+    It counts failures, or ranks runs if one of them missed the target.
+    """
     p: float | None = None
-    """p-value of the direction's claim, adjusted for all looks so far; None where nothing was
-    tested."""
+    """p-value of the direction's claim, adjusted for all looks so far; None if untested."""
     p_holm: float | None = None
-    """The same corrected over the family's questions and recipes."""
+    """`p` corrected by Holm over the family's questions and recipes."""
     p_equivalent: float | None = None
-    """Corrected p-value of the two one-sided tests against a margin that was asked for beside a
-    difference."""
+    """Corrected p-value of equivalence, by two one-sided tests.
+
+    None unless the question asks for a difference and has a margin.
+    """
     outcome: Outcome = "undecided"
     opposite: bool = False
-    """Undecided, and the test, corrected for all comparisons, says the opposite of what was asked:
-    worse, or beyond the margin."""
+    """Whether the corrected test shows the opposite of the claim: worse, or beyond the margin."""
     min_detectable_effect: float | None = None
-    """The smallest true difference that such a study shows with power 0.8; for ratios the factor
-    less 1."""
+    """Smallest true difference that is shown with power 0.8; for ratios the factor less 1."""
     why: Why | None = None
-    """Why nothing is judged; None where it is."""
+    """Why nothing is judged; None if something is."""
     note: str = ""
-    """How the verdict was reached, where that is not by the estimate."""
+    """How the verdict was reached, if not by the estimate."""
     items: Estimate | None = None
     """Mean difference per item of two single checkpoints' scores."""
     items_p: float | None = None
     """Uncorrected p-value over these items."""
     differed: str = ""
-    """What else than its name and its losses sets the recipe apart; of final losses."""
+    """Differences of the recipes beside the question, as text; only for final losses."""
     shared_sd: float = 0.0
-    """Standard deviation of an error in the estimate that all seeds share: the calibration's."""
+    """Standard deviation of the calibration's error, which all seeds share."""
 
     @property
     def min_detectable_range(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of `min_detectable_effect`, as so few seeds know the spread."""
+        """Return the 95 % interval of `min_detectable_effect`, given the seeds' unsure spread."""
         size = self.min_detectable_effect
         df = self.estimate.df
         if size is None or df is None:
@@ -175,66 +183,78 @@ def verdict(
 
     Args:
         baseline: runs in the order in which the looks take their seeds.
-        withheld: why nothing may be judged; None where it may.
+        withheld: why nothing may be judged; None if the question may be.
     """
-    theirs = set(method.seeds)
-    shared = tuple(seed for seed in baseline.seeds if seed in theirs)
+    method_seeds = set(method.seeds)
+    shared = tuple(seed for seed in baseline.seeds if seed in method_seeds)
     found = Verdict(question, method.label, shared, Estimate(math.nan))
     if question.tested == "score":
         return _judge_scores(found, baseline, method, looks, withheld)
     waiting = _why_pending(baseline, method)
     if waiting:
         return _unjudged(found, withheld or waiting, looks)
+
     sides = [Side(group, question.values(group)) for group in (baseline, method)]
-    counted = question.tested in ("rank", "failures")
-    if counted and not any(any(numbers(side.values.values())) for side in sides):
-        return replace(found, why=NOTHING)
+    if question.tested in ("rank", "failures"):
+        counts: list[float] = []
+        for side in sides:
+            counts += numbers(side.values.values())
+        if not any(counts):
+            return replace(found, why=NOTHING)
     if question.tested == "difference" and question.point is None:
         found = replace(found, differed=describe_differences(baseline, method))
-    unequal, budgets = _check_budgets(question, baseline, method, looks)
-    why = withheld or unequal or _why_incomparable(question, baseline, method)
+
+    why_unequal, budget_note = _check_budgets(question, baseline, method, looks)
+    why = withheld or why_unequal or _why_incomparable(question, baseline, method)
     if why and looks.registered:
         return _unjudged(found, why, looks)
+
+    # An unregistered question is tested even if it is not judged: the estimate is shown.
     found = _test(found, sides, looks)
-    found = _noted(found, budgets, found.note)
+    found = _with_notes(found, budget_note, found.note)
     why = why or found.why
     if why:
         return _unjudged(found, why, looks)
     if question.axis == "seconds":
-        found = _noted(found, found.note, describe_seconds(baseline, method))
+        found = _with_notes(found, found.note, describe_seconds(baseline, method))
     return found
 
 
-def _noted(found: Verdict, *notes: str) -> Verdict:
-    """Return the verdict with these notes, of which some may be empty."""
+def _with_notes(found: Verdict, *notes: str) -> Verdict:
+    """Return the verdict with the notes that are not empty."""
     return replace(found, note="; ".join(filter(None, notes)))
 
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
-    """Correct the verdicts of one family by Holm, each kind of claim for itself; an outcome stays
-    if its p passes."""
-    p = _holm(verdicts, [each.p for each in verdicts])
-    equal = _holm(verdicts, [each.p_equivalent for each in verdicts])
-    of_items = _holm(verdicts, [each.items_p for each in verdicts])
+    """Correct the verdicts of one family by Holm; an outcome stays if its corrected p-value passes.
+
+    Claims of the direction, of equivalence and of items are three families of their own.
+    """
+    corrected_p = _holm(verdicts, [each.p for each in verdicts])
+    equivalent_p = _holm(verdicts, [each.p_equivalent for each in verdicts])
+    items_p = _holm(verdicts, [each.items_p for each in verdicts])
     members = count_members(verdicts)
-    found = []
+    corrected = []
     for i, each in enumerate(verdicts):
-        if i in of_items:
-            each = replace(each, why=_items_only(of_items[i]))
-        if i in p:
-            outcome: Outcome = "equivalent" if looks.passed_by(equal.get(i, 1.0)) else "undecided"
-            if looks.passed_by(p[i]):
+        if i in items_p:
+            each = replace(each, why=_items_only(items_p[i]))
+        if i in corrected_p:
+            outcome: Outcome = "undecided"
+            if looks.passed_by(corrected_p[i]):
                 outcome = each.outcome
+            elif looks.passed_by(equivalent_p.get(i, 1.0)):
+                outcome = "equivalent"
+            is_opposite = outcome == "undecided" and _is_opposite(each, looks, members)
             each = replace(
                 each,
-                p_holm=p[i],
-                p_equivalent=equal.get(i),
+                p_holm=corrected_p[i],
+                p_equivalent=equivalent_p.get(i),
                 outcome=outcome,
-                opposite=outcome == "undecided" and _is_opposite(each, looks, members),
+                opposite=is_opposite,
                 min_detectable_effect=min_detectable_effect(each, looks, members),
             )
-        found.append(each)
-    return found
+        corrected.append(each)
+    return corrected
 
 
 def sides_of(direction: Direction) -> int:
@@ -243,53 +263,63 @@ def sides_of(direction: Direction) -> int:
 
 
 def count_members(verdicts: Sequence[Verdict]) -> int:
-    """Count the claims under a family's Holm correction: an arm's tested costs are one."""
+    """Return the number of claims that Holm's correction of a family counts.
+
+    The tested costs of an arm are one claim.
+    """
     members = set()
     for i, each in enumerate(verdicts):
         if each.p is not None:
-            members.add((each.arm, each.question.member(i)))
+            member = each.question.member(i)
+            members.add((each.arm, member))
     return len(members)
 
 
 def _holm(verdicts: Sequence[Verdict], p_values: Sequence[float | None]) -> dict[int, float]:
-    """Return corrected p-values by place, of those that were tested."""
+    """Return place in `verdicts` -> corrected p-value, for each p-value that is not None."""
     members: dict[tuple[object, ...], dict[int, float]] = {}
     for i, (each, p) in enumerate(zip(verdicts, p_values, strict=True)):
         if p is not None:
-            members.setdefault((each.arm, each.question.member(i)), {})[i] = p
-    adjusted = inference.holm([min(places.values()) for places in members.values()])
-    found = {}
-    for places, of_member in zip(members.values(), adjusted, strict=True):
-        smallest = min(places.values())
+            member = (each.arm, each.question.member(i))
+            members.setdefault(member, {})
+            members[member][i] = p
+
+    # A member has the smallest p-value of its costs; its correction is a factor for all of them.
+    smallest_p = [min(places.values()) for places in members.values()]
+    adjusted_p = inference.holm(smallest_p)
+    corrected = {}
+    for places, smallest, adjusted in zip(members.values(), smallest_p, adjusted_p, strict=True):
         for i, p in places.items():
             if smallest:
-                found[i] = min(1.0, of_member * p / smallest)
+                corrected[i] = min(1.0, adjusted * p / smallest)
             else:
-                # A p-value of 0 leaves no factor to apply to the member's other costs:
-                # Bonferroni's.
-                found[i] = min(1.0, len(members) * p)
-    return found
+                # A p-value of 0 leaves no factor for the member's other costs: use Bonferroni's.
+                corrected[i] = min(1.0, len(members) * p)
+    return corrected
 
 
 def min_detectable_effect(each: Verdict, looks: Looks, comparisons: int) -> float | None:
-    """Return the smallest true difference that such a study shows with power POWER, at the
-    strictest of Holm's steps; None after an exact test."""
+    """Return the smallest true difference that such a study shows with power POWER.
+
+    The level is that of Holm's strictest step. None after an exact test.
+    """
     if each.exact is not None:
         return None
     direction = each.question.direction
-    # Of two one-sided tests that must both pass, each may miss half of what the two together may.
-    power = (1 + POWER) / 2 if direction == "equivalent" else POWER
+    power = POWER
+    if direction == "equivalent":
+        # Two one-sided tests must both pass: each may miss half as often as the two together.
+        power = (1 + POWER) / 2
     sides = sides_of(direction)
     level = looks.level(looks.alpha / comparisons, sides)
     return inference.detectable(each.estimate, level, power, sides=sides)
 
 
 def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | None:
-    """Return the chance that a later look shows the claim, if the true effect is the one estimated
-    so far.
+    """Return the chance that a later look shows the claim if the true effect equals the estimate.
 
     This is the conditional power given the pairs so far and their spread, at Holm's strictest step.
-    A reader who wants to stop sees it; it decides nothing.
+    It helps a reader to decide whether to stop, and decides nothing itself.
 
     Args:
         comparisons: `count_members` of the verdict's family.
@@ -301,16 +331,17 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
     direction = each.question.direction
     seeds = looks.plan[looks.taken - 1]
     later = looks.plan[looks.taken :]
-    by_t = each.why is None and each.exact is None and estimate.paired
-    if not later or not by_t or not estimate.sd:
+    is_paired_t = each.why is None and each.exact is None and estimate.paired
+    if not later or not is_paired_t or not estimate.sd:
         return None
-    sides = sides_of(direction)
+    alpha = looks.alpha / comparisons
+    levels = nominal_levels(alpha, looks.plan, sides_of(direction))
     return conditional_power(
         estimate.gain,
         estimate.sd,
         estimate.n,
         more=[look - seeds for look in later],
-        levels=nominal_levels(looks.alpha / comparisons, looks.plan, sides)[looks.taken :],
+        levels=levels[looks.taken :],
         direction=direction,
         margin=estimate.scaled(each.question.margin or 0.0),
         shared=each.shared_sd,
@@ -344,7 +375,11 @@ def _why_incomparable(question: Question, baseline: Group, method: Group) -> Why
 
 
 def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
-    """Return why "tokens", "flops" or "seconds" of two recipes are not judged, "" if they are."""
+    """Return why a cost of two recipes must not be judged; "" if it may.
+
+    Args:
+        axis: "tokens", "flops" or "seconds".
+    """
     if axis == "seconds":
         return why_seconds_not_judged(baseline, method)
     if axis == "flops":
@@ -355,8 +390,11 @@ def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
 def _check_budgets(
     question: Question, baseline: Group, method: Group, looks: Looks
 ) -> tuple[Why | None, str]:
-    """Return why final losses are not judged, and at which equal cost they are if that is not
-    tokens."""
+    """Return why final losses must not be judged, and a note on the cost at which they are.
+
+    The cost is the one that question or command names, else tokens, or FLOPs if only these are
+    equal. The note is "" if the tokens are equal.
+    """
     if question.tested != "difference" or question.point is not None:
         return None, ""
     tokens = budget_ratio(baseline, method, "tokens")
@@ -365,8 +403,9 @@ def _check_budgets(
         spent = f"{tokens:.2f}x the tokens"
     cost = question.equal
     if cost is None and looks.registered:
-        # Registered before a study had to say what its arms have in common.
-        return None, f"{method.label} spent {spent}" if spent else ""
+        # Studies registered before `equal` existed are judged as they were.
+        note = f"{method.label} spent {spent}" if spent else ""
+        return None, note
     if cost is None:
         cost = "tokens"
         if spent and is_same_budget(budget_ratio(baseline, method, "flops")):
@@ -387,10 +426,10 @@ def _check_budgets(
 
 
 def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | None:
-    """Return where runs stand on their learning rates' decay at the question's point, or else at
-    their ends.
+    """Return the mean share of the learning-rate decay that the runs have done.
 
-    None if nothing decays, NaN if the place of a run is unknown.
+    It is taken at the question's point, else at the end of each run. None if no learning rate
+    decays, NaN if the position of a run is unknown.
     """
     positions = []
     for run in runs:
@@ -399,81 +438,110 @@ def _mean_position(question: Question, runs: Sequence[RunNumbers]) -> float | No
         if value is None:
             axis = "tokens"
             value = float(run.evaluated[axis][-1])
-        place = schedule_position(run, axis, value)
-        if place is not None:
-            positions.append(place)
-    return sum(positions) / len(positions) if positions else None
+        position = schedule_position(run, axis, value)
+        if position is not None:
+            positions.append(position)
+    if not positions:
+        return None
+    return sum(positions) / len(positions)
 
 
 def _why_other_schedule(question: Question, baseline: Group, method: Group) -> str:
-    """Return why the two are at different places of their decay; "" if they are not."""
-    groups = (baseline, method)
-    ended = [finished_runs(group.runs) for group in groups]
-    if not all(ended):
+    """Return why the positions of the two in their learning-rate decay differ; "" if they agree."""
+    ended = finished_runs(baseline.runs)
+    method_ended = finished_runs(method.runs)
+    if not ended or not method_ended:
         return ""
-    a, b = (_mean_position(question, runs) for runs in ended)
+    of_baseline = _mean_position(question, ended)
+    of_method = _mean_position(question, method_ended)
+
     unknown = []
-    for group, place in zip(groups, (a, b), strict=True):
-        if place is not None and math.isnan(place):
+    for group, position in ((baseline, of_baseline), (method, of_method)):
+        if position is not None and math.isnan(position):
             unknown.append(group.label)
     if unknown:
         return (
             f"where {' and '.join(unknown)} stood"
             " on the learning-rate schedule is known only at the run's end"
         )
-    if a is not None and b is not None:
-        if abs(a - b) <= SAME_SCHEDULE:
+    if of_baseline is not None and of_method is not None:
+        if abs(of_baseline - of_method) <= SAME_SCHEDULE:
             return ""
         return (
-            f"{baseline.label} is at {100 * a:.0f} %"
-            f" of its decay, {method.label} at {100 * b:.0f} %"
+            f"{baseline.label} is at {100 * of_baseline:.0f} % of its decay, {method.label} at"
+            f" {100 * of_method:.0f} %"
         )
-    known, decaying, endless = (a, baseline, method) if b is None else (b, method, baseline)
-    # A learning rate that never comes down is where it always is; the other must have come to the
-    # end of its own.
-    if known is None or known >= 1 - SAME_SCHEDULE:
+
+    # At most one of the two decays. It is comparable with the other once its decay is done.
+    decaying, constant, position = method, baseline, of_method
+    if of_method is None:
+        decaying, constant, position = baseline, method, of_baseline
+    if position is None or position >= 1 - SAME_SCHEDULE:
         return ""
     return (
-        f"{decaying.label} is at {100 * known:.0f} % of its decay,"
-        f" that of {endless.label} has no end"
+        f"{decaying.label} is at {100 * position:.0f} % of its decay, that of {constant.label} has"
+        " no end"
     )
 
 
 # --- the tests ------------------------------------------------------------------------------------
 
 Sides = Sequence[Side]
-"""The baseline's and the method's."""
+"""Two sides: the baseline's, then the method's."""
 
 
 def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Pick the test: t of losses, exact where failures are counted, ranks where a run missed a
-    cost's target."""
+    """Pick the test that fits the question and its runs.
+
+    Losses have a t test, and failures an exact one. Costs have a t test if every run reached the
+    target, else a test of ranks.
+    """
     question = found.question
     if question.tested == "failures":
-        failed = [{seed: bool(value) for seed, value in side.values.items()} for side in sides]
+        failed = []
+        for side in sides:
+            failed.append({seed: bool(value) for seed, value in side.values.items()})
         return _answer_by_failures(found, failed, sides, looks)
     if question.tested in ("difference", "match"):
         return _judge_losses(found, sides, looks)
-    ranks: list[list[tuple[float, bool]]] = []
+
+    # A run that missed the target counts by what it spent: its cost lies beyond that.
+    costs: list[list[float]] = []
+    beyond: list[list[bool]] = []
     for side in sides:
-        ranks.append([])
+        side_costs = []
+        side_beyond = []
         for value, runs in zip(side.values.values(), side.group.by_seed.values(), strict=True):
+            cost = value
+            is_beyond = False
             if all(run.failed for run in runs):
-                ranks[-1].append((math.inf, False))
-            elif not isinstance(value, Why):
-                ranks[-1].append((value, False))
-            elif value.kind == "not_reached":
-                ranks[-1].append((float(runs[0].evaluated[question.axis][-1]), True))
-            else:
-                return _without_values(found, [value])
-    (a, a_beyond), (b, b_beyond) = (tuple(zip(*side, strict=True)) for side in ranks)
-    if question.tested != "rank" and math.inf not in (*a, *b) and not any((*a_beyond, *b_beyond)):
+                cost = math.inf
+            elif isinstance(value, Why):
+                if value.kind != "not_reached":
+                    return _without_values(found, [value])
+                cost = float(runs[0].evaluated[question.axis][-1])
+                is_beyond = True
+            side_costs.append(cost)
+            side_beyond.append(is_beyond)
+        costs.append(side_costs)
+        beyond.append(side_beyond)
+
+    a, b = costs
+    a_beyond, b_beyond = beyond
+    every_cost = (*a, *b)
+    all_reached = math.inf not in every_cost and not any((*a_beyond, *b_beyond))
+    if all_reached and question.tested != "rank":
         return _by_t(found, sides, looks)
-    bounded = any(a_beyond) != any(b_beyond) and all(0 < value < math.inf for value in (*a, *b))
-    if bounded and not looks.registered:
-        mean = math.exp(float(np.mean(np.log(a)) - np.mean(np.log(b))))
-        bound = Estimate(mean, log=True, bound=1 if any(a_beyond) else -1)
-        found = replace(found, estimate=bound)
+
+    # If only one side missed the target, the ratio of what was spent bounds the ratio of costs.
+    one_missed = any(a_beyond) != any(b_beyond)
+    is_bounded = one_missed and all(0 < cost < math.inf for cost in every_cost)
+    if is_bounded and not looks.registered:
+        log_ratio = np.mean(np.log(a)) - np.mean(np.log(b))
+        bound = 1 if any(a_beyond) else -1
+        estimate = Estimate(math.exp(float(log_ratio)), log=True, bound=bound)
+        found = replace(found, estimate=estimate)
+
     counts = {
         "diverged": (a.count(math.inf), b.count(math.inf)),
         "did not reach the target": (sum(a_beyond), sum(b_beyond)),
@@ -483,39 +551,49 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
         if of_baseline or of_method:
             text = f"{of_baseline} of {len(a)} baseline runs and {of_method} of this arm's {what}"
             notes.append(text)
-    found = answer_by_count(found, inference.rank_sum(a, b, a_beyond, b_beyond), looks, *notes)
+    ranks = inference.rank_sum(a, b, a_beyond, b_beyond)
+    found = answer_by_count(found, ranks, looks, *notes)
     return _unless_too_few(found, sides, looks)
 
 
-def _without_values(found: Verdict, odd: Sequence[Why]) -> Verdict:
-    """Judge nothing: runs that finished have no value."""
-    why = Why("no_values", f"{', '.join(dict.fromkeys(each.text for each in odd))}: no claim")
+def _without_values(found: Verdict, missing: Sequence[Why]) -> Verdict:
+    """Judge nothing: for the given reasons, finished runs have no value."""
+    reasons = dict.fromkeys(why.text for why in missing)
+    why = Why("no_values", f"{', '.join(reasons)}: no claim")
     return replace(found, estimate=Estimate(math.nan, why=why), why=why)
 
 
 def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Judge losses by the runs that finished and are not stuck; a side that fails more often is
-    never claimed."""
+    """Judge losses by the runs that finished and are not stuck.
+
+    No claim is made in favour of a side that fails more often.
+    """
     level = stuck_loss(sides[0].group, found.question.stuck_at)
     sides = [replace(side, failed=failed_seeds(side.group, level)) for side in sides]
     base, arm = sides
-    together = base.failed | arm.failed
-    # Where every seed is shared, a pair counts as a whole or not at all.
-    is_paired = base.values.keys() == arm.values.keys()
-    kept = [side.without(together if is_paired else side.failed) for side in sides]
-    odd = []
+    failed_seeds_of_both = base.failed | arm.failed
+    kept = [base.without(base.failed), arm.without(arm.failed)]
+    # If every seed is shared, a pair counts as a whole or not at all.
+    if base.values.keys() == arm.values.keys():
+        kept = [side.without(failed_seeds_of_both) for side in sides]
+
+    missing = []
     for side in kept:
-        odd += [value for value in side.values.values() if isinstance(value, Why)]
-    if odd:
-        return _without_values(found, odd)
-    if not together:
+        missing += [value for value in side.values.values() if isinstance(value, Why)]
+    if missing:
+        return _without_values(found, missing)
+    if not failed_seeds_of_both:
         return _by_t(found, sides, looks)
+
     shares = shares_text(sides)
-    if min(len(side.values) for side in kept) < FEWEST_FINISHED:
-        failed = [{seed: seed in side.failed for seed in side.values} for side in sides]
+    fewest = min(len(side.values) for side in kept)
+    if fewest < FEWEST_FINISHED:
+        failed = []
+        for side in sides:
+            failed.append({seed: seed in side.failed for seed in side.values})
         return _answer_by_failures(found, failed, sides, looks, shares)
     found = _by_t(found, kept, looks)
-    found = _noted(found, shares, "the losses are those of the other runs", found.note)
+    found = _with_notes(found, shares, "the losses are those of the other runs", found.note)
     return _unless_it_fails_more(found, sides, looks)
 
 
@@ -527,38 +605,44 @@ def _answer_by_failures(
     *notes: str,
 ) -> Verdict:
     """Judge by how many runs of each side failed."""
-    found = answer_by_count(found, inference.failure_test(*failed), looks, *notes)
+    test = inference.failure_test(*failed)
+    found = answer_by_count(found, test, looks, *notes)
     return _unless_too_few(found, sides, looks)
 
 
 def _unless_it_fails_more(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Take back a claim for the side that failed or got stuck more often."""
-    a, b = (len(side.failed) / len(side.group.seeds) for side in sides)
-    against = {
-        "better": b > a,
-        "noninferior": b > a,
-        "worse": a > b,
-        "equivalent": a != b,
+    """Take back a claim in favour of the side that failed or got stuck more often."""
+    base_share, arm_share = (len(side.failed) / len(side.group.seeds) for side in sides)
+    arm_fails_more = arm_share > base_share
+    base_fails_more = base_share > arm_share
+    is_contradicted = {
+        "better": arm_fails_more,
+        "noninferior": arm_fails_more,
+        "worse": base_fails_more,
+        "equivalent": arm_fails_more or base_fails_more,
         "undecided": False,
     }
-    if a != b and found.p_equivalent is not None:
+    if is_contradicted["equivalent"] and found.p_equivalent is not None:
         found = replace(found, p_equivalent=1.0)
-    found = replace(found, opposite=found.opposite and b >= a)
-    if not against[found.outcome] or found.p is None or not looks.passed_by(found.p):
+    found = replace(found, opposite=found.opposite and not base_fails_more)
+    if not is_contradicted[found.outcome] or found.p is None or not looks.passed_by(found.p):
         return found
-    losses = {"better": "lower", "worse": "higher"}.get(found.outcome, "close")
-    often = "more" if b > a else "fewer"
-    found = _noted(found, f"{losses} loss, {often} failures", found.note)
+
+    loss_words = {"better": "lower", "worse": "higher"}
+    loss_word = loss_words.get(found.outcome, "close")
+    failures_word = "more" if arm_fails_more else "fewer"
+    found = _with_notes(found, f"{loss_word} loss, {failures_word} failures", found.note)
     return replace(found, outcome="undecided", p=1.0)
 
 
 def _unless_too_few(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Withhold a verdict that no result of so many runs could have given."""
+    """Withhold a verdict if so few runs cannot pass the test, whatever their results."""
     assert found.exact is not None
     smallest = found.exact.smallest_p
     if looks.registered:
         return found
-    if min(len(side.group.runs) for side in sides) == 1:
+    fewest = min(len(side.group.runs) for side in sides)
+    if fewest == 1:
         return replace(found, why=inference.ONE_SEED)
     if smallest < looks.alpha:
         return found
@@ -567,31 +651,30 @@ def _unless_too_few(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
 
 
 def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, *notes: str) -> Verdict:
-    """Complete a verdict by an exact test, which can show a difference and no margin."""
+    """Complete a verdict by an exact test, which shows differences but cannot test a margin."""
     question = found.question
-    planned = len(looks.plan)
-    # Every look of this test is paid for in full: its p-values jump, and no boundary is calibrated
-    # for them.
-    paid = replace(test, p=min(1.0, test.p * planned))
-    smallest = test.smallest_p * planned
-    how = test.method.replace("rank sum", "rank-sum test")
+    n_looks = len(looks.plan)
+    # Bonferroni over the looks: no boundary is calibrated for p-values that jump.
+    corrected = replace(test, p=min(1.0, test.p * n_looks))
+    smallest = test.smallest_p * n_looks
+    note = test.method.replace("rank sum", "rank-sum test")
     if question.direction in ("noninferior", "equivalent"):
-        how = "a margin cannot be tested then"
+        note = "a margin cannot be tested then"
     elif smallest > looks.alpha:
-        how += f", whose smallest p with so many runs is {smallest:.2g}"
+        note += f", whose smallest p with so many runs is {smallest:.2g}"
     found = replace(
         found,
         exact=test,
-        p=inference.claim_p(paid, question.direction, question.margin),
+        p=inference.claim_p(corrected, question.direction, question.margin),
         p_equivalent=_equivalent_p(question, test),
         outcome=_outcome(question, test),
         opposite=question.direction != "different" and test.wins < 0.5,
     )
-    return _noted(found, *notes, how)
+    return _with_notes(found, *notes, note)
 
 
 def _by_t(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
-    """Judge by the t test that fits the seeds, at all looks so far."""
+    """Judge by a t test at each look so far: paired if the two sides have the same seeds."""
     question = found.question
     groups = [side.group for side in sides]
     if question.axis == "seconds" and question.tested in ("match", "ratio"):
@@ -612,12 +695,14 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
     estimate = estimates[-1]
     if estimate.p is None:
         return replace(found, estimate=estimate, why=estimate.why)
-    claims = [inference.claim_p(each, question.direction, question.margin) for each in estimates]
+    claims = []
+    for look in estimates:
+        claims.append(inference.claim_p(look, question.direction, question.margin))
     p = sequential_p(claims, looks.plan, sides_of(question.direction))
     outcome = _outcome(question, _clearest(estimates, looks.plan))
     note = ""
-    turned = outcome != _outcome(question, estimate) or not _points_at(question, estimate)
-    if turned and looks.passed_by(p):
+    has_turned = outcome != _outcome(question, estimate) or not _supports_claim(question, estimate)
+    if has_turned and looks.passed_by(p):
         note = f"an earlier look said {outcome}, the last one points the other way"
         outcome = "undecided"
         p = 1.0
@@ -627,6 +712,7 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
         p=p,
         p_equivalent=_equivalent_p(question, estimate),
         outcome=outcome,
+        # `correct` decides by the estimate whether it shows the opposite.
         opposite=True,
         note=note,
     )
@@ -639,21 +725,15 @@ def _estimate(
     level: float,
     groups: Sequence[Group],
 ) -> Estimate:
-    """Estimate a difference of losses, a ratio of costs, or of the ends of runs a ratio to match;
-    all by seed."""
+    """Estimate a difference of losses or a ratio of costs.
+
+    Args:
+        before: seed -> value of the baseline; for a cost to match, the end of its run.
+        after: the same of the method.
+        level: two-sided level of the interval.
+    """
     if question.tested == "match":
-        if before.keys() == after.keys():
-            pairs = [(before[seed], after[seed]) for seed in before]
-            estimate = inference.paired_t([match(a, b) for a, b in pairs], level)
-        else:
-            pairs = list(itertools.product(before.values(), after.values()))
-            table = [[match(a, b) for a in before.values()] for b in after.values()]
-            estimate = inference.all_pairs(table)
-        if math.isnan(estimate.mean):
-            why = Why("no_values", "matched before the first step: no claim")
-            return Estimate(math.nan, why=why)
-        error = sum(match_error(a, b) for a, b in pairs) / len(pairs)
-        return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
+        return _estimate_match(before, after, level, groups)
     if question.tested == "ratio":
         if min(*before.values(), *after.values()) <= 0:
             why = Why("no_values", "reached before the first step: no claim")
@@ -662,22 +742,50 @@ def _estimate(
     return inference.difference_of_means(before, after, level)
 
 
-def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]) -> Estimate:
-    """Withhold a cost to match if evaluations leave its crossing open by more than a quarter of its
-    interval.
+def _estimate_match(
+    before: Mapping[int, Any],
+    after: Mapping[int, Any],
+    level: float,
+    groups: Sequence[Group],
+) -> Estimate:
+    """Estimate the ratio of costs at which the losses of the two sides match."""
+    if before.keys() == after.keys():
+        pairs = [(before[seed], after[seed]) for seed in before]
+        log_ratios = [match(a, b) for a, b in pairs]
+        estimate = inference.paired_t(log_ratios, level)
+    else:
+        pairs = list(itertools.product(before.values(), after.values()))
+        table = []
+        for b in after.values():
+            table.append([match(a, b) for a in before.values()])
+        estimate = inference.all_pairs(table)
+    if math.isnan(estimate.mean):
+        why = Why("no_values", "matched before the first step: no claim")
+        return Estimate(math.nan, why=why)
+    error = sum(match_error(a, b) for a, b in pairs) / len(pairs)
+    return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
 
-    Up to the share by which budgets may differ, it is judged all the same.
+
+def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]) -> Estimate:
+    """Withhold a cost to match if sparse evaluations make its error too large.
+
+    The error may be `CROSSING` of the interval, and never matters below SAME_SCHEDULE.
+
+    Args:
+        error: of the logarithm of the ratio.
     """
     if estimate.low is None or estimate.high is None:
         return estimate
-    most = max(CROSSING * math.log(estimate.high / estimate.low), SAME_SCHEDULE)
-    # Unbounded in both directions, the mean of the errors is NaN.
+    largest = CROSSING * math.log(estimate.high / estimate.low)
+    largest = max(largest, SAME_SCHEDULE)
+    # Errors that are infinite in both directions have a mean of NaN.
     error = math.inf if math.isnan(error) else abs(error)
-    if error <= most:
+    if error <= largest:
         return estimate
     every = evaluated_every(runs_of(groups))
-    # The error grows with the square of the distance.
-    enough = max(1, math.floor(every * math.sqrt(most / error)))
+    # The error grows with the square of the steps between two evaluations.
+    enough = every * math.sqrt(largest / error)
+    enough = max(1, math.floor(enough))
     size = f"by {math.exp(error):.2f}x, more than a quarter of its interval"
     if math.isinf(error):
         size = "altogether"
@@ -698,11 +806,12 @@ def _outcome(question: Question, test: Estimate | ExactTest) -> Outcome:
     """Return what is claimed if the test passes."""
     if question.direction != "different":
         return question.direction
-    return "better" if inference.is_better(test) != question.higher else "worse"
+    has_lower_value = inference.is_better(test)
+    return "better" if has_lower_value != question.higher else "worse"
 
 
 def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
-    """Return the look that decides `sequential_p`: the largest deviate, weighted as its bound."""
+    """Return the look that decides `sequential_p`: the one with the largest weighted deviate."""
     clearest = estimates[-1]
     largest = -math.inf
     for n, each in zip(plan, estimates, strict=False):
@@ -714,8 +823,8 @@ def _clearest(estimates: Sequence[Estimate], plan: Sequence[int]) -> Estimate:
     return clearest
 
 
-def _points_at(question: Question, estimate: Estimate) -> bool:
-    """Return whether an estimate, without its interval, is where the direction's claim is true."""
+def _supports_claim(question: Question, estimate: Estimate) -> bool:
+    """Return whether the direction's claim is true of the estimate, its interval aside."""
     gain = estimate.gain
     size = estimate.scaled(question.margin or 0.0)
     if question.direction == "better":
@@ -726,15 +835,16 @@ def _points_at(question: Question, estimate: Estimate) -> bool:
 
 
 def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
-    """Return whether the result, corrected for all comparisons, says that the direction's claim is
-    false."""
+    """Return whether the result shows, corrected for all comparisons, that the claim is false."""
     question = each.question
     if not each.opposite:
         return False
     if each.exact is not None:
-        return looks.passed_by(min(1.0, comparisons * len(looks.plan) * each.exact.p))
+        p = comparisons * len(looks.plan) * each.exact.p
+        return looks.passed_by(min(1.0, p))
     size = each.estimate.scaled(question.margin or 0.0)
-    half = inference.half_width(each.estimate, looks.level(looks.alpha / comparisons, 2))
+    level = looks.level(looks.alpha / comparisons, sides=2)
+    half = inference.half_width(each.estimate, level)
     low = each.estimate.gain - half
     high = each.estimate.gain + half
     if question.direction == "better":
@@ -750,10 +860,12 @@ def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
 def _judge_scores(
     found: Verdict, baseline: Group, method: Group, looks: Looks, withheld: Why | None
 ) -> Verdict:
-    """Judge scores by seed, of those runs that have one; of two single checkpoints, by item."""
+    """Judge the scores of the runs that have one, by seed; two single checkpoints by item."""
     groups = (baseline, method)
     sides = [find_results(found.question.key, group) for group in groups]
-    before, after = ({seed: result.score for seed, result in side.items()} for side in sides)
+    base_results, method_results = sides
+    before = {seed: result.score for seed, result in base_results.items()}
+    after = {seed: result.score for seed, result in method_results.items()}
     estimate = inference.difference_of_means(before, after)
     why = withheld or why_no_score(groups, sides)
     if not before or not after:
