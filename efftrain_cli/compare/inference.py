@@ -1,9 +1,9 @@
-"""The inference of a comparison of two recipes over a few seeds: plain functions on numbers,
-nothing of runs or files.
+"""Statistics of a comparison of two recipes over a few seeds: functions of numbers, not of runs.
 
-A seed decides initialization and data order, so two recipes trained on the same seeds are compared
-by their differences per seed: what the seeds share cancels. A handful of seeds carries Student's t
-and exact tests by counting; it carries no bootstrap. One seed supports no claim, and none is made.
+A seed decides initialization and data order. Two recipes that are trained on the same seeds are
+therefore compared by their differences per seed, in which the effect of the seed cancels. A few
+seeds suffice for Student's t and for exact tests, but not for a bootstrap. One seed supports no
+claim.
 
 Losses and costs are better when lower, so a difference is method less baseline and a ratio is
 baseline / method.
@@ -24,11 +24,11 @@ from efftrain_cli.foundation.why import Why
 ALPHA = 0.05
 """Error rate of every test; intervals cover 1 - ALPHA."""
 POWER = 0.8
-"""Chance of showing a real difference that plans and "could have seen" stand for."""
+"""Chance of showing a true difference, in plans and in the smallest detectable difference."""
 LARGEST_EFFECT = 20.0
-"""Logarithm of a ratio of costs from which it is called infinite."""
+"""Logarithm of a ratio of costs from which on the ratio counts as infinite."""
 FEWEST_PAIRS = 4
-"""Pairs among unpaired runs from which their correlation is used; fewer say too little of it."""
+"""Pairs from which on their correlation is used if other runs are unpaired."""
 MCNEMAR_FROM = 6
 """Pairs from which McNemar's exact test can reach 5 %."""
 COUNTED_SIDE = 10
@@ -44,8 +44,7 @@ NO_SPREAD = Why("no_spread", "no spread between seeds: no claim")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its 95 % interval. Where there is no interval, `why` says so and no claim is
-    made."""
+    """A mean with its interval; without an interval no claim is made, and `why` gives the reason."""
 
     mean: float
     low: float | None = None
@@ -53,10 +52,12 @@ class Estimate:
     p: float | None = None
     """Two-sided p-value of "no difference"."""
     n: int = 0
-    """Pairs behind the mean; where not every run is paired, runs of the smaller side."""
+    """Number of pairs; if not every run is paired, number of runs of the smaller side."""
     sd: float | None = None
-    """Standard deviation of the paired differences; of one side's runs, pooled, where not every run
-    is paired."""
+    """Standard deviation of the paired differences.
+
+    If not every run is paired, that of the runs of one side, pooled over the two sides.
+    """
     se: float | None = None
     """Standard error of the mean."""
     df: float | None = None
@@ -70,8 +71,7 @@ class Estimate:
     log: bool = False
     """`mean`, `low` and `high` are ratios; `sd`, `se` and tests are those of their logarithm."""
     bound: int = 0
-    """1: the true mean is larger, as runs of the baseline missed the target; -1: smaller, as the
-    method's did."""
+    """1 if the true mean is larger, as baseline runs missed the target; -1 if it is smaller."""
 
     @property
     def center(self) -> float:
@@ -88,7 +88,7 @@ class Estimate:
         return -self.center
 
     def scaled(self, size: float) -> float:
-        """Return a difference on the test's scale: nats, or the logarithm of a ratio less 1."""
+        """Return a margin on the scale of the test: nats, or log(1 + size) of a ratio less 1."""
         if self.log:
             return math.log1p(size)
         return size
@@ -97,6 +97,7 @@ class Estimate:
 def _by_t(
     mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float
 ) -> Estimate:
+    """Return the estimate of a mean with Student's t interval and p-value."""
     half = se * float(special.stdtrit(df, 1 - alpha / 2))
     p = float(2 * special.stdtr(df, -abs(mean) / se))
     return Estimate(
@@ -118,11 +119,11 @@ def half_width(estimate: Estimate, alpha: float) -> float:
 
 
 def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
-    """Return an estimate with the error that all seeds share, of standard deviation `sd`, in its
-    standard error.
+    """Add the error that all seeds share to the standard error of an estimate.
 
     Args:
-        alpha: its interval covers 1 - `alpha`.
+        sd: standard deviation of the shared error.
+        alpha: the new interval covers 1 - `alpha`.
     """
     if not estimate.se or estimate.df is None:
         return estimate
@@ -148,9 +149,9 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     if n == 1:
         return Estimate(mean, n=1, paired=True, why=ONE_SEED)
     sd = float(values.std(ddof=1))
-    # Differences of numbers that agree to rounding have a spread of rounding: that is not evidence
-    # of anything.
-    if sd <= 1e-12 * max(1.0, float(np.abs(values).max())):
+    # A spread of the size of rounding errors is not evidence.
+    largest = float(np.abs(values).max())
+    if sd <= 1e-12 * max(1.0, largest):
         return Estimate(mean, n=n, sd=0.0, paired=True, why=NO_SPREAD)
     se = sd / math.sqrt(n)
     estimate = _by_t(mean, se, df=n - 1, n=n, sd=sd, method="paired t", alpha=alpha)
@@ -177,53 +178,58 @@ def welch_t(
         return Estimate(mean, n=1, why=ONE_SEED)
     na = len(a)
     nb = len(b)
+    # Variances of the two means.
     va = a.var(ddof=1) / na
     vb = b.var(ddof=1) / nb
     variance = va + vb
-    scale = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
-    if math.sqrt(variance) <= 1e-12 * scale:
+    largest = max(1.0, float(np.abs(a).max()), float(np.abs(b).max()))
+    if math.sqrt(variance) <= 1e-12 * largest:
         return Estimate(mean, n=n, sd=0.0, why=NO_SPREAD)
+
     df = variance**2 / (va**2 / (na - 1) + vb**2 / (nb - 1))
     pairs, r = pairing
     if pairs:
         variance -= 2 * r * math.sqrt(va * vb) * pairs / math.sqrt(na * nb)
         df = (pairs - 1) + (df - pairs + 1) / (na + nb) * (na + nb - 2 * pairs)
+    pooled = (a.var(ddof=1) + b.var(ddof=1)) / 2
     return _by_t(
         mean,
         math.sqrt(variance),
         df=df,
         n=n,
-        sd=math.sqrt((a.var(ddof=1) + b.var(ddof=1)) / 2),
+        sd=math.sqrt(pooled),
         method=name,
         alpha=ALPHA,
     )
 
 
 def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
-    """Estimate the difference of means of two samples that share some seeds, from every run."""
+    """Estimate the difference of means of all runs of two samples that share some seeds."""
     shared = sorted(baseline.keys() & method.keys())
-    x, y = (np.array([side[seed] for seed in shared]) for side in (baseline, method))
+    x = np.array([baseline[seed] for seed in shared])
+    y = np.array([method[seed] for seed in shared])
     spread = x.std() * y.std()
     r = 0.0
     if spread > 0:
-        r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread)
+        covariance = np.mean((x - x.mean()) * (y - y.mean()))
+        r = float(covariance / spread)
+    # Shared seeds cannot cause a negative correlation: it is the noise of a few pairs.
+    r = max(0.0, r)
     return welch_t(
         list(baseline.values()),
         list(method.values()),
         f"t for partly paired samples, {len(shared)} pairs",
-        # A negative correlation has no cause here, and would be the noise of a few pairs.
-        (len(shared), max(0.0, r)),
+        pairing=(len(shared), r),
     )
 
 
 def difference_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Estimate mean of `method` less mean of `baseline`, by the test that fits the seeds' overlap.
+    """Estimate mean of `method` less mean of `baseline`, by seed.
 
-    All seeds shared: the paired t. None: Welch's t. Some: the t for partly paired samples; with
-    fewer than FEWEST_PAIRS pairs Welch's t, which ignores them. The estimate is always the
-    difference of the two means.
+    If all seeds are shared, by the paired t; if at least FEWEST_PAIRS are, by the t for partly
+    paired samples; else by Welch's t, which ignores pairs.
 
     Args:
         alpha: level of the paired t's interval; the others have ALPHA.
@@ -232,69 +238,80 @@ def difference_of_means(
         return Estimate(math.nan, why=Why("no_values", "no values"))
     shared = len(baseline.keys() & method.keys())
     if shared == len(baseline) == len(method):
-        return paired_t([method[seed] - baseline[seed] for seed in sorted(baseline)], alpha)
+        differences = [method[seed] - baseline[seed] for seed in sorted(baseline)]
+        return paired_t(differences, alpha)
     if shared >= FEWEST_PAIRS:
         return partly_paired_t(baseline, method)
-    sides = list(baseline.values()), list(method.values())
+    baseline_values = list(baseline.values())
+    method_values = list(method.values())
     if not shared:
-        return welch_t(*sides)
+        return welch_t(baseline_values, method_values)
     are = "seeds are" if shared > 1 else "seed is"
-    return welch_t(*sides, f"Welch's t; {shared} shared {are} too few to pair")
+    name = f"Welch's t; {shared} shared {are} too few to pair"
+    return welch_t(baseline_values, method_values, name)
 
 
 def ratio_of_means(
     baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
 ) -> Estimate:
-    """Estimate the geometric mean of `baseline` over that of `method`, by seed: above 1 the method
-    needs less.
+    """Estimate the geometric mean of `baseline` over that of `method`, by seed.
+
+    Above 1 the method needs less.
 
     Raises:
         ValueError: a value is not positive.
     """
-    a, b = ({seed: math.log(value) for seed, value in side.items()} for side in (baseline, method))
-    return exponentiated(difference_of_means(b, a, alpha))
+    log_baseline = {seed: math.log(value) for seed, value in baseline.items()}
+    log_method = {seed: math.log(value) for seed, value in method.items()}
+    log_ratio = difference_of_means(log_method, log_baseline, alpha)
+    return exponentiated(log_ratio)
 
 
-def exponentiated(on_logs: Estimate) -> Estimate:
-    """Return a ratio from its logarithm's estimate; `sd`, `se` and p stay the logarithm's."""
-    ratio = replace(on_logs, mean=math.exp(on_logs.mean), log=True)
-    if on_logs.low is None or on_logs.high is None:
+def exponentiated(log_ratio: Estimate) -> Estimate:
+    """Return a ratio from the estimate of its logarithm, which keeps `sd`, `se` and `p`."""
+    ratio = replace(log_ratio, mean=math.exp(log_ratio.mean), log=True)
+    if log_ratio.low is None or log_ratio.high is None:
         return ratio
     return replace(
         ratio,
-        low=math.exp(on_logs.low),
-        high=math.exp(on_logs.high),
-        method=f"{on_logs.method} on log ratios",
+        low=math.exp(log_ratio.low),
+        high=math.exp(log_ratio.high),
+        method=f"{log_ratio.method} on log ratios",
     )
 
 
 def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
-    """Estimate the mean score of every method's run (row) against every baseline's (column),
-    without shared seeds.
+    """Estimate the mean score of every pair of runs, if seeds are not shared.
 
-    The standard error is that of the row means and the column means together, with Welch's degrees
-    of freedom: a run that stands in many pairs counts once.
+    The standard error is that of the row means and column means together, with Welch's degrees of
+    freedom: a run counts once, however many pairs it has.
+
+    Args:
+        scores: a row per run of the method, a column per run of the baseline.
     """
     table = np.asarray(scores, float)
     if table.size == 0:
         return Estimate(math.nan, why=Why("no_values", "no values"))
-    # The columns' share enters a difference with the other sign; the mean of all is kept in the
-    # rows.
+    # Welch's t takes a difference: the columns change their sign, and give their mean to the rows.
     rows = table.mean(1)
     columns = table.mean() - table.mean(0)
     return welch_t(columns, rows, "all pairs of runs, seeds not paired")
 
 
-def _one_sided_p(estimate: Estimate, lead: float) -> float:
-    """Return the one-sided p-value of a quantity estimated as `lead` being above 0; 1 if nothing
-    was tested."""
+def _one_sided_p(estimate: Estimate, center: float) -> float:
+    """Return the p-value of a quantity being above 0; 1 if nothing was tested.
+
+    Args:
+        estimate: gives the standard error and the degrees of freedom.
+        center: estimate of the quantity.
+    """
     if estimate.se is None or estimate.df is None:
         return 1.0
-    return float(special.stdtr(estimate.df, -lead / estimate.se))
+    return float(special.stdtr(estimate.df, -center / estimate.se))
 
 
 def is_better(result: Estimate | ExactTest) -> bool:
-    """Return whether the method is the better side in these data, whatever that is worth."""
+    """Return whether the method is better in these data, significant or not."""
     if isinstance(result, ExactTest):
         return result.wins > 0.5
     return result.gain > 0
@@ -314,8 +331,8 @@ def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | 
     if direction == "different":
         return 1.0 if result.p is None else result.p
     if isinstance(result, ExactTest):
-        shown = direction == "better" and result.wins > 0.5
-        return result.p / 2 if shown else 1.0
+        is_better_side = direction == "better" and result.wins > 0.5
+        return result.p / 2 if is_better_side else 1.0
     if direction == "better":
         return _one_sided_p(result, result.gain)
     if margin is None or not (math.isfinite(margin) and margin > 0):
@@ -330,23 +347,28 @@ def claim_p(result: Estimate | ExactTest, direction: Direction, margin: float | 
 def detectable(
     estimate: Estimate, alpha: float = ALPHA, power: float = POWER, sides: int = 2
 ) -> float | None:
-    """Return the smallest true difference that a t test with this standard error shows in `power`
-    of studies.
+    """Return the smallest true difference that a t test with this standard error detects.
 
-    For ratios it is the factor less 1: 0.05 means 1.05x; see `excess_ratio`. None without a
+    For ratios it is the factor less 1: 0.05 means 1.05x; see `excess_ratio`. None if there is no
     standard error.
+
+    Args:
+        power: chance of detecting it.
+        sides: 2 for a two-sided test, else 1.
     """
     if not estimate.se or estimate.df is None:
         return None
     df = estimate.df
     critical = float(special.stdtrit(df, 1 - alpha / sides))
 
-    def lacking(noncentrality: float) -> float:
+    def excess_power(noncentrality: float) -> float:
         # Beyond 36 standard errors the tail below `critical` is NaN instead of 0.
-        return 1 - float(np.nan_to_num(special.nctdtr(df, noncentrality, critical))) - power
+        missed = float(np.nan_to_num(special.nctdtr(df, noncentrality, critical)))
+        return 1 - missed - power
 
-    # The far tail adds nothing that could be seen at power 0.8.
-    size = estimate.se * optimize.brentq(lacking, 0.0, 10 * critical + 10)
+    # Rejections in the wrong direction are left out: at power 0.8 they are too rare to matter.
+    noncentrality = optimize.brentq(excess_power, 0.0, 10 * critical + 10)
+    size = estimate.se * noncentrality
     return excess_ratio(size) if estimate.log else size
 
 
@@ -357,17 +379,16 @@ def excess_ratio(log: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ExactTest:
-    """An exact test by counting, where some runs have no number."""
+    """Result of an exact test by counting, for runs of which some have no number."""
 
     p: float
-    """Two-sided."""
+    """Two-sided p-value."""
     smallest_p: float
-    """The smallest p that so many runs can give without ties: above ALPHA, no result of this study
-    could decide."""
+    """Smallest p-value that so many runs can give without ties; above ALPHA no result decides."""
     wins: float
-    """Share of the pairs (method's run, baseline's run) in which the method is better; a tie or
-    unknown is half."""
+    """Share of the pairs of runs in which the method is better; an unknown order counts half."""
     method: str
+    """Name of the test, for people."""
 
 
 def rank_sum(
@@ -376,21 +397,25 @@ def rank_sum(
     baseline_beyond: Sequence[bool] | None = None,
     method_beyond: Sequence[bool] | None = None,
 ) -> ExactTest:
-    """Test the rank sum by permutation, lower values better, seeds not paired; ties and bounds
-    allowed.
+    """Test the rank sum by permutation, without pairing seeds; lower values are better.
 
-    A failed run is math.inf, the worst rank. Where `*_beyond` is True the value is a bound: the run
-    needs more than that. Pairs whose order a bound leaves open count as ties (Gehan 1965). Every
-    split of the runs into two groups of these sizes is counted; of many runs the normal
-    approximation of that count is taken, with ties and continuity as scipy.stats.mannwhitneyu has
-    them.
+    A failed run has math.inf, the worst rank. Pairs whose order a bound leaves open count as ties
+    (Gehan 1965). All splits of the runs into two groups of these sizes are counted. For many runs
+    the count is approximated by the normal distribution, with the corrections for ties and
+    continuity of scipy.stats.mannwhitneyu.
+
+    Args:
+        baseline_beyond: whether each value is a bound: the run needs more than that.
+        method_beyond: the same for `method`.
     """
     values = np.array([*baseline, *method], float)
-    beyond = np.array(
-        [*(baseline_beyond or [False] * len(baseline)), *(method_beyond or [False] * len(method))],
-        bool,
-    )
+    if baseline_beyond is None:
+        baseline_beyond = [False] * len(baseline)
+    if method_beyond is None:
+        method_beyond = [False] * len(method)
+    beyond = np.array([*baseline_beyond, *method_beyond], bool)
     failed = np.isinf(values)
+    # (i, j): whether run i is certainly worse than run j.
     above = (values[:, None] > values) | (beyond[:, None] & (values[:, None] == values))
     above = (above & ~beyond) | (failed[:, None] & ~failed)
     order = above.astype(int) - above.T.astype(int)
@@ -403,9 +428,10 @@ def rank_sum(
     observed = abs(int(scores[n - k :].sum()))
     smaller = min(k, n - k)
     if smaller >= COUNTED_SIDE and n * smaller > COUNTED_RUNS:
-        spread = math.sqrt(k * (n - k) / (n * (n - 1)) * float((scores**2).sum()))
-        far = max(0, observed - 1) / spread if spread else 0.0
-        p = min(1.0, 2 * float(special.ndtr(-far)))
+        squares = float((scores**2).sum())
+        spread = math.sqrt(k * (n - k) / (n * (n - 1)) * squares)
+        deviate = max(0, observed - 1) / spread if spread else 0.0
+        p = min(1.0, 2 * float(special.ndtr(-deviate)))
         words = "rank sum, normal approximation"
     else:
         p = _share_as_extreme(scores, smaller, observed)
@@ -418,25 +444,34 @@ def rank_sum(
 
 
 def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
-    """Return the share of k-subsets of `scores` whose sum is at least as far from 0 as `observed`.
+    """Return the share of the k-subsets of `scores` whose sum has at least the size `observed`.
 
     Args:
-        scores: their sum is 0.
+        scores: whole numbers with the sum 0.
     """
-    reach = int(np.sort(np.abs(scores))[len(scores) - k :].sum())
-    ways = np.zeros((k + 1, 2 * reach + 1))
-    ways[0, reach] = 1
+    largest = np.sort(np.abs(scores))[len(scores) - k :]
+    reach = int(largest.sum())
+    # (size, reach + sum): number of subsets with that size and sum.
+    counts = np.zeros((k + 1, 2 * reach + 1))
+    counts[0, reach] = 1
     for i, score in enumerate(scores.tolist()):
         for size in range(min(i + 1, k), 0, -1):
-            ways[size] += np.roll(ways[size - 1], score)
-    far = np.abs(np.arange(-reach, reach + 1)) >= observed
-    return float(min(1.0, ways[k][far].sum() / ways[k].sum()))
+            counts[size] += np.roll(counts[size - 1], score)
+
+    sums = np.arange(-reach, reach + 1)
+    is_extreme = np.abs(sums) >= observed
+    share = counts[k][is_extreme].sum() / counts[k].sum()
+    return float(min(1.0, share))
 
 
 def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> ExactTest:
-    """Test exactly whether runs fail equally often; True: the seed's run failed.
+    """Test exactly whether the runs of two sides fail equally often.
 
-    McNemar's test where all seeds are shared and at least MCNEMAR_FROM, else Fisher's.
+    By McNemar's test if all seeds are shared and there are at least MCNEMAR_FROM, else by Fisher's.
+
+    Args:
+        baseline: seed -> whether its run failed.
+        method: the same.
     """
     shared = baseline.keys() & method.keys()
     na = len(baseline)
@@ -455,13 +490,19 @@ def failure_test(baseline: Mapping[int, bool], method: Mapping[int, bool]) -> Ex
         p = float(stats.fisher_exact([[a, na - a], [b, nb - b]]).pvalue)
         smallest = float(stats.fisher_exact([[na, 0], [0, nb]]).pvalue)
         words = "Fisher's exact test"
-    wins = (a * (nb - b) + 0.5 * (a * b + (na - a) * (nb - b))) / (na * nb)
+    only_baseline_fails = a * (nb - b)
+    ties = a * b + (na - a) * (nb - b)
+    wins = (only_baseline_fails + 0.5 * ties) / (na * nb)
     return ExactTest(p, smallest_p=smallest, wins=wins, method=words)
 
 
 def mcnemar(only_baseline: int, only_method: int) -> float:
-    """Return the exact p-value of two sides being equally often right (or failing) on the same
-    items (McNemar 1947)."""
+    """Return McNemar's (1947) exact p-value for two sides that answer or fail on the same items.
+
+    Args:
+        only_baseline: number of items on which only the baseline does.
+        only_method: the same for the method.
+    """
     n = only_baseline + only_method
     if n == 0:
         return 1.0
@@ -469,11 +510,13 @@ def mcnemar(only_baseline: int, only_method: int) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust by Holm's (1979) steps: the family-wise error of the tests stays below ALPHA."""
+    """Return p-values adjusted by Holm's (1979) steps for the family-wise error rate."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, i in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        hypotheses_left = len(p_values) - rank
+        p = min(1.0, hypotheses_left * p_values[i])
+        largest = max(largest, p)
         adjusted[i] = largest
     return adjusted
