@@ -18,20 +18,22 @@ from efftrain_cli.run.names import runs_by_recipe
 from efftrain_cli.run.small_files import NOT_COMPUTED
 
 DEVICES = "devices"
-"""Stands beside the recipe's keys for the number of devices that a run was trained on."""
+"""Key of `Group.conditions` for the number of devices that a run was trained on."""
 SETTINGS_SHOWN = 3
 """Most settings in a group's name, unless more are needed to tell groups apart."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """What a calibration says of a group."""
+    """The calibrated training time of a group."""
 
     command: str
     """Command that would calibrate all groups compared."""
     blocks: tuple[float, ...] = ()
-    """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty
-    without one."""
+    """Mean calibrated seconds of a finished run by each block of the calibration.
+
+    Empty without a calibration.
+    """
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,11 @@ class Group:
     label: str
     runs: tuple[RunNumbers, ...]
     timing: Timing | None = None
-    """What a calibration says of its runs' seconds; None if none was looked for."""
+    """Calibrated training time; None if no calibration was looked for."""
 
     @property
     def blocks(self) -> tuple[float, ...]:
-        """Calibrated seconds by block, as `Timing.blocks`; empty if the seconds of its runs are not
-        calibrated."""
+        """`Timing.blocks`; empty if the seconds of its runs are not calibrated."""
         return self.timing.blocks if self.timing else ()
 
     @property
@@ -61,13 +62,14 @@ class Group:
 
     @property
     def recipe_name(self) -> str:
-        """As the command line named the recipe."""
+        """Name of the recipe on the command line."""
         return self.runs[0].recipe_name
 
     @property
     def recipe(self) -> dict[str, Any]:
         """The recipe as dotted keys, without its seed."""
-        return {key: value for key, value in self.runs[0].recipe.items() if key != "seed"}
+        first = self.runs[0]
+        return {key: value for key, value in first.recipe.items() if key != "seed"}
 
     @property
     def budget(self) -> float:
@@ -76,12 +78,12 @@ class Group:
 
     @property
     def devices(self) -> int:
-        """How many the runs were begun on."""
+        """Number of devices that the runs were started on."""
         return self.runs[0].origin.get("world_size", 1)
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """The recipe, and the number of devices, which is part of what was done."""
+        """The recipe as dotted keys, and under DEVICES the number of devices."""
         return self.recipe | {DEVICES: self.devices}
 
 
@@ -104,8 +106,7 @@ def runs_by_seed(runs: Iterable[RunNumbers]) -> dict[int, list[RunNumbers]]:
 
 
 def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
-    """Return how many runs of the chosen runs' recipes were not chosen, by recipe; recipes with
-    none left out."""
+    """Return recipe -> number of its runs that were not chosen, if only some were."""
     root = runs_root().resolve()
     names = {path.name for path in chosen if path.resolve().parent == root}
     sisters = {}
@@ -117,12 +118,12 @@ def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
 
 
 def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
-    """Group runs of one recipe name whose resolved recipes are equal but for the seed, in order of
-    first appearance.
+    """Group the runs of one recipe name whose resolved recipes differ in the seed alone.
+
+    Groups come in the order of their first run.
 
     Args:
-        allow: of several runs of one recipe and seed, take the one that started last instead of
-            refusing.
+        allow: take the newest of several runs of one recipe and seed, instead of an error.
 
     Raises:
         UsageError: a recipe has two runs of one seed, and `allow` is False.
@@ -134,33 +135,40 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
     groups = []
     for members in by_recipe.values():
         by_seed = runs_by_seed(members)
-        latest = []
-        for same in by_seed.values():
-            latest.append(max(same, key=lambda run: str(run.origin.get("started"))))
-        if len(latest) < len(members) and not allow:
-            older = {run.name for run in members} - {run.name for run in latest}
+        newest = []
+        for copies in by_seed.values():
+            newest.append(max(copies, key=lambda run: str(run.origin.get("started"))))
+        if len(newest) < len(members) and not allow:
+            older = {run.name for run in members}
+            older -= {run.name for run in newest}
             names = [run.name for run in runs if run.name not in older]
             raise UsageError(_twice(by_seed, names))
-        ordered = sorted(latest, key=lambda run: run.seed)
+        ordered = sorted(newest, key=lambda run: run.seed)
         groups.append(Group(members[0].recipe_name, tuple(ordered)))
     return [replace(group, label=_label(group, groups)) for group in groups]
 
 
 def _identity(run: RunNumbers) -> str:
-    """Return what the runs of a group share: the recipe's name, its values but the seed, and the
-    number of devices."""
+    """Return the recipe's name, its values without the seed, and the number of devices as text.
+
+    Runs with the same text are one group.
+    """
     conditions = Group("", (run,)).conditions
     computed = {key: conditions[key] for key in conditions if not key.startswith(NOT_COMPUTED)}
-    # Two names for one recipe are two arms: of another version of the code, say, or another device.
+    # The name counts: two names for one recipe may be two versions of the code, or two devices.
     return json.dumps([run.recipe_name, computed], sort_keys=True, default=str)
 
 
 def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) -> str:
-    """Say which runs are copies of each other, and how to compare the others, `names`."""
+    """Return the message for runs of one recipe and seed.
+
+    Args:
+        names: runs that can be compared, one per seed.
+    """
     copies: list[str] = []
-    for same in by_seed.values():
-        if len(same) > 1:
-            copies += [run.name for run in same]
+    for of_seed in by_seed.values():
+        if len(of_seed) > 1:
+            copies += [run.name for run in of_seed]
     listed = " ".join(names) if len(names) <= 12 else "RUN..."
     return (
         f"{', '.join(copies)} have the same recipe and seed: not independent samples\n"
@@ -170,29 +178,42 @@ def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) ->
 
 
 def _label(group: Group, groups: Sequence[Group]) -> str:
-    """Name a group so that no other has the name: by its recipe and, if other groups share that, by
-    the run that `--name` named, or the first settings that differ, or its first run."""
-    same = [other for other in groups if other.recipe_name == group.recipe_name]
-    if len(same) == 1:
-        return group.recipe_name
-    keys = differing_keys([other.conditions for other in same])
-    named = [not other.runs[0].name.startswith(group.recipe_name) for other in same]
-    if all(len(other.runs) == 1 for other in same) and (len(keys) > SETTINGS_SHOWN or all(named)):
-        return group.runs[0].name
+    """Return a name of the group that no other group has.
 
-    for most in range(min(SETTINGS_SHOWN, len(keys)), len(keys) + 1):
-        if len({_settings(other, keys[:most]) for other in same}) == len(same):
-            words = [group.recipe_name, *_settings(group, keys[:most])]
-            if len(keys) > most:
-                words.append(f"and {len(keys) - most} more")
+    It is the name of the recipe. If several groups share that, it is the name of the only run, or
+    the first settings that tell the groups apart follow, or it is the name of the first run.
+    """
+    namesakes = [other for other in groups if other.recipe_name == group.recipe_name]
+    if len(namesakes) == 1:
+        return group.recipe_name
+    first_run = group.runs[0].name
+    keys = differing_keys([other.conditions for other in namesakes])
+    if all(len(other.runs) == 1 for other in namesakes):
+        # A run that `--name` named does not begin with its recipe's name.
+        are_named = [not other.runs[0].name.startswith(group.recipe_name) for other in namesakes]
+        if len(keys) > SETTINGS_SHOWN or all(are_named):
+            return first_run
+
+    fewest = min(SETTINGS_SHOWN, len(keys))
+    for n_shown in range(fewest, len(keys) + 1):
+        shown = keys[:n_shown]
+        labels = {_settings(other, shown) for other in namesakes}
+        if len(labels) == len(namesakes):
+            words = [group.recipe_name, *_settings(group, shown)]
+            if len(keys) > n_shown:
+                words.append(f"and {len(keys) - n_shown} more")
             return " ".join(words)
-    # Their values differ, but not as they are written.
-    return group.runs[0].name
+    # The values differ, but their texts are equal.
+    return first_run
 
 
 def _settings(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return `key=value` of a group's keys."""
-    return tuple(f"{key}={format_value(group.conditions.get(key))}" for key in keys)
+    """Return `key=value` for each of the keys."""
+    settings = []
+    for key in keys:
+        value = group.conditions.get(key)
+        settings.append(f"{key}={format_value(value)}")
+    return tuple(settings)
 
 
 @dataclass(frozen=True)
@@ -202,9 +223,9 @@ class TriedSetting:
     label: str
     recipe_name: str
     mean_final_loss: float | None
-    """Over the runs that finished, nats per token."""
+    """Mean over the runs that finished, nats per token."""
     unfinished: int
-    """Runs that failed or have not finished."""
+    """Number of runs that failed or have not finished."""
     seeds: tuple[int, ...]
     chosen: bool
 
@@ -214,22 +235,23 @@ BEST_RULE = "the setting with the fewest unfinished runs; of those, the lowest m
 
 
 def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[TriedSetting]]:
-    """Return each recipe at its own best setting by BEST_RULE, in the order of the groups, and all
-    the settings tried.
+    """Return each recipe at its own best setting by BEST_RULE, and all the settings tried.
 
-    Settings with other budgets are other recipes: the longest run would always be the best.
-    Where every group is a setting of one recipe all of them stay: they are what is compared.
+    A recipe is tuned for each budget: else the longest run would always be the best. If all groups
+    are settings of one recipe, all are returned, as they are what is compared.
     """
-    if len({group.recipe_name for group in groups}) in (1, len(groups)):
+    recipes = {group.recipe_name for group in groups}
+    if len(recipes) in (1, len(groups)):
         return list(groups), []
-    alike: dict[tuple[str, object], list[Group]] = {}
+    settings_of: dict[tuple[str, object], list[Group]] = {}
     for group in groups:
-        alike.setdefault((group.recipe_name, group.budget), []).append(group)
-    best = [min(settings, key=rank_of) for settings in alike.values()]
+        settings_of.setdefault((group.recipe_name, group.budget), []).append(group)
+    best = [min(settings, key=rank_of) for settings in settings_of.values()]
 
     trials = []
     for group in groups:
-        if len(alike[group.recipe_name, group.budget]) == 1:
+        settings = settings_of[group.recipe_name, group.budget]
+        if len(settings) == 1:
             continue
         unfinished, mean = rank_of(group)
         trial = TriedSetting(
@@ -245,21 +267,21 @@ def best_settings(groups: Sequence[Group]) -> tuple[list[Group], list[TriedSetti
 
 
 def rank_of(group: Group) -> tuple[int, float]:
-    """Return a group's place by BEST_RULE."""
+    """Return the sort key of a group by BEST_RULE."""
     return rank([run.final_loss for run in group.runs])
 
 
 def rank(losses: Sequence[float | None]) -> tuple[int, float]:
-    """Return the place of a setting by its final losses: how many are missing, then their mean;
-    lower wins."""
+    """Return the sort key of a setting: (number of missing losses, mean of the others)."""
     known = [loss for loss in losses if loss is not None]
     missing = len(losses) - len(known)
-    return missing, sum(known) / len(known) if known else math.inf
+    if not known:
+        return missing, math.inf
+    return missing, sum(known) / len(known)
 
 
 def differing_keys(recipes: Sequence[dict[str, Any]], but: Sequence[str] = ("seed",)) -> list[str]:
-    """Return the dotted keys on which not all recipes agree, in the recipes' order; `but` are left
-    out."""
+    """Return the dotted keys whose values differ between recipes, except `but`, in their order."""
     missing = object()
     differing = []
     for key in dict.fromkeys(chain.from_iterable(recipes)):
