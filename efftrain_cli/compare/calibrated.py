@@ -1,5 +1,7 @@
-"""Training seconds by calibrated steps: the sum, over a run's steps, of the time that a step of its
-kind and FLOPs took in a calibration. A run's own clock also measures what else its machine did.
+"""Replace the training seconds of runs by calibrated ones.
+
+They are the sum over a run's steps of the time that a step of its kind and FLOPs took in a
+calibration. The run's own clock also measures what else its machine did.
 """
 
 from __future__ import annotations
@@ -19,40 +21,48 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.run.calibrations import ArmTimes, Calibration, digest_of_recipe
 
 NAMED = 12
-"""Most runs that a command names; of more, one for each recipe."""
+"""Most runs that the suggested command names; if there are more, it names one for each recipe."""
 
 
 def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration]) -> list[Group]:
-    """Return the groups with seconds of the newest calibration that holds all that one could hold.
+    """Return the groups with the seconds of the newest calibration that fits.
 
-    Those are the groups with a finished run on the first group's machine. Else seconds stay those
-    of the runs' clocks.
+    It has to fit every group with a finished run on the first group's machine. If none does, the
+    seconds stay those of the runs' clocks.
 
     Args:
         calibrations: newest first.
     """
-    alike = []
+    timed = []
     for group in groups:
-        if finished_runs(group.runs) and not why_seconds_differ(runs_of([groups[0], group])):
-            alike.append(group)
-    finished = finished_runs(runs_of(alike))
+        other_machine = why_seconds_differ(runs_of([groups[0], group]))
+        if finished_runs(group.runs) and not other_machine:
+            timed.append(group)
+    finished = finished_runs(runs_of(timed))
     names = [run.name for run in finished]
     if len(names) > NAMED:
-        # Blocks of a study tune recipes of their own within one group.
+        # A group of a tuned study has several recipes: each block chooses its own settings.
         first = {digest_of_recipe(run.recipe): run.name for run in reversed(finished)}
         names = sorted(first.values(), key=names.index)
     timing = Timing(f"efftrain calibrate {' '.join(names)}")
     groups = [replace(group, timing=timing) for group in groups]
-    labels = {group.label for group in alike}
+
+    labels = {group.label for group in timed}
     for calibration in calibrations:
         arms = {arm.digest: arm for arm in calibration.arms}
-        if all(fits(calibration, arms, run) for run in runs_of(alike)):
-            return [with_seconds(each, arms) if each.label in labels else each for each in groups]
+        if not all(fits(calibration, arms, run) for run in runs_of(timed)):
+            continue
+        calibrated = []
+        for group in groups:
+            if group.label in labels:
+                group = with_seconds(group, arms)
+            calibrated.append(group)
+        return calibrated
     return groups
 
 
 def fits(calibration: Calibration, arms: Mapping[str, ArmTimes], run: RunNumbers) -> bool:
-    """Return whether the steps of a run's recipe were timed where and as the run was trained."""
+    """Return whether a calibration timed the run's steps, on its device and with its software."""
     arm = arms.get(digest_of_recipe(run.recipe))
     if arm is None:
         return False
@@ -69,74 +79,86 @@ def fits(calibration: Calibration, arms: Mapping[str, ArmTimes], run: RunNumbers
 
 
 def with_seconds(group: Group, arms: Mapping[str, ArmTimes]) -> Group:
-    """Return a group whose runs' seconds are those of their recipes' timed steps, by digest."""
+    """Return a group with calibrated seconds.
+
+    Args:
+        arms: timed steps by the digest of their recipe.
+    """
     assert group.timing is not None
     runs = []
     totals = []
     for run in group.runs:
-        seconds, *by_block = cumulate_seconds(run, arms[digest_of_recipe(run.recipe)])
-        runs.append(replace(run, evaluated=run.evaluated | {"seconds": seconds}))
+        arm = arms[digest_of_recipe(run.recipe)]
+        seconds, *by_block = cumulate_seconds(run, arm)
+        evaluated = run.evaluated | {"seconds": seconds}
+        runs.append(replace(run, evaluated=evaluated))
         if run.status == "finished":
             totals.append([block[-1] for block in by_block])
-    blocks = tuple(np.mean(totals, axis=0).tolist())
-    return replace(group, runs=tuple(runs), timing=replace(group.timing, blocks=blocks))
+    blocks = np.mean(totals, axis=0).tolist()
+    timing = replace(group.timing, blocks=tuple(blocks))
+    return replace(group, runs=tuple(runs), timing=timing)
 
 
 def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
-    """Return the seconds up to each evaluation, (1 + blocks, evaluations): first by the mean block,
-    then by each.
+    """Return the seconds up to each evaluation, (1 + blocks, evaluations).
 
-    A step between two timed ones of its kind takes what the straight line over FLOPs says; beyond
-    them it takes seconds in proportion.
+    The first row is by the geometric mean of the blocks, the others by one block each. Seconds of a
+    step are interpolated linearly over FLOPs between the timed steps of its kind; beyond these they
+    are proportional to FLOPs.
     """
     counts = run.step_counts
-    spent = np.empty((1 + len(arm.steps[0].seconds), len(counts["flops"])))
+    n_blocks = len(arm.steps[0].seconds)
+    step_seconds = np.empty((1 + n_blocks, len(counts["flops"])))
     for kind in np.unique(counts["kind"]):
         timed = sorted((each.flops, each.seconds) for each in arm.steps if each.kind == kind)
-        x = np.array([flops for flops, _ in timed])
+        timed_flops = np.array([flops for flops, _ in timed])
         of_blocks = np.array([seconds for _, seconds in timed]).T
         # The geometric mean, as blocks differ by a factor: a slow one is no more than its share.
         mean = np.exp(np.log(of_blocks).mean(0))
-        places = counts["kind"] == kind
-        flops = counts["flops"][places]
-        beyond = flops / np.clip(flops, x[0], x[-1])
+        is_kind = counts["kind"] == kind
+        flops = counts["flops"][is_kind]
+        nearest = np.clip(flops, timed_flops[0], timed_flops[-1])
+        beyond = flops / nearest
         for row, seconds in enumerate((mean, *of_blocks)):
-            spent[row, places] = np.interp(flops, x, seconds) * beyond
+            step_seconds[row, is_kind] = np.interp(flops, timed_flops, seconds) * beyond
 
     ends = np.searchsorted(counts["until"], run.evaluated["step"], side="right")
-    flops = _cumulate(counts["flops"] * counts["steps"], ends)
+    flops = _sum_until(counts["flops"] * counts["steps"], ends)
     # Steps that a rewind abandoned, or whose rows are lost, have FLOPs and no row: they took as
     # long as the others.
     all_steps = np.divide(run.evaluated["flops"], flops, out=np.ones_like(flops), where=flops > 0)
-    return np.array([_cumulate(row * counts["steps"], ends) * all_steps for row in spent])
+    rows = []
+    for seconds in step_seconds:
+        rows.append(_sum_until(seconds * counts["steps"], ends) * all_steps)
+    return np.array(rows)
 
 
-def _cumulate(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return the sums of the first `ends` values."""
-    return np.append(0.0, np.cumsum(values))[ends]
+def _sum_until(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return the sum of the first `end` values, for each of `ends`."""
+    sums = np.append(0.0, np.cumsum(values))
+    return sums[ends]
 
 
 # --- two groups -----------------------------------------------------------------------------------
 
 
 def calibration_sd(baseline: Group, method: Group) -> float:
-    """Return the standard deviation of the logarithm of two groups' calibrated ratio, which all
-    seeds share.
+    """Return the standard deviation of the error of log(calibrated ratio), which all seeds share.
 
-    It is the blocks' standard error, times Student's t over the normal quantile: few blocks say
-    little of their spread. 0 without a calibration.
+    It is the standard error over the blocks, times the quantile of Student's t over the normal one,
+    as few blocks estimate their spread badly. 0 without a calibration.
     """
     if not (baseline.blocks and method.blocks):
         return 0.0
     n = len(method.blocks)
     ratios = np.log(method.blocks) - np.log(baseline.blocks)
-    factor = special.stdtrit(n - 1, 1 - ALPHA / 2) / special.ndtri(1 - ALPHA / 2)
+    level = 1 - ALPHA / 2
+    factor = special.stdtrit(n - 1, level) / special.ndtri(level)
     return float(factor * ratios.std(ddof=1) / math.sqrt(n))
 
 
 def clock_ratio(baseline: Group, method: Group) -> float:
-    """Return the method's training seconds over the baseline's by the finished runs' own clocks, as
-    `mean_ratio`."""
+    """Return `mean_ratio` of training seconds by the runs' own clocks, method over baseline."""
     return mean_ratio(baseline, method, lambda run: run.seconds)
 
 
@@ -161,8 +183,10 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
 
 
 def describe_seconds(baseline: Group, method: Group) -> str:
-    """Return what calibrated seconds of two groups are, and their own clocks beside them; ""
-    without a calibration."""
+    """Return the ratio of two groups' seconds, calibrated and by their own clocks, as text.
+
+    "" without a calibration.
+    """
     if not (baseline.blocks and method.blocks):
         return ""
     calibrated = budget_ratio(baseline, method, "seconds")
