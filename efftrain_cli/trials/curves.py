@@ -1,5 +1,5 @@
-"""From the runs of a sweep or a study's tuning to curves over the learning rate and ladders over
-the budget."""
+"""Collect the runs of a sweep or of a study's tuning: curves over learning rates, ladders over
+budgets."""
 
 from __future__ import annotations
 
@@ -14,36 +14,53 @@ from efftrain_cli.compare.sensitivity import Curve
 from efftrain_cli.trials.trial import ENDED, Trial, read_trial, recipe_of
 
 Named = tuple[str, Trial]
-"""A label, the same for all learning rates and budgets of one recipe, and one of its runs."""
+"""(label, trial): trials of one recipe have one label, whatever their learning rate and budget."""
 
 
 def without(trial: Trial, keys: Sequence[str]) -> str:
-    """Name a trial's recipe with its settings except `keys`, which differ along its curve."""
+    """Return a trial's recipe and settings as text, without the settings of `keys`."""
     from efftrain_cli.recipe.draft import recipe_name
 
-    kept = [setting for setting in trial.settings if setting.partition("=")[0] not in keys]
-    return " ".join((recipe_name(trial.recipe), *kept))
+    words = [recipe_name(trial.recipe)]
+    for setting in trial.settings:
+        key = setting.partition("=")[0]
+        if key not in keys:
+            words.append(setting)
+    return " ".join(words)
 
 
 def _final_loss(run: RunNumbers | None) -> float | None:
     return None if run is None else run.final_loss
 
 
+def _rank(runs: Sequence[RunNumbers | None]) -> tuple[int, float]:
+    return rank([_final_loss(run) for run in runs])
+
+
 def sensitivity_curves(trials: Sequence[Named]) -> list[Curve]:
-    """Collect final losses over learning rates, one curve per label, for labels with two rates or
-    more."""
+    """Collect final losses over learning rates: a curve for each label with two rates or more."""
     by_label: dict[str, dict[float, dict[int, RunNumbers | None]]] = {}
     for label, trial in trials:
+        rate = recipe_of(trial).optim.lr
         by_rate = by_label.setdefault(label, {})
-        by_rate.setdefault(recipe_of(trial).optim.lr, {})[trial.seed] = read_trial(trial)
-    curves = [curve_of(label, by_rate) for label, by_rate in by_label.items()]
-    return [curve for curve in curves if len(curve.rates) > 1]
+        by_seed = by_rate.setdefault(rate, {})
+        by_seed[trial.seed] = read_trial(trial)
+
+    curves = []
+    for label, by_rate in by_label.items():
+        curve = curve_of(label, by_rate)
+        if len(curve.rates) > 1:
+            curves.append(curve)
+    return curves
 
 
 def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]]) -> Curve:
-    """Collect final losses by learning rate and seed; None for a run that is not there yet.
+    """Collect final losses by learning rate and seed.
 
     A rate that lacks a seed is left out: a block of a study may have a grid of its own.
+
+    Args:
+        by_rate: learning rate -> seed -> run; None for a run that does not exist yet.
     """
     seeds = sorted(set[int]().union(*by_rate.values()))
     rates = []
@@ -56,7 +73,8 @@ def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]
         rates.append(rate)
         losses.append(tuple(_final_loss(runs[seed]) for seed in seeds))
         for seed, run in runs.items():
-            pending += run is None or run.status not in ENDED
+            if run is None or run.status not in ENDED:
+                pending += 1
             if run is not None and math.isinf(initial[seed]):
                 first = run.evaluated["val_loss"][:1].tolist()
                 initial[seed] = next(iter(first), math.inf)
@@ -71,8 +89,9 @@ def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]
 
 
 def optimum(curve: Curve) -> float | None:
-    """Return where a parabola through the best learning rate and its neighbours is lowest, over log
-    rates.
+    """Return the learning rate at the lowest point of a parabola through the best three.
+
+    The parabola goes over log rates, through the best learning rate and its two neighbours.
 
     None if the best rate is at the edge of the grid, a neighbour lacks a seed's loss, or the losses
     are equal.
@@ -85,37 +104,46 @@ def optimum(curve: Curve) -> float | None:
     if below is None or lowest is None or above is None:
         return None
 
-    x = [math.log(rate) for rate in curve.rates[best - 1 : best + 2]]
-    left = (lowest - below) / (x[1] - x[0])
-    right = (above - lowest) / (x[2] - x[1])
-    bend = (right - left) / (x[2] - x[0])
-    if bend <= 0:
+    x0, x1, x2 = (math.log(rate) for rate in curve.rates[best - 1 : best + 2])
+    # Newton's form of the parabola: slopes of the two chords, and their divided difference.
+    left = (lowest - below) / (x1 - x0)
+    right = (above - lowest) / (x2 - x1)
+    curvature = (right - left) / (x2 - x0)
+    if curvature <= 0:
         return None
-    return math.exp((x[0] + x[1] - left / bend) / 2)
+    optimal = (x0 + x1 - left / curvature) / 2
+    return math.exp(optimal)
 
 
 @dataclass(frozen=True)
 class LadderOf:
-    """One recipe's budgets, at the best learning rate of each where several were tried."""
+    """One recipe's ladder of budgets, each at the best learning rate that was tried for it."""
 
     label: str
     by_cost: Mapping[str, Ladder]
     """"FLOPs" and "tokens" -> the ladder."""
     problem: str | None
-    """Why these runs are not a ladder."""
+    """Why these runs are not a ladder; None if they are."""
 
 
 def ladders(trials: Sequence[Named]) -> list[LadderOf]:
-    """Collect budget ladders, one per label, for labels with two budgets or more. At each budget
-    the best learning rate by BEST_RULE is taken, if every seed finished with it."""
+    """Collect a ladder for each label with two budgets or more.
+
+    A rung is the budget's best learning rate by BEST_RULE; it is left out unless every seed
+    finished with that rate.
+    """
     by_label: dict[str, dict[int, dict[float, list[Trial]]]] = {}
     for label, trial in trials:
         recipe = recipe_of(trial)
         by_budget = by_label.setdefault(label, {})
         by_rate = by_budget.setdefault(recipe.train.tokens, {})
         by_rate.setdefault(recipe.optim.lr, []).append(trial)
-    several = {label: budgets for label, budgets in by_label.items() if len(budgets) > 1}
-    return [_ladder_of(label, by_budget) for label, by_budget in several.items()]
+
+    collected = []
+    for label, by_budget in by_label.items():
+        if len(by_budget) > 1:
+            collected.append(_ladder_of(label, by_budget))
+    return collected
 
 
 def _ladder_of(label: str, by_budget: Mapping[int, Mapping[float, Sequence[Trial]]]) -> LadderOf:
@@ -129,8 +157,10 @@ def _ladder_of(label: str, by_budget: Mapping[int, Mapping[float, Sequence[Trial
         problem = problem or not_decayed(
             optim.schedule, optim.decay_tokens, optim.decay_steps, budget
         )
-        settings = [list(map(read_trial, members)) for members in by_rate.values()]
-        best = min(settings, key=lambda runs: rank(list(map(_final_loss, runs))))
+        settings = []
+        for trials in by_rate.values():
+            settings.append([read_trial(trial) for trial in trials])
+        best = min(settings, key=_rank)
         if None in map(_final_loss, best):
             continue
         for run in best:
@@ -145,7 +175,7 @@ def _ladder_of(label: str, by_budget: Mapping[int, Mapping[float, Sequence[Trial
 
 def gains_of(baseline: LadderOf, method: LadderOf) -> dict[str, list[Gain]]:
     """Return "FLOPs" and "tokens" -> the gain at every rung."""
-    found = {}
+    by_cost = {}
     for unit, ladder in method.by_cost.items():
-        found[unit] = gains(baseline.by_cost[unit], ladder)
-    return found
+        by_cost[unit] = gains(baseline.by_cost[unit], ladder)
+    return by_cost
