@@ -168,6 +168,7 @@ def compare(
         *check(groups, allow),
     ]
     base = named or _default_baseline(groups)
+    is_best = base.label in {group.label for group in best_settings(every)[0]}
     groups = [base, *(group for group in groups if group is not base)]
     groups = with_calibration(groups, calibrations.valid)
 
@@ -191,10 +192,10 @@ def compare(
         withheld = Why("pending", f"pending: the best setting waits for {name_some(waiting)}")
 
     verdicts = _judge(questions, groups, labels, withheld)
-    labels += [*grid_notes, *_trial_notes(every, groups, trials)]
+    labels += [*grid_notes, *_trial_notes(every, groups, trials, is_best)]
     caveat = ""
     if len(groups) > 1 or study:
-        caveat = _caveat(study, target_loss, margin, equal, sisters or {})
+        caveat = _caveat(study, target_loss, margin, equal, sisters or {}, is_best)
     return Comparison(
         groups=tuple(groups),
         labels=tuple(sorted(labels, key=lambda label: list(SIGNS).index(label.kind))),
@@ -223,6 +224,7 @@ def _caveat(
     margin: float | None,
     equal: Cost | None,
     sisters: Mapping[str, int],
+    is_best: bool,
 ) -> str:
     """Say what was chosen when the runs were there already."""
     parts = ["nothing was fixed before the runs"]
@@ -234,6 +236,8 @@ def _caveat(
         parts.append("the margin was chosen now")
     if equal is not None:
         parts.append("what is equal was chosen now")
+    if not is_best and not study:
+        parts.append("the baseline is at a setting that is not its best")
     if sisters:
         counts = ", ".join(f"{count} of {recipe}" for recipe, count in sisters.items())
         parts.append(f"runs on disk that were left out: {counts}")
@@ -255,7 +259,9 @@ def _choose_groups(
     others = [group for group in groups if group is not named]
     if not every_setting and len({group.recipe_name for group in groups}) > 1:
         others = [group for group in others if group.recipe_name != named.recipe_name]
-    return [named, *others], trials
+    groups = [named, *others]
+    labels = {group.label for group in groups}
+    return groups, [replace(trial, chosen=trial.label in labels) for trial in trials]
 
 
 def _judge(
@@ -373,11 +379,15 @@ def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers],
 
 
 def _trial_notes(
-    every: Sequence[Group], groups: Sequence[Group], trials: Sequence[TriedSetting]
+    every: Sequence[Group],
+    groups: Sequence[Group],
+    trials: Sequence[TriedSetting],
+    is_best: bool,
 ) -> list[Why]:
     if not trials:
         return []
-    text = f"each recipe is taken at its own best setting: {BEST_RULE}; chosen on these same runs"
+    taken = "each recipe" if is_best else "each recipe but the baseline"
+    text = f"{taken} is taken at its own best setting: {BEST_RULE}; chosen on these same runs"
     notes = [Why("note", text)]
     tried = Counter(group.recipe_name for group in every)
     counts = {group.recipe_name: tried[group.recipe_name] for group in groups}

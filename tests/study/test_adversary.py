@@ -185,3 +185,17 @@ def test_every_format_of_a_claim_has_its_label(tmp_path, monkeypatch, form, word
     assert "Exploratory: nothing was fixed before the runs" in text
     if label != "left out":
         assert label in text
+
+
+def test_a_baseline_at_a_bad_setting_is_said():
+    for seed in range(3):
+        for lr, speed in ((1e-3, 1.0), (4e-3, 1.3)):
+            names = [f"{recipe}-lr{lr}-seed{seed}" for recipe in ("small", "slw")]
+            write_run(runs_root(), "small", seed, name=names[0], lr=lr, speed=speed)
+            write_run(runs_root(), "slw", seed, name=names[1], lr=lr, speed=speed, more=SLW)
+    said = "the baseline is at a setting that is not its best"
+    for words, is_said in (([], False), (["--baseline", "small-lr0.001-seed0"], True)):
+        whole = json.loads(invoke("compare", "small", "slw", *words, "--format", "json").stdout)
+        assert (said in whole["caveat"]) == is_said
+        chosen = [each["label"] for each in whole["settings_tried"] if each["chosen"]]
+        assert chosen == [group["label"] for group in whole["groups"]]
