@@ -75,10 +75,12 @@ def comparison(
     """
     from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.frames import frame_of
+    from efftrain_cli.compare.sisters import count_sisters
     from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs
 
-    read, left_out = read_valid_runs(select_runs(names or ["*"]))
+    paths = select_runs(names or ["*"])
+    read, left_out = read_valid_runs(paths)
     found = compare(
         read,
         baseline=baseline,
@@ -88,6 +90,7 @@ def comparison(
         allow=allow,
         equal=equal,
         left_out=left_out,
+        sisters=count_sisters(paths),
         calibrations=read_calibrations(),
     )
     return frame_of(found)

@@ -10,6 +10,7 @@ from typing import Any
 from efftrain_cli.compare.comparison import Comparison, compare, read_valid_runs
 from efftrain_cli.compare.groups import Group, best_settings, group_runs, rank_of, runs_of
 from efftrain_cli.compare.picture import draw_in_terminal, write_figures
+from efftrain_cli.compare.sisters import count_sisters
 from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.trials import screen
@@ -68,8 +69,10 @@ def compare_trials(
     target_loss: float | None,
     allow: bool,
 ) -> Comparison:
-    """Time steps of a sweep's runs, then compare them, each recipe at its own best setting."""
-    runs, left_out = read_valid_runs([runs_root() / trial.name for trial in trials])
+    """Compare the runs of a sweep, each recipe at its own best setting, and time their steps
+    before."""
+    paths = [runs_root() / trial.name for trial in trials]
+    runs, left_out = read_valid_runs(paths)
     groups, _ = best_settings(group_runs(runs, allow))
     if len({group.recipe_name for group in groups}) == 1:
         # `compare` would show every setting of one recipe.
@@ -86,6 +89,7 @@ def compare_trials(
         target_loss=target_loss,
         allow=allow,
         left_out=left_out,
+        sisters=count_sisters(paths),
         calibrations=read_calibrations(),
     )
 

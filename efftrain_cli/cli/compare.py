@@ -96,9 +96,9 @@ def compare(
     runs = runs or []
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
-    from efftrain_cli.compare.groups import count_sisters
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
+    from efftrain_cli.compare.sisters import count_sisters
 
     verdict = None
     arms: dict[str, str] = {}

@@ -240,7 +240,7 @@ def _caveat(
         parts.append("the baseline is at a setting that is not its best")
     if sisters:
         counts = ", ".join(f"{count} of {recipe}" for recipe, count in sisters.items())
-        parts.append(f"runs on disk that were left out: {counts}")
+        parts.append(f"runs left out or removed: {counts}")
     return f"Exploratory: {'; '.join(parts)}."
 
 

@@ -48,12 +48,19 @@ Row = dict[str, Any]
 def frame_of(comparison: Comparison) -> pd.DataFrame:
     """Return a data frame with COLUMNS and a row per measure and recipe.
 
-    `seeds` and `values` are lists; text in `values` says why a run has no number. If nothing was
-    judged, `verdict` is empty, and `reason` (text) and `kind` (a fixed word) say why.
+    `seeds` and `values` are lists; a value without a number is the reason in words. `verdict` is
+    empty if nothing was judged: `reason` says why in words, `kind` for programs. `attrs` holds
+    the caveat, and the labels as JSON has them.
     """
     import pandas as pd
 
-    return pd.DataFrame(rows_of(comparison))[COLUMNS.split()]
+    frame = pd.DataFrame(rows_of(comparison))[COLUMNS.split()]
+    frame.attrs = {"caveat": comparison.caveat, "labels": _labels(comparison)}
+    return frame
+
+
+def _labels(comparison: Comparison) -> list[dict[str, str]]:
+    return [{"severity": label.kind, "text": label.text} for label in comparison.labels]
 
 
 def rows_of(comparison: Comparison) -> list[Row]:
@@ -180,7 +187,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
             axis: {"value": point.value, "limited_by": point.limited_by}
             for axis, point in comparison.points.items()
         },
-        "labels": [{"severity": label.kind, "text": label.text} for label in comparison.labels],
+        "labels": _labels(comparison),
         "recipe_differences": {
             key: dict(zip(labels, values, strict=True))
             for key, values in comparison.recipe_differences.items()

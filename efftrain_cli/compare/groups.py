@@ -7,14 +7,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.errors import UsageError
-from efftrain_cli.run.directory import run_names, runs_root
-from efftrain_cli.run.names import runs_by_recipe
 from efftrain_cli.run.small_files import NOT_COMPUTED
 
 DEVICES = "devices"
@@ -103,18 +100,6 @@ def runs_by_seed(runs: Iterable[RunNumbers]) -> dict[int, list[RunNumbers]]:
     for run in runs:
         by_seed.setdefault(run.seed, []).append(run)
     return by_seed
-
-
-def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
-    """Return recipe -> number of its runs that were not chosen, if only some were."""
-    root = runs_root().resolve()
-    names = {path.name for path in chosen if path.resolve().parent == root}
-    sisters = {}
-    for recipe, runs in runs_by_recipe(run_names()).items():
-        others = [run for run in runs if run not in names]
-        if 0 < len(others) < len(runs):
-            sisters[recipe] = len(others)
-    return sisters
 
 
 def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:

@@ -91,13 +91,13 @@ def _runs_meant(
     return by_recipe.get(name.removesuffix(".toml"), begun)
 
 
-def runs_by_recipe(names: Sequence[str]) -> dict[str, list[str]]:
+def runs_by_recipe(names: Sequence[str], root: Path | None = None) -> dict[str, list[str]]:
     """Map recipe names to those of the runs `names` that were trained by them, in order of their
-    seeds."""
+    seeds; the runs are in the folder of all runs without `root`."""
     by_recipe: dict[str, list[str]] = {}
     for name in names:
         try:
-            origin = read_origin(runs_root() / name)
+            origin = read_origin((root or runs_root()) / name)
         except EfftrainError:
             origin = {}
         by_recipe.setdefault(recipe_name(origin, name), []).append(name)

@@ -11,23 +11,20 @@ import contextlib
 import fnmatch
 import itertools
 import json
-import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from efftrain_cli import __version__
-from efftrain_cli.compare.groups import differing_keys
 from efftrain_cli.compare.measures import is_same_budget
+from efftrain_cli.compare.sisters import is_alike
 from efftrain_cli.foundation.console import counted, human_count
 from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
-from efftrain_cli.recipe.schedules import has_end
-from efftrain_cli.run.directory import removed_recipes, run_names, run_path, runs_root
+from efftrain_cli.run.directory import recipes_seen, removed_recipes, run_path, runs_root
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.records import (
@@ -174,22 +171,6 @@ def _now() -> str:
 
 # --- the ledger: what registrations and runs in the folder of runs have seen ---------------
 
-UNSEEN = (
-    "eval.",
-    "parallel.",
-    "train.micro_batch_tokens",
-    "train.dtype",
-    "train.compile",
-    "train.deterministic",
-    "train.activation_checkpointing",
-)
-"""Recipe keys that change how a run is evaluated or rounded, and so nothing that a first look does
-not tell."""
-PATHS = ("data.train", "data.valid")
-"""Recipe keys whose values may be one path, written in several ways."""
-ALIKE = 0.05
-"""Share by which a number of two recipes may differ if who knows the one's results knows the
-other's."""
 DRAWN_BELOW = 1_000_000
 """Drawn seeds are smaller: they are part of the names of runs."""
 
@@ -322,33 +303,10 @@ def _seeds_of(plan: Plan) -> set[int]:
     return seeds
 
 
-def is_alike(first: Mapping[str, Any], second: Mapping[str, Any], but: Sequence[str] = ()) -> bool:
-    """Return whether who has seen a run of one recipe has seen one of the other; keys `but` may
-    differ."""
-    for key in differing_keys([{**first}, {**second}], ("seed", *but)):
-        # Without a decay, a longer run passes through all that a shorter one does.
-        is_longer = key == "train.tokens" and not has_end(first.get("optim.schedule"))
-        if key.startswith(UNSEEN) or is_longer:
-            continue
-        a = first.get(key)
-        b = second.get(key)
-        if isinstance(a, str) and isinstance(b, str) and key in PATHS:
-            alike = os.path.abspath(a) == os.path.abspath(b)
-        elif isinstance(a, int | float) and isinstance(b, int | float):
-            alike = math.isclose(a, b, rel_tol=ALIKE)
-        else:
-            alike = False
-        if not alike:
-            return False
-    return True
-
-
 def _seen_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and recipe, by dotted keys, of every run here and every removed one, if they can
     be read."""
-    paths = {name: run_path(name) / "recipe.toml" for name in run_names()}
-    paths |= {f"{path.stem} (removed)": path for path in removed_recipes()}
-    for name, path in paths.items():
+    for name, path in recipes_seen().items():
         with contextlib.suppress(RecipeError, DataError):
             if path.is_file():
                 yield name, flat_values(load_recipe(str(path)))

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import efftrain_cli
+from efftrain_cli.compare.sisters import is_alike
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, run_path, runs_root
 from efftrain_cli.study.load import read_study
-from efftrain_cli.study.registration import check_registered, is_alike, register
+from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.trials.trial import grid
 from tests.conftest import invoke
 from tests.fake_runs import write_run
@@ -161,7 +163,7 @@ def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(folder, c
         (["small", "slw", "--target-loss", "3.5"], "the target loss was chosen now"),
         (["small", "slw", "--margin", "0.5"], "the margin was chosen now"),
         (["small", "slw", "--equal", "flops"], "what is equal was chosen now"),
-        (["small-seed0", "small-seed1", "slw"], "runs on disk that were left out: 1 of small"),
+        (["small-seed0", "small-seed1", "slw"], "runs left out or removed: 1 of small"),
         (["small", "slw", "copy", "--allow"], "a newer run of the same recipe and seed is taken"),
     ],
 )
@@ -199,3 +201,30 @@ def test_a_baseline_at_a_bad_setting_is_said():
         assert (said in whole["caveat"]) == is_said
         chosen = [each["label"] for each in whole["settings_tried"] if each["chosen"]]
         assert chosen == [group["label"] for group in whole["groups"]]
+
+
+LEFT_OUT = "runs left out or removed: "
+
+
+def caveat_of(*words: str) -> str:
+    return json.loads(invoke("compare", *words, "--format", "json").stdout)["caveat"]
+
+
+def test_seeds_that_were_dropped_are_counted(tmp_path):
+    """By naming paths of another folder, by another name of the recipe, by removing runs."""
+    for root in (runs_root(), tmp_path / "other"):
+        for seed in range(5):
+            write_run(root, "small", seed)
+            write_run(root, "slw", seed, speed=1.3 if seed < 3 else 0.7, more=SLW)
+    assert LEFT_OUT not in caveat_of("small", "slw")
+    names = ("small-seed0", "small-seed1", "slw-seed0", "slw-seed1")
+    paths = [str(tmp_path / "other" / name) for name in names]
+    assert f"{LEFT_OUT}3 of slw, 3 of small" in caveat_of(*paths)
+
+    write_run(runs_root(), "renamed", 5, speed=0.7, more=SLW)
+    assert f"{LEFT_OUT}1 of slw" in caveat_of("small", "slw")
+    assert invoke("runs", "rm", "*-seed[345]", "--yes").exit_code == 0
+    assert f"{LEFT_OUT}3 of slw, 2 of small" in caveat_of("small", "slw")
+    frame = efftrain_cli.comparison("small", "slw")
+    assert f"{LEFT_OUT}3 of slw, 2 of small" in frame.attrs["caveat"]
+    assert frame.attrs["labels"] == []
