@@ -69,7 +69,7 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
             f"{listed}Compare runs that were validated on the same text with the same tokenizer,"
             " or use --allow to see them side by side, labelled"
         )
-    warnings = _origin_warnings(runs) + _recipe_warnings(groups)
+    warnings = _origin_warnings(runs) + _recipe_warnings(groups) + _parent_warnings(groups)
     labels = [Why("allowed", text) for text in refusals]
     labels += [Why("warning", text) for text in warnings]
     for run in runs:
@@ -206,6 +206,25 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
         if is_cut:
             text += "; the standardization loss takes its moments over micro-batches"
         found.append(text)
+    return found
+
+
+def _parent_warnings(groups: Sequence[Group]) -> list[str]:
+    """Name runs of a recipe whose seeds share their first weights: they differ less than others."""
+    found = []
+    for group in groups:
+        names: dict[str, list[str]] = {}
+        for run in group.runs:
+            parent = run.origin.get("grown_from") or run.origin.get("imported")
+            if isinstance(parent, dict):
+                first = parent.get("run") or parent.get("directory")
+                names.setdefault(str(first), []).append(run.name)
+        for parent, begun in names.items():
+            if len(begun) > 1:
+                found.append(
+                    f"{name_some(begun)} began with the weights of {parent}: intervals and p hold"
+                    " for these weights only"
+                )
     return found
 
 

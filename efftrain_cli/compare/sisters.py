@@ -73,7 +73,7 @@ def count_sisters(chosen: Sequence[Path]) -> dict[str, int]:
         for name, path in recipes_seen(root).items():
             with contextlib.suppress(DataError, OSError, ValueError):
                 recipes[name] = with_defaults(flatten(tomllib.loads(read_toml_text(path))))
-        labels = {}
+        labels: dict[str, str] = {}
         for label, names in runs_by_recipe(run_names(root), root).items():
             labels |= dict.fromkeys(names, label)
 

@@ -335,3 +335,19 @@ def changed(step: float, tokens: float, warmup: float = 100.0, rate: float = 1e-
 def test_what_else_a_method_changed_by_hand(method, text):
     """The baseline made 100 updates of 1,000 tokens."""
     assert describe_differences(changed(100, 100_000), method) == text
+
+
+@pytest.mark.parametrize("key", ["grown_from", "imported"])
+def test_seeds_that_share_their_first_weights_are_named(root, key):
+    """Three runs of one parent are not three samples of what a recipe does."""
+    write_pair(root)
+    for seed in range(3):
+        for name, parent in (("apart", f"small-seed{seed}"), ("alike", "small-seed0")):
+            origin = {key: {"run": parent}}
+            write_run(root, name, seed, name=f"{name}-seed{seed}", speed=1.2, origin=origin)
+    (found,) = [label for label in of("small", "apart", "alike").labels if "weights" in label.text]
+    assert found.kind == "warning"
+    assert found.text == (
+        "alike-seed0, alike-seed1, alike-seed2 began with the weights of small-seed0: intervals and"
+        " p hold for these weights only"
+    )
