@@ -79,7 +79,7 @@ class Looks:
     """
 
     def passed_by(self, p: float) -> bool:
-        """Return whether a corrected p-value shows a claim: p <= alpha if registered, else p < alpha."""
+        """Return whether a corrected p-value shows a claim: p <= alpha if registered, else <."""
         if self.registered:
             return p <= self.alpha
         return p < self.alpha

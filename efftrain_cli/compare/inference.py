@@ -44,7 +44,7 @@ NO_SPREAD = Why("no_spread", "no spread between seeds: no claim")
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean with its interval; without an interval no claim is made, and `why` gives the reason."""
+    """A mean and its interval; without an interval no claim is made, and `why` says why."""
 
     mean: float
     low: float | None = None

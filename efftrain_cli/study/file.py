@@ -272,7 +272,7 @@ class StudyFile:
             return 0
         if tuning.grow is not None:
             return tuning.grow
-        # A study registered before grids could grow has `tuning.seeds` in its file: keep its meaning.
+        # A study registered before grids could grow has `tuning.seeds` in its file: keep that.
         return 0 if tuning.seeds else 2
 
     @property
