@@ -19,6 +19,7 @@ from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
 from efftrain_cli.compare.groups import Group, runs_of
+from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.console import counted
@@ -121,7 +122,7 @@ def judge_runs(file: StudyFile, allow: bool) -> StudyState:
         of_judged = check(ended_groups(file, judged), allow=True)
         labels = [label for label in of_judged if label.kind != "allowed"]
         labels = [*allowed, *labels]
-    caveats = [*_registration_caveats(file, groups), *_tuning_caveat(file)]
+    caveats = [*_registration_caveats(file, groups), *_tuning_caveat(file), *_alpha_caveat(file)]
     if file.study.is_about_seconds:
         for fault in calibrations.faults:
             caveats.append(Why("warning", f"a calibration is left out: {fault}"))
@@ -148,6 +149,15 @@ def _tuning_caveat(file: StudyFile) -> list[Why]:
         f"each arm was tuned on {counted(seeds, 'seed')}: identical methods, each tuned"
         f" on {simulated}, differ in {TUNING_ERRORS[simulated]} of studies of 3 to 10 seeds"
     )
+    return [Why("warning", text)]
+
+
+def _alpha_caveat(file: StudyFile) -> list[Why]:
+    """Name the level of the verdicts if it is above the usual one."""
+    if file.study.alpha <= ALPHA:
+        return []
+    share = f"{100 * file.study.alpha:g} %"
+    text = f"alpha = {file.study.alpha:g}: {share} of studies without a difference show one"
     return [Why("warning", text)]
 
 

@@ -309,12 +309,20 @@ EXPLORATORY = (
 
 def labelled(comparison: Comparison, verdict: dict[str, Any]) -> Comparison:
     """Return a comparison of a study's runs that says in every format that it is not part of the
-    verdict, and what that is."""
-    label = (
-        "exploratory: what is compared here was not fixed beforehand. The verdicts"
-        f" of study {verdict['study']}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
-    )
-    return replace(comparison, labels=(Why("warning", label), *comparison.labels))
+    verdict, and what that is, with all that is said of it."""
+    study = verdict["study"]
+    texts = [
+        "exploratory: what is compared here was not fixed beforehand. The verdicts of study "
+        f"{study}: {list_outcomes(verdict['verdicts']) or 'none yet'}"
+    ]
+    texts += [f"study {study} is exploratory: {reason}" for reason in verdict["exploratory"]]
+    said = {label.text for label in comparison.labels}
+    warnings = [each["text"] for each in verdict["labels"] if each["severity"] == "warning"]
+    for arm in verdict["tuning"]["arms"]:
+        warnings += arm["warnings"]
+    texts += [f"study {study}: {text}" for text in dict.fromkeys(warnings) if text not in said]
+    labels = [Why("warning", text) for text in texts]
+    return replace(comparison, labels=(*labels, *comparison.labels))
 
 
 def show_judged(

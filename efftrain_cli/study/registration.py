@@ -25,7 +25,7 @@ from efftrain_cli.foundation.files import make_folder
 from efftrain_cli.foundation.records import digest_of, read_record, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.run.directory import recipes_seen, removed_recipes, run_path, runs_root
-from efftrain_cli.study.file import StudyFile
+from efftrain_cli.study.file import MEASURES, StudyFile
 from efftrain_cli.study.phases import all_trials
 from efftrain_cli.study.records import (
     Change,
@@ -323,9 +323,11 @@ def _arms_in(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _primaries_in(values: Mapping[str, Any]) -> set[str]:
-    """Return the measures that a study is judged by, whatever the direction, margin or target."""
+    """Return what a study is judged by, whatever the direction, margin or target; "" of costs and
+    the final loss, which say nearly the same."""
     keys = fnmatch.filter(values, "primary.*.measure")
-    return {values[key] for key in keys}
+    measures = [MEASURES[values[key]] for key in keys if values[key] in MEASURES]
+    return {question.key if question.over_rates else "" for question in measures}
 
 
 def _last_look(folder: Path) -> str:

@@ -3,6 +3,7 @@ labelled."""
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def test_asking_again_on_fresh_seeds_names_the_earlier_verdict(folder, conducted
         "evaluated": [*fresh, LOOKED],
         "armed": [*fresh, (warm, warm + third)],
         "targeted": [*fresh, ('"different"', '"better"')],
+        "measured": [*fresh, ('"final_loss"', '"tokens_to_target"')],
     }
     for name, changes in cases.items():
         reasons = [reason for reason in again(folder, *changes, name=name) if "'study'" in reason]
@@ -153,6 +155,25 @@ def test_an_allowed_change_is_labelled_wherever_the_verdict_is_printed(folder, c
     whole = invoke("compare", "--study", "study.toml", "--allow", "--format", "json").stdout
     assert "it was changed after its registration" in json.loads(whole)["study"]["exploratory"][0]
     assert check_registered(read_study(path), allow=True).exploratory
+
+
+@pytest.mark.parametrize("form", ["markdown", "latex", "html", "json"])
+def test_a_document_about_a_study_has_all_that_is_said_of_its_verdict(folder, form):
+    state = conduct_stubs(write_study(folder, ("looks = 2", "looks = 2\nalpha = 0.3")))
+    assert state.decided
+    path = folder / "study.toml"
+    path.write_text(path.read_text().replace('"different"', '"better"'))
+    words = ["--study", "study.toml", "--allow", "--format", form, "--output", "out"]
+    assert invoke("compare", *words).exit_code == 0
+    text = html.unescape((folder / "out").read_text())
+    for said in (
+        "The verdicts of study study: warm better in final_loss",
+        "study study is exploratory: it was changed after its registration",
+        "study study: each arm was tuned on 2 seeds: identical methods",
+        "study study: arm 'plain': the best optim.lr, 0.001, is the lowest tried",
+        "study study: alpha = 0.3: 30 % of studies without a difference show one",
+    ):
+        assert said in text, said
 
 
 @pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json", "html"])
