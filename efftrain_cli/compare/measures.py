@@ -35,6 +35,9 @@ PRIMARY = "final_loss"
 SAME_SCHEDULE = 0.02
 """Runs whose schedules stand further apart than this share of their decay are not compared at equal
 cost."""
+MOST_LEFT = 0.5
+"""A rate that ends above this share of its peak hardly decays: another shape than one that falls
+to 0."""
 Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 NATS = "nats/token"
@@ -360,6 +363,9 @@ def _shape_text(run: RunNumbers) -> str:
     share = run.recipe.get("optim.decay_share")
     if share:
         shape += f" over the last {100 * share:g} %"
+    left = run.recipe.get("optim.min_lr", 0.0) / run.recipe.get("optim.lr", math.inf)
+    if left > MOST_LEFT and has_end(run.recipe.get("optim.schedule")):
+        shape += f" to {100 * left:.0f} % of its peak"
     return shape
 
 

@@ -340,13 +340,20 @@ def test_cost_without_a_target_is_judged_at_one_budget_by_the_pairs_that_finishe
     assert note_of(verdict).startswith("lower loss, more failures")
 
 
-def test_costs_between_schedule_shapes_are_not_judged():
+@pytest.mark.parametrize(
+    ("changes", "shape"),
+    [
+        ({"optim.schedule": "wsd", "optim.decay_share": 0.1}, "wsd over the last 10 %"),
+        ({"optim.lr": 1e-3, "optim.min_lr": 9e-4}, "cosine to 90 % of its peak"),
+    ],
+)
+def test_costs_between_schedule_shapes_are_not_judged(changes, shape):
     for target in (None, 4.0):
         there = curves(base=SPEEDS, method=[speed * 1.1 for speed in SPEEDS])
         for run in there["method"].values():
-            run.recipe = run.recipe | {"optim.schedule": "wsd", "optim.decay_share": 0.1}
+            run.recipe = run.recipe | changes
         verdict = judged(cost_study(target=target), there)
-        shapes = "the learning rate decays otherwise (cosine and wsd over the last 10 %)"
+        shapes = f"the learning rate decays otherwise (cosine and {shape})"
         assert verdict.outcome == "undecided" and shapes in note_of(verdict)
 
 
