@@ -304,9 +304,12 @@ def _seeds_of(plan: Plan) -> set[int]:
 
 
 def _seen_recipes() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and recipe, by dotted keys, of every run here and every removed one, if they can
-    be read."""
-    for name, path in recipes_seen().items():
+    """Yield name and recipe, by dotted keys, of every run here, every removed one and every probe
+    of `tune-warmup`, if they can be read."""
+    paths = recipes_seen()
+    for path in runs_root().glob("*/probes/*/recipe.toml"):
+        paths[str(path.parent.relative_to(runs_root()))] = path
+    for name, path in paths.items():
         with contextlib.suppress(RecipeError, DataError):
             if path.is_file():
                 yield name, flat_values(load_recipe(str(path)))

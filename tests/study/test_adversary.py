@@ -95,6 +95,16 @@ def test_a_run_that_shows_what_a_run_of_the_study_would_is_labelled(folder, sett
     )
 
 
+def test_probes_of_a_warmup_on_the_study_s_seeds_are_labelled(folder):
+    (trial,) = grid(["plain.toml"], (12,), [])
+    write_trial(trial)
+    probes = runs_root() / "plain-tune" / "probes"
+    probes.mkdir(parents=True)
+    run_path(trial.name).rename(probes / "start8-steps10-seed12")
+    (reason,) = again(folder, *FIXED)
+    assert reason.endswith("a seed of the study, plain-tune/probes/start8-steps10-seed12 for one")
+
+
 def test_a_run_that_is_removed_and_trained_again_is_labelled(conducted):
     """As after a result that did not please: another device may give another one."""
     assert invoke("runs", "rm", "study-warm-seed11", "--yes").exit_code == 0
