@@ -44,21 +44,18 @@ def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration
         # A group of a tuned study has several recipes: each block chooses its own settings.
         first = {digest_of_recipe(run.recipe): run.name for run in reversed(finished)}
         names = sorted(first.values(), key=names.index)
-    timing = Timing(f"efftrain calibrate {' '.join(names)}")
-    groups = [replace(group, timing=timing) for group in groups]
-
-    labels = {group.label for group in timed}
+    labels = {group.label for group in alike}
+    fitting = []
     for calibration in calibrations:
         arms = {arm.digest: arm for arm in calibration.arms}
-        if not all(fits(calibration, arms, run) for run in runs_of(timed)):
-            continue
-        calibrated = []
-        for group in groups:
-            if group.label in labels:
-                group = with_seconds(group, arms)
-            calibrated.append(group)
-        return calibrated
-    return groups
+        if all(fits(calibration, arms, run) for run in runs_of(alike)):
+            fitting.append(arms)
+    timing = Timing(f"efftrain calibrate {' '.join(names)}", of=len(fitting))
+    groups = [replace(group, timing=timing) for group in groups]
+    if not fitting:
+        return groups
+    newest = fitting[0]
+    return [with_seconds(each, newest) if each.label in labels else each for each in groups]
 
 
 def fits(calibration: Calibration, arms: Mapping[str, ArmTimes], run: RunNumbers) -> bool:
@@ -192,7 +189,9 @@ def describe_seconds(baseline: Group, method: Group) -> str:
     calibrated = budget_ratio(baseline, method, "seconds")
     error = 100 * math.expm1(calibration_sd(baseline, method))
     clocks = clock_ratio(baseline, method)
+    known = method.timing.of if method.timing else 1
+    which = f" by the newest of {known} calibrations" if known > 1 else ""
     return (
-        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label}"
+        f"calibrated{which}, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label}"
         f" (standard deviation {error:.2g} %); by the runs' own clocks {clocks:.3g}x"
     )

@@ -215,8 +215,8 @@ def verdict(
     why = why or found.why
     if why:
         return _unjudged(found, why, looks)
-    if question.axis == "seconds":
-        found = _with_notes(found, found.note, describe_seconds(baseline, method))
+    if "seconds" in (question.axis, question.equal):
+        found = _noted(found, found.note, describe_seconds(baseline, method))
     return found
 
 

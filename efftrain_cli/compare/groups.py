@@ -27,10 +27,10 @@ class Timing:
     command: str
     """Command that would calibrate all groups compared."""
     blocks: tuple[float, ...] = ()
-    """Mean calibrated seconds of a finished run by each block of the calibration.
-
-    Empty without a calibration.
-    """
+    """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty
+    without one."""
+    of: int = 0
+    """Calibrations that hold the groups; this is the newest of them."""
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,8 @@ def test_the_newest_calibration_of_all_recipes_counts(root):
     # One recipe alone holds for no pair.
     calibrated(root, {"small": [9.0] * 3}, time="2026-11-23T10:00:00+00:00")
     assert seconds_text() == "better"
+    found = of(*PAIR, calibrations=read_calibrations()).verdict("seconds_to_match", PAIR[1])
+    assert "calibrated by the newest of 2 calibrations, small-slw takes" in found.note
 
 
 def test_a_damaged_calibration_is_left_out_with_a_warning(root):
