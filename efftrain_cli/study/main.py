@@ -163,8 +163,10 @@ def next_trials(file: StudyFile, look: int) -> tuple[list[StudyTrial], str]:
 
 
 def _write_looks(judgement: StudyState) -> None:
-    folder = study_folder(judgement.file.name)
-    write_looks(folder, judgement.look, text.verdicts_json(judgement))
+    name = judgement.file.name
+    reasons = text.why_exploratory(judgement, read_plan(name))
+    verdicts = text.verdicts_json(judgement)
+    write_looks(study_folder(name), judgement.look, verdicts, exploratory=bool(reasons))
 
 
 def run_study(

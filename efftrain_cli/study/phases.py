@@ -14,6 +14,7 @@ import numpy as np
 from efftrain_cli.compare.groups import rank
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import at_edge
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import RecipeError
 from efftrain_cli.recipe.toml import toml_value
 from efftrain_cli.study.blocks import Block, Edge, Tried, Tuned
@@ -132,13 +133,16 @@ def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
         of_arm.setdefault(each.tried, []).append(run)
 
     tuned = []
+    most = max(map(len, points.values()), default=0)
     for arm in file.study.arms:
-        warnings = []
+        warnings: list[str] = []
+        number = len(points.get(arm.name, ()))
+        if number < most:
+            how = f"tuned over {counted(number, 'setting')} and another over {most}"
+            if not number:
+                how = "not tuned while others are"
+            warnings = [f"arm {arm.name!r} is {how}: it is at a disadvantage"]
         if arm.name not in points:
-            if points:
-                warnings = [
-                    f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
-                ]
             tuned.append(Tuned(arm.name, block.seeds, warnings=tuple(warnings)))
             continue
         tried = []

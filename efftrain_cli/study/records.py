@@ -1,11 +1,9 @@
 """The files of a study's folder.
 
 runs/<study>-study/
-  plan.json       the study's values and their hash, its drawn seeds, the file's text, and what was
-                  changed since
-  receipts.csv    one row per run: phase, block, arm, settings, seed, how it ended, final loss,
-                  tokens, seconds
-  looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict
+  plan.json       the study's values and their hash, its drawn seeds, the file's text, and what was changed since
+  receipts.csv    one row per run: phase, block, arm, settings, seed, how it ended, final loss, tokens, seconds
+  looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict, whether exploratory
   logs/           what each run printed
 """
 
@@ -35,7 +33,7 @@ from efftrain_cli.trials.trial import read_trial
 RECEIPTS = "phase block arm settings seed run status final_loss tokens train_seconds marks"
 """Columns of receipts.csv."""
 LOOKS = "look seeds measure direction margin arm estimate low high p p_holm outcome"
-"""Columns of looks.csv."""
+"""Columns of looks.csv, of which "exploratory" is the last; older files lack that one."""
 
 
 class Change(Part):
@@ -148,23 +146,27 @@ def write_receipts(file: StudyFile) -> None:
     write_whole(study_folder(file.name) / "receipts.csv", table)
 
 
-def write_looks(folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]]) -> None:
-    """Write looks.csv: keep the rows of earlier looks, and add the verdicts of this one.
+def write_looks(
+    folder: Path, look: int, verdicts: Sequence[Mapping[str, Any]], exploratory: bool
+) -> None:
+    """Write looks.csv: the verdicts of every look up to this one, as they stood then.
 
     Args:
-        look: number of this look, from 1.
-        verdicts: this look's verdicts, with the keys of the JSON output.
+        verdicts: those of this look, as JSON has them.
+        exploratory: whether they are no confirmation.
     """
     rows: list[Mapping[str, Any]] = []
     for earlier in read_looks(folder):
         if int(earlier["look"]) < look:
             rows.append(earlier)
     for verdict in verdicts:
-        rows.append({**verdict, "look": look, "seeds": len(verdict["seeds"])})
-    columns = LOOKS.split()
+        seeds = len(verdict["seeds"])
+        said = str(exploratory).lower()
+        rows.append({**verdict, "look": look, "seeds": seeds, "exploratory": said})
+    columns = [*LOOKS.split(), "exploratory"]
     cells = []
     for row in rows:
-        cells.append([_cell(row[column]) for column in columns])
+        cells.append([_cell(row.get(column)) for column in columns])
     write_whole(folder / "looks.csv", csv_text(columns, cells))
 
 

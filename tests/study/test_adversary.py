@@ -14,6 +14,7 @@ from efftrain_cli.compare.sisters import is_alike
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.directory import run_names, run_path, runs_root
 from efftrain_cli.study.load import read_study
+from efftrain_cli.study.records import read_looks, study_folder
 from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.trials.trial import grid
 from tests.conftest import invoke
@@ -109,6 +110,8 @@ def test_a_run_that_is_removed_and_trained_again_is_labelled(conducted):
     """As after a result that did not please: another device may give another one."""
     assert invoke("runs", "rm", "study-warm-seed11", "--yes").exit_code == 0
     state = conduct_stubs(conducted.file)
+    (look,) = read_looks(study_folder("study"))
+    assert (look["outcome"], look["exploratory"]) == ("better", "true")
     assert state.look == 1 and run_path("study-warm-seed11").is_dir()
     out = invoke("compare", "--study", "study.toml").stdout
     claim, _, _ = out.partition("warm: ")
@@ -216,6 +219,10 @@ def test_every_format_of_a_claim_has_its_label(tmp_path, monkeypatch, form, word
         assert {line.rsplit(",", 1)[1] for line in text.splitlines()} == {"exploratory", "true"}
         return
     assert "Exploratory: nothing was fixed before the runs" in text
+    if form == "latex":
+        # A comment is not printed: the caption of every table with verdicts says it too.
+        for table in text.split("\\begin{table}")[1:]:
+            assert ("Exploratory: " in table) == ("& verdict" in table)
     if label != "left out":
         assert label in text
 

@@ -104,6 +104,7 @@ def test_receipts_and_looks(file):
         "warm",
         "better",
     )
+    assert look["exploratory"] == "false"
 
 
 def test_what_compare_refuses_has_no_verdict(conducted):
@@ -153,13 +154,20 @@ def test_marks_of_runs_stand_beside_the_verdict(conducted):
     )
 
 
-def test_warnings_of_an_edge_and_of_an_arm_that_is_not_tuned(folder):
+@pytest.mark.parametrize(
+    ("grid", "chosen", "warning"),
+    [
+        ("{}", {}, "not tuned while others are"),
+        ('{ "optim.lr" = [2e-3] }', {"plain": "0.002"}, "tuned over 1 setting and another over 3"),
+    ],
+)
+def test_warnings_of_an_edge_and_of_an_arm_that_is_tuned_less(folder, grid, chosen, warning):
     plain = 'recipe = "plain.toml"'
-    file = write_study(folder, (plain, f"{plain}\ngrid = {{}}"))
+    file = write_study(folder, (plain, f"{plain}\ngrid = {grid}"))
     register(file, allow=False)
-    launch = Pretrain([each.trial for each in all_trials(choose(file, warm="0.001"))])
+    launch = Pretrain([each.trial for each in all_trials(choose(file, warm="0.001", **chosen))])
     untuned, warm = conduct(file, make_runner(file, launch)).file.tuned
-    assert "not tuned while others are" in untuned.warnings[0] and untuned.settings == ()
+    assert warning in untuned.warnings[0] and len(untuned.tried) == len(untuned.settings)
     assert "0.001, is the lowest tried; a lower one" in warm.warnings[0]
 
 
