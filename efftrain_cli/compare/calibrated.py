@@ -44,11 +44,11 @@ def with_calibration(groups: Sequence[Group], calibrations: Sequence[Calibration
         # A group of a tuned study has several recipes: each block chooses its own settings.
         first = {digest_of_recipe(run.recipe): run.name for run in reversed(finished)}
         names = sorted(first.values(), key=names.index)
-    labels = {group.label for group in alike}
+    labels = {group.label for group in timed}
     fitting = []
     for calibration in calibrations:
         arms = {arm.digest: arm for arm in calibration.arms}
-        if all(fits(calibration, arms, run) for run in runs_of(alike)):
+        if all(fits(calibration, arms, run) for run in runs_of(timed)):
             fitting.append(arms)
     timing = Timing(f"efftrain calibrate {' '.join(names)}", of=len(fitting))
     groups = [replace(group, timing=timing) for group in groups]

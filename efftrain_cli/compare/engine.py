@@ -216,7 +216,7 @@ def verdict(
     if why:
         return _unjudged(found, why, looks)
     if "seconds" in (question.axis, question.equal):
-        found = _noted(found, found.note, describe_seconds(baseline, method))
+        found = _with_notes(found, found.note, describe_seconds(baseline, method))
     return found
 
 

@@ -1,9 +1,10 @@
 """The files of a study's folder.
 
 runs/<study>-study/
-  plan.json       the study's values and their hash, its drawn seeds, the file's text, and what was changed since
-  receipts.csv    one row per run: phase, block, arm, settings, seed, how it ended, final loss, tokens, seconds
-  looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict, whether exploratory
+  plan.json       the study's values and their hash, its drawn seeds, the file's text and changes
+  receipts.csv    one row per run: phase, block, arm, settings, seed, end, loss, tokens, seconds
+  looks.csv       one row per look, primary measure and arm: estimate, interval, p, verdict, whether
+                  exploratory
   logs/           what each run printed
 """
 
