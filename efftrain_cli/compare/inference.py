@@ -37,6 +37,8 @@ COUNTED_RUNS = 5_000
 COUNTED_RUNS, or the smaller arm has fewer than COUNTED_SIDE. The time grows with the fourth power
 of the runs."""
 
+BySeed = Mapping[int, float]
+"""Seed -> value."""
 Direction = Literal["different", "better", "noninferior", "equivalent"]
 ONE_SEED = Why("one_seed", "one seed: no claim")
 NO_SPREAD = Why("no_spread", "no spread between seeds: no claim")
@@ -203,7 +205,7 @@ def welch_t(
     )
 
 
-def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) -> Estimate:
+def partly_paired_t(baseline: BySeed, method: BySeed) -> Estimate:
     """Estimate the difference of means of all runs of two samples that share some seeds."""
     shared = sorted(baseline.keys() & method.keys())
     x = np.array([baseline[seed] for seed in shared])
@@ -223,9 +225,7 @@ def partly_paired_t(baseline: Mapping[int, float], method: Mapping[int, float]) 
     )
 
 
-def difference_of_means(
-    baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
-) -> Estimate:
+def difference_of_means(baseline: BySeed, method: BySeed, alpha: float = ALPHA) -> Estimate:
     """Estimate mean of `method` less mean of `baseline`, by seed.
 
     If all seeds are shared, by the paired t; if at least FEWEST_PAIRS are, by the t for partly
@@ -251,9 +251,7 @@ def difference_of_means(
     return welch_t(baseline_values, method_values, name)
 
 
-def ratio_of_means(
-    baseline: Mapping[int, float], method: Mapping[int, float], alpha: float = ALPHA
-) -> Estimate:
+def ratio_of_means(baseline: BySeed, method: BySeed, alpha: float = ALPHA) -> Estimate:
     """Estimate the geometric mean of `baseline` over that of `method`, by seed.
 
     Above 1 the method needs less.
