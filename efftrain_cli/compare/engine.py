@@ -196,10 +196,8 @@ def verdict(
 
     sides = [Side(group, question.values(group)) for group in (baseline, method)]
     if question.tested in ("rank", "failures"):
-        counts: list[float] = []
-        for side in sides:
-            counts += numbers(side.values.values())
-        if not any(counts):
+        has_any = [any(numbers(side.values.values())) for side in sides]
+        if not any(has_any):
             return replace(found, why=NOTHING)
     if question.tested == "difference" and question.point is None:
         found = replace(found, differed=describe_differences(baseline, method))
@@ -270,8 +268,7 @@ def count_members(verdicts: Sequence[Verdict]) -> int:
     members = set()
     for i, each in enumerate(verdicts):
         if each.p is not None:
-            member = each.question.member(i)
-            members.add((each.arm, member))
+            members.add((each.arm, each.question.member(i)))
     return len(members)
 
 
@@ -498,16 +495,14 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """
     question = found.question
     if question.tested == "failures":
-        failed = []
-        for side in sides:
-            failed.append({seed: bool(value) for seed, value in side.values.items()})
+        failed = [{seed: bool(value) for seed, value in side.values.items()} for side in sides]
         return _answer_by_failures(found, failed, sides, looks)
     if question.tested in ("difference", "match"):
         return _judge_losses(found, sides, looks)
 
     # A run that missed the target counts by what it spent: its cost lies beyond that.
-    costs: list[list[float]] = []
-    beyond: list[list[bool]] = []
+    costs = []
+    beyond = []
     for side in sides:
         side_costs = []
         side_beyond = []
@@ -588,9 +583,7 @@ def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     shares = shares_text(sides)
     fewest = min(len(side.values) for side in kept)
     if fewest < FEWEST_FINISHED:
-        failed = []
-        for side in sides:
-            failed.append({seed: seed in side.failed for seed in side.values})
+        failed = [{seed: seed in side.failed for seed in side.values} for side in sides]
         return _answer_by_failures(found, failed, sides, looks, shares)
     found = _by_t(found, kept, looks)
     found = _with_notes(found, shares, "the losses are those of the other runs", found.note)
@@ -695,9 +688,7 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
     estimate = estimates[-1]
     if estimate.p is None:
         return replace(found, estimate=estimate, why=estimate.why)
-    claims = []
-    for look in estimates:
-        claims.append(inference.claim_p(look, question.direction, question.margin))
+    claims = [inference.claim_p(look, question.direction, question.margin) for look in estimates]
     p = sequential_p(claims, looks.plan, sides_of(question.direction))
     outcome = _outcome(question, _clearest(estimates, looks.plan))
     note = ""
@@ -733,37 +724,25 @@ def _estimate(
         level: two-sided level of the interval.
     """
     if question.tested == "match":
-        return _estimate_match(before, after, level, groups)
+        if before.keys() == after.keys():
+            pairs = [(before[seed], after[seed]) for seed in before]
+            estimate = inference.paired_t([match(a, b) for a, b in pairs], level)
+        else:
+            pairs = list(itertools.product(before.values(), after.values()))
+            table = [[match(a, b) for a in before.values()] for b in after.values()]
+            estimate = inference.all_pairs(table)
+        if math.isnan(estimate.mean):
+            why = Why("no_values", "matched before the first step: no claim")
+            return Estimate(math.nan, why=why)
+        error = sum(match_error(a, b) for a, b in pairs) / len(pairs)
+        return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
+
     if question.tested == "ratio":
         if min(*before.values(), *after.values()) <= 0:
             why = Why("no_values", "reached before the first step: no claim")
             return Estimate(math.nan, why=why)
         return inference.ratio_of_means(before, after, level)
     return inference.difference_of_means(before, after, level)
-
-
-def _estimate_match(
-    before: Mapping[int, Any],
-    after: Mapping[int, Any],
-    level: float,
-    groups: Sequence[Group],
-) -> Estimate:
-    """Estimate the ratio of costs at which the losses of the two sides match."""
-    if before.keys() == after.keys():
-        pairs = [(before[seed], after[seed]) for seed in before]
-        log_ratios = [match(a, b) for a, b in pairs]
-        estimate = inference.paired_t(log_ratios, level)
-    else:
-        pairs = list(itertools.product(before.values(), after.values()))
-        table = []
-        for b in after.values():
-            table.append([match(a, b) for a in before.values()])
-        estimate = inference.all_pairs(table)
-    if math.isnan(estimate.mean):
-        why = Why("no_values", "matched before the first step: no claim")
-        return Estimate(math.nan, why=why)
-    error = sum(match_error(a, b) for a, b in pairs) / len(pairs)
-    return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
 
 
 def _unless_too_sparse(estimate: Estimate, error: float, groups: Sequence[Group]) -> Estimate:
