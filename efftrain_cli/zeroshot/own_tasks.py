@@ -52,9 +52,9 @@ def lambada_last_token(
         requests.append(Request(context, tokens[-1:]))
     return _cloze_score(
         evaluator,
-        task="lambada_last_token",
-        requests=requests,
-        texts=kept,
+        "lambada_last_token",
+        requests,
+        kept,
         total=len(texts),
         protocol="last token of LAMBADA",
     )
@@ -145,9 +145,9 @@ def offline_cloze(
     protocol += without(len(left_out), evaluator.context_length)
     score = _cloze_score(
         evaluator,
-        task="offline_cloze",
-        requests=requests,
-        texts=texts,
+        "offline_cloze",
+        requests,
+        texts,
         total=len(passages),
         protocol=protocol,
     )
@@ -178,10 +178,7 @@ def cloze_passages(documents: Sequence[str]) -> list[tuple[str, str]]:
 
     if len(passages) <= CLOZE_ITEMS:
         return passages
-    spread = []
-    for i in range(CLOZE_ITEMS):
-        spread.append(passages[i * len(passages) // CLOZE_ITEMS])
-    return spread
+    return [passages[i * len(passages) // CLOZE_ITEMS] for i in range(CLOZE_ITEMS)]
 
 
 def offline_bytes(
