@@ -124,16 +124,13 @@ def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
     # Steps that a rewind abandoned, or whose rows are lost, have FLOPs and no row: they took as
     # long as the others.
     all_steps = np.divide(run.evaluated["flops"], flops, out=np.ones_like(flops), where=flops > 0)
-    rows = []
-    for seconds in step_seconds:
-        rows.append(_sum_until(seconds * counts["steps"], ends) * all_steps)
+    rows = [_sum_until(row * counts["steps"], ends) * all_steps for row in step_seconds]
     return np.array(rows)
 
 
 def _sum_until(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the sum of the first `end` values, for each of `ends`."""
-    sums = np.append(0.0, np.cumsum(values))
-    return sums[ends]
+    return np.append(0.0, np.cumsum(values))[ends]
 
 
 # --- two groups -----------------------------------------------------------------------------------

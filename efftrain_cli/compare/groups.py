@@ -124,8 +124,7 @@ def group_runs(runs: Sequence[RunNumbers], allow: bool = False) -> list[Group]:
         for copies in by_seed.values():
             newest.append(max(copies, key=lambda run: str(run.origin.get("started"))))
         if len(newest) < len(members) and not allow:
-            older = {run.name for run in members}
-            older -= {run.name for run in newest}
+            older = {run.name for run in members} - {run.name for run in newest}
             names = [run.name for run in runs if run.name not in older]
             raise UsageError(_twice(by_seed, names))
         ordered = sorted(newest, key=lambda run: run.seed)
@@ -150,7 +149,7 @@ def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) ->
     Args:
         names: runs that can be compared, one per seed.
     """
-    copies: list[str] = []
+    copies = []
     for of_seed in by_seed.values():
         if len(of_seed) > 1:
             copies += [run.name for run in of_seed]
@@ -194,11 +193,7 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
 
 def _settings(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
     """Return `key=value` for each of the keys."""
-    settings = []
-    for key in keys:
-        value = group.conditions.get(key)
-        settings.append(f"{key}={format_value(value)}")
-    return tuple(settings)
+    return tuple(f"{key}={format_value(group.conditions.get(key))}" for key in keys)
 
 
 @dataclass(frozen=True)
