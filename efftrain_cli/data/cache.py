@@ -105,8 +105,7 @@ def hash_files(paths: list[Path], *, afresh: bool = False) -> list[str]:
         except OSError as error:
             raise DataError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
         hashes.append(digest)
-        nanoseconds = now - stat.st_mtime_ns
-        if nanoseconds > _SETTLED_SECONDS * 1e9:
+        if now - stat.st_mtime_ns > _SETTLED_SECONDS * 1e9:
             entries[key] = digest
     if entries != known:
         with disk_errors(stored.parent):
