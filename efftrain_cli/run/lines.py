@@ -38,9 +38,8 @@ _END_LENGTH = len(_LINE_END % 0)
 def sealed(value: Fields) -> str:
     """Return the line for `value` with its check, without newline; NaN and infinity become null."""
     text = json.dumps(finite(value))
-    without_brace = text.removesuffix("}")
     end = _LINE_END % zlib.crc32(text.encode())
-    return without_brace + end.decode()
+    return text[:-1] + end.decode()
 
 
 def finite(value: Any) -> Any:
@@ -81,8 +80,7 @@ def split_lines(content: bytes) -> Lines:
     # As `_check`, without its call: of 500,000 rows this is a fifth of the time.
     valid = [line[-n:] == _LINE_END % crc32(b"}", crc32(line[:-n])) for line in lines]
     if all(valid):
-        numbers = list(range(1, len(lines) + 1))
-        return Lines(lines, numbers, checked=valid, corrupt=(), torn=torn)
+        return Lines(lines, list(range(1, len(lines) + 1)), valid, corrupt=(), torn=torn)
     texts = []
     numbers = []
     checked = []
