@@ -69,7 +69,7 @@ def rows_of(comparison: Comparison) -> list[Row]:
     untested = dict.fromkeys(columns)
     rows = []
     for question, group in product(comparison.questions, comparison.groups):
-        values: list[float | Why] = []
+        values = []
         # A cost to match belongs to a pair of runs: a run alone has none.
         if question.tested != "match":
             values = list(question.values(group).values())

@@ -102,7 +102,7 @@ class Question:
     def values(self, group: Group) -> dict[int, Any]:
         """Return the answers by seed: a number, an `Ended` of a cost to match, or the reason for
         none."""
-        values: dict[int, Any] = {}
+        values = {}
         for seed, runs in group.by_seed.items():
             value = self.read(*runs)
             if value is None:

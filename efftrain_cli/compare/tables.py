@@ -83,7 +83,7 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
     """
     several = len(comparison.groups) > 2
     notes: dict[str, list[str]] = {}
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for base, *others in rows_by_question(comparison):
         judged = [row for row in others if row["text"]]
         is_none = all(row["kind"] == "nothing" for row in judged)

@@ -78,7 +78,7 @@ def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | Non
 
     Other runs failed or are still to finish, or the checkpoints are not of equal tokens.
     """
-    missing: list[RunNumbers] = []
+    missing = []
     for group, side in zip(groups, sides, strict=True):
         missing += [run for run in group.runs if run.seed not in side]
     failed = sum(run.failed for run in missing)

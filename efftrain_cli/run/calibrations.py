@@ -100,8 +100,8 @@ NO_CALIBRATIONS = Calibrations()
 
 def read_calibrations() -> Calibrations:
     """Read the calibrations that there are."""
-    calibrations: list[Calibration] = []
-    faults: list[str] = []
+    calibrations = []
+    faults = []
     for path in sorted(calibrations_folder().glob("*.json")):
         try:
             calibrations.append(read_record(path, Calibration))

@@ -255,7 +255,7 @@ def _seen_by_runs(file: StudyFile) -> list[str]:
         if file.rates:
             differing.append("optim.lr")
         arms.append((flat_values(file.recipe_of(arm)), differing))
-    seen: list[str] = []
+    seen = []
     for name, theirs in _seen_recipes():
         if name not in trials and theirs["seed"] in file.seeds:
             seen += [name for recipe, differing in arms if is_alike(recipe, theirs, differing)]

@@ -77,7 +77,7 @@ def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
     if fault and read_plan(file.name) is None:
         lines.append(f"warning: {fault}")
 
-    rows: list[Row] = []
+    rows = []
     for phase in sum_phases(costs):
         seconds = phase["seconds_left"]
         time = "unknown" if seconds is None else human_seconds(seconds)
@@ -263,7 +263,7 @@ def _chances(state: StudyState) -> list[str]:
 
 def _verdict_table(file: StudyFile, verdicts: Sequence[Verdict]) -> list[str]:
     """Return a row per verdict, and what its numbers are."""
-    rows: list[Row] = []
+    rows = []
     for verdict in verdicts:
         p = 1.0 if verdict.p_holm is None else verdict.p_holm
         p_text = f"{p:.4f}" if p >= 1e-4 else "<.0001"

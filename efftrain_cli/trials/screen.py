@@ -9,7 +9,7 @@ from efftrain_cli.compare.formats import format_estimate
 from efftrain_cli.compare.inference import Estimate
 from efftrain_cli.compare.ladder import Gain
 from efftrain_cli.compare.sensitivity import Curve, band, edge_warning
-from efftrain_cli.foundation.console import Row, folded, human_count, table_lines
+from efftrain_cli.foundation.console import folded, human_count, table_lines
 from efftrain_cli.trials.costs import Costs, total_lines
 from efftrain_cli.trials.curves import optimum
 
@@ -34,7 +34,7 @@ def plan_lines(runs: Costs, jobs: int) -> list[str]:
 def curve_lines(curves: Sequence[Curve]) -> list[str]:
     """Format loss by learning rate, and each recipe's sensitivity."""
     rates = sorted(set[float]().union(*(curve.rates for curve in curves)))
-    rows: list[Row] = []
+    rows = []
     for rate in rates:
         rows.append((f"{rate:g}", *(_cell(curve, rate) for curve in curves)))
     optima = [optimum(curve) for curve in curves]
@@ -85,7 +85,7 @@ def _sensitivity(curve: Curve) -> str:
 
 def gain_lines(label: str, baseline: str, found: Mapping[str, Sequence[Gain]]) -> list[str]:
     """Format the compute-equivalent gain at every rung of a recipe's ladder."""
-    rows: list[Row] = []
+    rows = []
     for unit, gains in found.items():
         for gain in gains:
             rows.append(

@@ -103,7 +103,7 @@ def _reference_lines(entries: Sequence[Result]) -> Iterator[str]:
             "\nno published scores: they are of whole tasks, and these are of the first items only"
         )
         return
-    rows: list[Row] = []
+    rows = []
     sources: dict[str, int] = {}
     for task in whole:
         for reference in read_references():
