@@ -1,9 +1,9 @@
 """Compute log-probabilities of continuations, in batches of similar length.
 
-Contexts that several requests share are computed once, and only positions whose logits are read go
+A context that several requests share is computed once. Only positions whose logits are read go
 through the head. Padding on the right is safe: no position of a causal model depends on later ones.
-Logits are computed in fp32 over the vocabulary without its padding, whatever type the blocks
-compute in: rounding there changes the most likely token.
+Logits are computed in fp32, over the vocabulary without its padding, even if the blocks compute in
+bf16: rounding would change the most likely token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TokenIds = tuple[int, ...]
 HEAD_POSITIONS = 1024
 """Positions that go through the head at once: fp32 logits of 1024 x 50257 are 206 MB."""
 SECONDS_BETWEEN_LINES = 30.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress if standard error is no terminal."""
 
 
 class Request(NamedTuple):
@@ -38,20 +38,24 @@ class Request(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Natural log of p(continuation | context), and whether greedy decoding gives the
-    continuation."""
+    """Score of a continuation."""
 
     logprob: float
+    """Natural logarithm of p(continuation | context)."""
     greedy: bool
+    """Whether greedy decoding gives the continuation."""
 
 
 class _Batch(NamedTuple):
     """Requests that go through the model together."""
 
     indices: list[int]
+    """Numbers of the requests."""
     shares_contexts: bool
-    """Several requests continue one context; equal contexts stand together, and all have one
-    length."""
+    """Whether several requests continue one context.
+
+    Requests with equal contexts are then neighbours, and all contexts have one length.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class Evaluator:
     context_length: int
     """Most input tokens; longer inputs lose their beginning."""
     batch_tokens: int = 4096
-    """Tokens, padding included, in one forward pass."""
+    """Most tokens in one forward pass, padding included."""
     bf16: bool = False
     """Whether the blocks compute in bf16; the head computes in fp32."""
     compiled_hidden: Callable[[Tensor], Tensor] | None = None
@@ -81,7 +85,7 @@ class Evaluator:
 
     @contextmanager
     def progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Show progress on standard error; yield a function to call with what a batch added."""
+        """Show progress on standard error; yield a function that adds to the number done."""
         from rich.console import Console
 
         console = Console(stderr=True, soft_wrap=True, highlight=False, quiet=silent())
@@ -96,8 +100,10 @@ class Evaluator:
             yield advance
 
     def is_truncated(self, request: Request) -> bool:
-        """Return whether the request's context loses its beginning. The last token is no input."""
-        return len(request.context) + len(request.continuation) - 1 > self.context_length
+        """Return whether the request's context loses its beginning."""
+        # The last token is never an input.
+        inputs = len(request.context) + len(request.continuation) - 1
+        return inputs > self.context_length
 
     def score(self, requests: Sequence[Request], task: str = "scoring") -> list[Score]:
         """Return scores in the order of `requests`, with progress on stderr under the name `task`.
@@ -139,18 +145,19 @@ class Evaluator:
             else:
                 by_context.setdefault(context, []).append(i)
 
-        # The cache of a context with one continuation would be read once: that is one plain
-        # sequence.
+        # A context with one continuation needs no cache: both are one sequence.
         shared = []
         for indices in by_context.values():
             if len(indices) > 1:
                 shared.append(indices)
             else:
                 alone += indices
-        return [
-            *(_Batch(indices, True) for indices in self._batches_of_shared(requests, shared)),
-            *(_Batch(indices, False) for indices in self._batches_of_alone(requests, alone)),
-        ]
+        batches = []
+        for indices in self._batches_of_shared(requests, shared):
+            batches.append(_Batch(indices, shares_contexts=True))
+        for indices in self._batches_of_alone(requests, alone):
+            batches.append(_Batch(indices, shares_contexts=False))
+        return batches
 
     # Requests one by one: (context + continuation) as one sequence.
 
@@ -163,6 +170,7 @@ class Evaluator:
 
         batch: list[int] = []
         for i in sorted(indices, key=input_length, reverse=True):
+            # The first request of a batch is its longest.
             if batch and (len(batch) + 1) * input_length(batch[0]) > self.batch_tokens:
                 yield batch
                 batch = []
@@ -175,15 +183,16 @@ class Evaluator:
         first_columns = []
         continuations = []
         for context, continuation in requests:
+            # The last `context_length` tokens before the one that is predicted last.
             tokens = (context + continuation)[-(self.context_length + 1) : -1]
             inputs.append(tokens)
             first_columns.append(len(tokens) - len(continuation))
             continuations.append(continuation)
         hidden = self._run(self._pad(inputs))
-        return list(map(_add_up, self._read_rows(hidden, first_columns, continuations)))
+        scores = self._read_rows(hidden, first_columns, continuations)
+        return [_sum_scores(of_tokens) for of_tokens in scores]
 
-    # Several continuations of one context: the context once, its keys and values repeated for each
-    # continuation.
+    # Several continuations of one context: compute it once, and repeat its keys and values for each.
 
     def _batches_of_shared(
         self, requests: Sequence[Request], shared: list[list[int]]
@@ -193,31 +202,34 @@ class Evaluator:
         Keys and values of such contexts stack without padding, hence without a mask.
 
         Args:
-            shared: the requests of each context.
+            shared: numbers of the requests of each context.
         """
 
         def context_length(indices: list[int]) -> int:
             return len(requests[indices[0]].context)
 
         batch: list[int] = []
-        length = contexts = widest = 0
+        length = 0
+        n_contexts = 0
+        longest = 0
         for indices in sorted(shared, key=context_length, reverse=True):
-            longest = max(len(requests[i].continuation) for i in indices)
+            longest_here = max(len(requests[i].continuation) for i in indices)
+            longest = max(longest, longest_here)
             rows = len(batch) + len(indices)
-            widest = max(widest, longest)
-            if batch and (
+            is_full = (
                 context_length(indices) != length
-                or (contexts + 1) * length > self.batch_tokens
-                or rows * widest > self.batch_tokens
+                or (n_contexts + 1) * length > self.batch_tokens
+                or rows * longest > self.batch_tokens
                 # Repeated keys and values: about 70 kB a token at 117M parameters.
-                or rows * (length + widest) > 4 * self.batch_tokens
-            ):
+                or rows * (length + longest) > 4 * self.batch_tokens
+            )
+            if batch and is_full:
                 yield batch
                 batch = []
-                contexts = 0
-                widest = longest
+                n_contexts = 0
+                longest = longest_here
             length = context_length(indices)
-            contexts += 1
+            n_contexts += 1
             batch += indices
         if batch:
             yield batch
@@ -236,21 +248,24 @@ class Evaluator:
         hidden = self._run(self._pad(contexts), caches)
         # The first token of every continuation is predicted by its context's last position.
         last = len(contexts[0]) - 1
-        firsts = self._read(hidden[context_rows, last], [tokens[0] for tokens in continuations])
+        first_tokens = [tokens[0] for tokens in continuations]
+        firsts = self._read(hidden[context_rows, last], first_tokens)
         scores = [[first] for first in firsts]
 
+        # The other tokens of a continuation are predicted by the token before each.
         longer = [n for n, tokens in enumerate(continuations) if len(tokens) > 1]
         if longer:
             repeated = self._repeat(caches, [context_rows[n] for n in longer])
-            hidden = self._run(self._pad([continuations[n][:-1] for n in longer]), repeated)
-            rests = [continuations[n][1:] for n in longer]
-            read = self._read_rows(hidden, [0] * len(longer), rests)
+            inputs = [continuations[n][:-1] for n in longer]
+            targets = [continuations[n][1:] for n in longer]
+            hidden = self._run(self._pad(inputs), repeated)
+            read = self._read_rows(hidden, [0] * len(longer), targets)
             for n, rest in zip(longer, read, strict=True):
                 scores[n] += rest
-        return list(map(_add_up, scores))
+        return [_sum_scores(of_tokens) for of_tokens in scores]
 
     def _repeat(self, caches: Sequence[KeyValueCache], rows: list[int]) -> list[KeyValueCache]:
-        """Copy each cache with the given rows, of which a row may come several times."""
+        """Return copies of the caches with these rows; a row may be repeated."""
         chosen = torch.tensor(rows, device=self.device)
         repeated = []
         for cache in caches:
@@ -263,10 +278,15 @@ class Evaluator:
     # The model.
 
     def _pad(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Return token ids (sequences, longest), padded on the right with token 0, whose outputs
-        are not read."""
+        """Return token ids (sequences, longest), padded on the right with token 0.
+
+        Outputs of the padding are not read.
+        """
         longest = max(len(tokens) for tokens in sequences)
-        padded = [[*tokens, *[0] * (longest - len(tokens))] for tokens in sequences]
+        padded = []
+        for tokens in sequences:
+            padding = [0] * (longest - len(tokens))
+            padded.append([*tokens, *padding])
         return torch.tensor(padded, device=self.device)
 
     def _run(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
@@ -277,12 +297,16 @@ class Evaluator:
             return self.model.hidden(tokens, caches)
 
     def _read_rows(
-        self, hidden: Tensor, first_columns: Sequence[int], targets: Sequence[Sequence[int]]
+        self,
+        hidden: Tensor,
+        first_columns: Sequence[int],
+        targets: Sequence[Sequence[int]],
     ) -> list[list[Score]]:
-        """Score each row's targets, each by itself; row i's stand from `first_columns[i]` on.
+        """Score each target of each row by itself.
 
         Args:
             hidden: (rows, tokens, n_embd).
+            first_columns: for each row, the token whose output predicts its first target.
         """
         rows = []
         columns = []
@@ -299,26 +323,28 @@ class Evaluator:
         """Score each target token by itself; hidden is (targets, n_embd)."""
         scores: list[Score] = []
         target_ids = torch.tensor(targets, device=self.device)
-        for start in range(0, len(targets), HEAD_POSITIONS):
-            logits = self.model.head(hidden[start : start + HEAD_POSITIONS].float())
-            part = target_ids[start : start + HEAD_POSITIONS]
-            logprobs = logits.gather(1, part[:, None])[:, 0] - logits.logsumexp(1)
-            scores += map(Score, logprobs.tolist(), (logits.argmax(1) == part).tolist())
+        parts = zip(hidden.split(HEAD_POSITIONS), target_ids.split(HEAD_POSITIONS), strict=True)
+        for inputs, part in parts:
+            logits = self.model.head(inputs.float())
+            target_logits = logits.gather(1, part[:, None])[:, 0]
+            logprobs = target_logits - logits.logsumexp(1)
+            is_greedy = logits.argmax(1) == part
+            scores += map(Score, logprobs.tolist(), is_greedy.tolist())
         return scores
 
 
-def _add_up(scores: Iterable[Score]) -> Score:
-    """Add up the scores of a continuation's tokens."""
+def _sum_scores(scores: Iterable[Score]) -> Score:
+    """Return the score of a continuation, given those of its tokens."""
     logprobs, greedy = zip(*scores, strict=True)
     return Score(sum(logprobs), all(greedy))
 
 
 def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None) -> list[Request]:
-    """Cut a text into requests that predict each token once, with at most `length` inputs each.
+    """Cut a text into requests of at most `length` inputs that predict each token exactly once.
 
     The first window predicts up to `length` tokens. Each later one predicts the next `stride`, with
-    as much left context as fits. With stride = length this is the harness's rolling likelihood:
-    only the last window has more context.
+    as much context before them as fits. With stride = length these are the disjoint windows of
+    lm-evaluation-harness's rolling log-likelihood.
 
     Args:
         prefix: token before the first one, end-of-text; None: the first token is context and is not
@@ -331,7 +357,8 @@ def windows(tokens: Sequence[int], length: int, stride: int, prefix: int | None)
         raise ValueError(f"stride {stride} is not in 1..{length}")
     stream = tuple(tokens) if prefix is None else (prefix, *tokens)
     requests = []
-    done = 1  # stream[:done] is predicted, or context
+    # stream[:done] is predicted, or context.
+    done = 1
     while done < len(stream):
         predicted = length if done == 1 else stride
         end = min(done + predicted, len(stream))
