@@ -1,7 +1,7 @@
 """Present our GPT to lm-evaluation-harness: strings in, log-probabilities and text out.
 
-A subclass of the harness's `TemplateLM`, which encodes context and continuation together and splits
-the tokens. Empty contexts, and documents in rolling likelihood, begin with end-of-text.
+The harness's `TemplateLM` encodes context and continuation together and then splits the tokens.
+Empty contexts, and documents in rolling likelihood, begin with an end-of-text token.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ class _AnswerBatch(NamedTuple):
     """Requests whose answers are written together."""
 
     members: list[tuple[int, TokenIds]]
-    """Number and context of each request; contexts of one length, so that no padding has to be
-    hidden."""
+    """Number and context of each request. All contexts have one length: no padding to mask."""
     until: tuple[str, ...]
     """Strings that end an answer."""
     limit: int
@@ -44,8 +43,7 @@ class _AnswerBatch(NamedTuple):
 
 
 class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no annotations
-    """A GPT with a tokenizer that answers the harness's requests and counts what a reader of the
-    scores must know."""
+    """Answer the harness's requests with a GPT and its tokenizer; count requests and truncations."""
 
     def __init__(self, evaluator: Evaluator, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -56,10 +54,15 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         self.begin("")
 
     def begin(self, task: str) -> None:
-        """Set the counts, which are those of `TaskScore`, to 0. Progress is shown under the name
-        `task`."""
+        """Set the counts to 0; `TaskScore` explains them.
+
+        Args:
+            task: name under which progress is shown.
+        """
         self.task = task
-        self.requests = self.truncated = self.boundary_mismatches = 0
+        self.requests = 0
+        self.truncated = 0
+        self.boundary_mismatches = 0
 
     @property
     def eot_token_id(self) -> int:
@@ -72,24 +75,24 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Return token ids. None are added, whatever is asked: it would move the border of context
-        and continuation."""
+        """Return token ids without special tokens, which would move the border in `_encode_pair`."""
         return list(self._encode_text(string))
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         whole = self.tok_encode(context + continuation)
-        if context.isspace():  # the harness would leave no context
+        if context.isspace():
+            # The harness would move all of it to the continuation, and leave no context.
             border = len(self.tok_encode(context))
             return whole[:border], whole[border:]
-        pair = super()._encode_pair(context, continuation)
-        self.boundary_mismatches += whole[: len(pair[0])] != pair[0]
-        return pair
+        context_ids, continuation_ids = super()._encode_pair(context, continuation)
+        if whole[: len(context_ids)] != context_ids:
+            self.boundary_mismatches += 1
+        return context_ids, continuation_ids
 
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[tuple[float, bool]]:
-        """Score continuations after contexts, as the harness encodes them; a long context loses its
-        beginning.
+        """Score continuations after contexts; a long context loses its beginning.
 
         Raises:
             DoesNotFitError: a continuation alone is longer than the context length.
@@ -97,18 +100,20 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
         try:
             return super().loglikelihood(requests, disable_tqdm=True)
         except DoesNotFitError as error:
-            raise DoesNotFitError({int(requests[i].doc_id) for i in error.items}) from None
+            items = {int(requests[i].doc_id) for i in error.items}
+            raise DoesNotFitError(items) from None
         finally:
             self._encode_text.cache_clear()
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        asked = [
-            Request(tuple(context), tuple(continuation)) for _, context, continuation in requests
-        ]
-        longest = self.evaluator.context_length
-        too_long = {i for i, each in enumerate(asked) if len(each.continuation) > longest}
+        asked = []
+        too_long = set()
+        for i, (_, context, continuation) in enumerate(requests):
+            asked.append(Request(tuple(context), tuple(continuation)))
+            if len(continuation) > self.evaluator.context_length:
+                too_long.add(i)
         if too_long:
             raise DoesNotFitError(too_long)
         return [(score.logprob, score.greedy) for score in self._score(asked)]
@@ -116,15 +121,14 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return the log-probabilities of whole texts, in disjoint windows; only the last has more
-        context."""
+        """Return the log-probabilities of whole texts, in disjoint windows."""
         length = self.evaluator.context_length
         every_window = []
         counts = []
         for text in self._encode([request.args[0] for request in requests]):
-            cut = windows(text, length, stride=length, prefix=self.prefix_token_id)
-            every_window += cut
-            counts.append(len(cut))
+            of_text = windows(text, length, stride=length, prefix=self.prefix_token_id)
+            every_window += of_text
+            counts.append(len(of_text))
         scores = iter(self._score(every_window, may_overlap=True))
         return [sum(score.logprob for score in islice(scores, count)) for count in counts]
 
@@ -150,7 +154,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def _answer_batches(
         self, requests: list[Instance], contexts: list[TokenIds]
     ) -> list[_AnswerBatch]:
-        """Divide requests into batches, and cut contexts that leave an answer no room."""
+        """Divide requests into batches, and cut the beginning of contexts that are too long."""
         groups: dict[tuple[int, tuple[str, ...], int], list[tuple[int, TokenIds]]] = {}
         for i, (request, context) in enumerate(zip(requests, contexts, strict=True)):
             asked = normalize_gen_kwargs(request.args[1])
@@ -158,25 +162,26 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
                 raise ValueError(
                     f"{self.task} asks for sampled text; only greedy text can be repeated"
                 )
-            # The harness reserves the limit's whole length; a short model would have no room left
-            # for the question.
+            # The harness reserves room for all tokens that the task allows: in a short context none
+            # would be left for the question.
             limit = min(asked["max_gen_toks"], self.evaluator.context_length // 2)
             room = self.evaluator.context_length - limit
-            self.truncated += len(context) > room
-            kept = context[-room:] or (self.prefix_token_id,)
-            key = (len(kept), tuple(asked["until"]), limit)
-            groups.setdefault(key, []).append((i, kept))
+            if len(context) > room:
+                self.truncated += 1
+            context = context[-room:] or (self.prefix_token_id,)
+            key = (len(context), tuple(asked["until"]), limit)
+            groups.setdefault(key, []).append((i, context))
 
         batches = []
         for (length, until, limit), members in groups.items():
             rows = max(1, self.evaluator.batch_tokens // (length + limit))
             for start in range(0, len(members), rows):
-                batches.append(_AnswerBatch(members[start : start + rows], until, limit))
+                part = members[start : start + rows]
+                batches.append(_AnswerBatch(part, until, limit))
         return batches
 
     def _write(self, batch: _AnswerBatch) -> list[tuple[int, str]]:
-        """Continue each context up to the first stop string; return the texts with their requests'
-        numbers."""
+        """Continue each context up to the first stop string; return (request's number, text)."""
         evaluator = self.evaluator
         contexts = [context for _, context in batch.members]
         prompt = torch.tensor(contexts, device=evaluator.device)
@@ -196,11 +201,13 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
                         open_rows.discard(row)
                 if not open_rows:
                     break
+
         answers = []
+        stop = list(batch.until)
         for (i, _), tokens in zip(batch.members, written, strict=True):
             text = self.text.decode(tokens)
-            stop = list(batch.until)
-            answers.append((i, postprocess_generated_text(text, stop=stop, think_end_token=None)))
+            text = postprocess_generated_text(text, stop=stop, think_end_token=None)
+            answers.append((i, text))
         return answers
 
     def _encode(self, texts: list[str]) -> list[TokenIds]:
