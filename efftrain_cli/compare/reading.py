@@ -1,5 +1,4 @@
-"""A run directory reduced to the numbers that a comparison needs: a few hundred kilobytes, however
-long the run is."""
+"""Reduce a run directory to the numbers that a comparison needs, at most a few hundred kilobytes."""
 
 from __future__ import annotations
 
@@ -31,17 +30,19 @@ from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_result
 READ = tuple(
     column.name for column in COLUMNS if column.compared or (column.title and not column.by)
 )
-"""Columns whose names do not depend on the recipe."""
+"""Columns that every run is read with: their names do not depend on the recipe."""
 _MEASURED = tuple(method.measured for method in methods_in(Recipe).values() if method.measured)
 STEP_COLUMNS = ("stage", "flops", *_MEASURED)
-"""Columns that decide how long a step takes."""
+"""Columns that decide on the time of a step."""
 SITE = "std_kl_"
-"""Begins the columns of the standardization loss by site; the site follows, as "h.0.mlp.c_fc"."""
+"""Prefix of the columns of the standardization loss; the site follows, such as "h.0.mlp.c_fc"."""
 POINTS = 200
-"""Points that a figure's curve keeps; of more steps, the extreme of each stretch or evenly spread
-ones."""
+"""Most points of a figure's curve.
+
+Of more steps it keeps the extreme of each stretch, or evenly spread ones.
+"""
 AXES = {"tokens": "tokens", "flops": "total_flops", "seconds": "train_seconds"}
-"""What a loss can be plotted and compared against, and the column that holds it."""
+"""Cost against which a loss is plotted and compared -> its column."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,9 @@ class ZeroShot:
     checkpoint: str
     """Name of the checkpoint that was evaluated."""
     tokens: float | None = None
-    """Tokens that the run had spent when it wrote that checkpoint; None if its step is not in
-    metrics.jsonl."""
+    """Tokens trained at that checkpoint; None if its step is not in metrics.jsonl."""
     items: Mapping[str, float] = field(default_factory=dict)
-    """Score by item; empty if they were not kept."""
+    """Score by item; empty if the scores of items were not kept."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class RunNumbers:
 
     name: str
     recipe_name: str
-    """As the command line named the recipe."""
+    """Name of the recipe on the command line."""
     seed: int
     recipe: dict[str, Any]
     """The resolved recipe as dotted keys, seed included."""
@@ -83,10 +83,12 @@ class RunNumbers:
     marks: tuple[Why, ...]
     """Remarks on the run: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
-    """`step`, `tokens`, `flops`, `seconds`, `schedule_tokens`, `val_loss` of the rows with a
-    validation loss, in order. Tokens of steps that a rewind abandoned are spent: they are in
-    `tokens`, as they are in FLOPs and seconds, but the schedule went back with the run, so they are
-    not in `schedule_tokens`."""
+    """Columns of the rows with a validation loss, in order.
+
+    `step`, `tokens`, `flops`, `seconds`, `schedule_tokens` and `val_loss`. Steps that a rewind
+    abandoned count in `tokens`, `flops` and `seconds`; they do not in `schedule_tokens`, as the
+    learning-rate schedule went back with the run.
+    """
     step: int
     tokens: float
     flops: float
@@ -97,9 +99,10 @@ class RunNumbers:
     rewinds: int
     mfu: float | None
     spent: dict[str, float]
-    """Seconds by column, if logged: training, evaluation, checkpoints, compilation, the
-    processor's, and by the wall clock from the first to the last row, summed over segments without
-    replaced steps."""
+    """Seconds by column, if logged: training, evaluation, checkpoints, compilation, processor, wall.
+
+    Wall seconds are from the first to the last row of each segment, without replaced steps.
+    """
     series: dict[str, Series]
     zero_shot: tuple[ZeroShot, ...]
     peak_lr: float = 0.0
@@ -107,46 +110,51 @@ class RunNumbers:
     warmup_tokens: float = 0.0
     """Tokens after the first step at the largest learning rate."""
     flops_lack_optimizer: bool = False
-    """Whether rows of a run with Muon were written before its Newton-Schulz iterations were
-    counted."""
+    """Whether a run with Muon has rows without the FLOPs of its Newton-Schulz iterations."""
     step_counts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Steps counted by what decides their time: `until` (step of the first evaluation from there
-    on, rising), `kind`, `flops` of one step, `steps`."""
+    """Table of steps of equal time: columns `until`, `kind`, `flops` (of one step), `steps`.
+
+    `until` is the step of the next evaluation, in rising order; `steps` is the number of steps.
+    """
 
     @property
     def failed(self) -> bool:
-        """The run is over without a result: its loss or a gradient was not finite, or a divergence
-        ended it."""
+        """Whether the run ended without a result, as its loss diverged or was not finite."""
         return self.status == "diverged"
 
     @property
     def pending(self) -> bool:
-        """The run may still finish: it is running, paused, crashed or not started."""
+        """Whether the run may still finish: it is running, paused, crashed or not started."""
         return self.status not in ("finished", "diverged")
 
     @property
     def final_loss(self) -> float | None:
-        """Validation loss of the last evaluation, nats per token; None for a run not finished or
-        never evaluated."""
+        """Validation loss of the last evaluation, nats per token.
+
+        None if the run has not finished or was never evaluated.
+        """
         losses = self.evaluated["val_loss"]
-        return float(losses[-1]) if self.status == "finished" and len(losses) else None
+        if self.status != "finished" or not len(losses):
+            return None
+        return float(losses[-1])
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens over training seconds; None for a run that has spent none."""
+        """Tokens over training seconds; None if there are no training seconds."""
         return self.tokens / self.seconds if self.seconds > 0 else None
 
     @property
     def grown_at(self) -> int:
         """Step up to which a grown run's rows are its parent's; -1 for a run that was not grown."""
         grown = self.origin.get("grown_from")
-        checkpoint = str(grown.get("checkpoint")) if isinstance(grown, dict) else ""
+        if not isinstance(grown, dict):
+            return -1
+        checkpoint = str(grown.get("checkpoint"))
         digits = checkpoint.removeprefix("step-")
         return int(digits) if digits.isdigit() else -1
 
     def parts(self, family: str) -> dict[str, Series]:
-        """Return the series of a family of columns by part of the model, such as "h.0"; empty if
-        the run has none."""
+        """Return the series of a family of columns, by part of the model such as "h.0"."""
         return {
             name.removeprefix(family): series
             for name, series in self.series.items()
@@ -155,13 +163,14 @@ class RunNumbers:
 
     @property
     def has_diverged(self) -> bool:
-        """It failed, or it diverged and was rewound."""
+        """Whether the run failed, or diverged and was rewound."""
         return self.failed or self.nonfinite_stops > 0 or self.rewinds > 0
 
 
 def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
-    """Read a run, with its zero-shot results if `zero_shot`; one that has not logged a step has
-    empty columns.
+    """Read a run, with its zero-shot results if `zero_shot`.
+
+    The columns of a run that has not logged a step are empty.
 
     Raises:
         DataError: a file is missing, damaged or of another format.
@@ -173,13 +182,13 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     frame = pd.DataFrame(rows.columns)
     frame["schedule_tokens"] = frame.tokens
     for event in _events(run, "rewind"):
-        # Tokens of the steps that it gave up: trained on, and no part of the rows' own count.
+        # The rows do not count the tokens of abandoned steps, although they were trained on.
         after = frame.step > float(event.get("to_step", math.inf))
         frame.tokens += float(event.get("tokens_abandoned", 0)) * after
-    step, tokens, flops, seconds = (_last(frame[name]) for name in ("step", *AXES.values()))
+    step = _last(frame.step)
+    seconds = _last(frame.train_seconds)
 
-    # No row holds the seconds of the save after the last step: a row counts what was saved before
-    # it.
+    # A row counts the checkpoints before it: the seconds of the last one are only in its event.
     last_save = 0.0
     for event in _events(run, "checkpoint"):
         saved = event.get("seconds")
@@ -192,15 +201,20 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     if "checkpoint_seconds" in spent:
         spent["checkpoint_seconds"] += last_save
     # Each segment has its own clock, which starts at 0.
-    clocks = frame.dropna(subset="wall_seconds").groupby("segment").wall_seconds.max().clip(0)
+    timed_rows = frame.dropna(subset="wall_seconds")
+    clocks = timed_rows.groupby("segment").wall_seconds.max().clip(0)
     if len(clocks):
         spent["wall_seconds"] = sum(clocks) + last_save
 
     mfu = None
     timed = frame[["mfu", "seconds"]].dropna()
-    if timed.seconds.sum() > 0:
-        mfu = float((timed.mfu * timed.seconds).sum() / timed.seconds.sum())
-    peak_lr = frame.lr.max() if frame.lr.notna().any() else 0.0
+    total = timed.seconds.sum()
+    if total > 0:
+        mfu = float((timed.mfu * timed.seconds).sum() / total)
+    peak_lr = 0.0
+    if frame.lr.notna().any():
+        peak_lr = frame.lr.max()
+    # Equal up to rounding.
     at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
     optimizer = OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")]
     uncounted = frame.lr.notna() & frame.optimizer_flops.isna()
@@ -214,8 +228,8 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         marks=_marks(run, rows, status, int(step)),
         evaluated=_evaluated(frame),
         step=int(step),
-        tokens=tokens,
-        flops=flops,
+        tokens=_last(frame.tokens),
+        flops=_last(frame.total_flops),
         flops_lack_optimizer=optimizer.counts_flops and bool(uncounted.any()),
         seconds=seconds,
         spent=spent,
@@ -241,9 +255,9 @@ def _events(run: SmallFiles, *kinds: str) -> list[dict[str, Any]]:
 def status_of(run: SmallFiles, rows: Metrics) -> str:
     """Return "running", "finished", "stopped", "diverged", "not started" or "crashed".
 
-    A run is finished if its budget is used up and its last step has a validation loss: one that was
-    stopped in its last evaluation has none yet, and one whose last validation loss was not finite
-    has none either. A run that nobody owns and that ended without saying so crashed.
+    A run is finished if its budget is used up and its last step has a finite validation loss. A run
+    that was stopped in its last evaluation does not have it yet. A run crashed if no process holds
+    its lock and its events do not say how it ended.
     """
     if run.locked:
         return "running"
@@ -262,7 +276,7 @@ def status_of(run: SmallFiles, rows: Metrics) -> str:
 
 
 def _end(run: SmallFiles) -> str:
-    """Return how the last segment ended, by its events; "" if it just breaks off."""
+    """Return how the last segment ended, by its events; "" if they do not say."""
     for event in reversed(run.events):
         match event.get("event"):
             case "end":
@@ -275,10 +289,13 @@ def _end(run: SmallFiles) -> str:
 
 
 def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why, ...]:
+    """Return `RunNumbers.marks`."""
     marks = []
     if status != "finished":
-        end = _end(run) if status == "crashed" else ""
-        text = f"{status} ({end})" if end else status
+        text = status
+        end = _end(run)
+        if end and status == "crashed":
+            text += f" ({end})"
         if status != "diverged":
             text = f"unfinished: {text}"
         text += f" at step {step}"
@@ -298,7 +315,7 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
             marks.append(Why(what, f"{what} {counted(count, 'time')}"))
     starts = _events(run, "start", "resume")
     for key, text in _MOVED.items():
-        # A run that was started by an older version says all but its devices in its origin alone.
+        # Older versions wrote these values, except the devices, only to the origin.
         sources = starts if key in ("device", "devices") else [run.origin, *starts]
         values = dict.fromkeys(str(source[key]) for source in sources if key in source)
         if len(values) > 1:
@@ -335,19 +352,22 @@ _MOVED = {
 
 def _last(values: np.ndarray | pd.Series) -> float:
     """Return the last value that is not missing; 0 if all are."""
-    return float([0.0, *values[np.isfinite(values)][-1:]][-1])
+    finite = np.asarray(values)[np.isfinite(values)]
+    return float(finite[-1]) if len(finite) else 0.0
 
 
 def _evaluated(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Return `RunNumbers.evaluated`."""
     rows = frame[frame.val_loss.notna()]
-    # Step 0 has trained on nothing; a row that leaves its counts out says 0.
+    # The row of step 0 may lack its counts, which are 0.
     names = {"step": "step", "val_loss": "val_loss", "schedule_tokens": "schedule_tokens"} | AXES
     return {name: np.nan_to_num(rows[column]) for name, column in names.items()}
 
 
 def kinds_of_steps(frame: pd.DataFrame) -> pd.Series:
-    """Number the kinds of steps whose times do not compare by FLOPs: twice the stage, and 1 more if
-    a method measured.
+    """Return the number of each step's kind: twice the stage, and 1 more if a method measured.
+
+    Times of steps of different kinds are not proportional to their FLOPs.
 
     Args:
         frame: rows with STEP_COLUMNS.
@@ -357,9 +377,15 @@ def kinds_of_steps(frame: pd.DataFrame) -> pd.Series:
 
 
 def _step_counts(frame: pd.DataFrame) -> dict[str, np.ndarray]:
-    until = frame.step.where(frame.val_loss.notna()).bfill()
-    keys = {"until": until, "kind": kinds_of_steps(frame), "flops": frame.flops}
-    counts = pd.DataFrame(keys).groupby(list(keys)).size().rename("steps").reset_index()
+    """Return `RunNumbers.step_counts`."""
+    evaluated_steps = frame.step.where(frame.val_loss.notna())
+    keys = {
+        "until": evaluated_steps.bfill(),
+        "kind": kinds_of_steps(frame),
+        "flops": frame.flops,
+    }
+    groups = pd.DataFrame(keys).groupby(list(keys))
+    counts = groups.size().rename("steps").reset_index()
     return {name: counts[name].to_numpy() for name in counts}
 
 
@@ -380,6 +406,7 @@ def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
+    """Return `RunNumbers.series`: each column that has a title, thinned."""
     series = {}
     for name in columns:
         column = find_column(name)
@@ -390,7 +417,8 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
         values = columns[name][finite]
         if len(values) > POINTS:
             edges = np.linspace(0, len(values), POINTS + 1).astype(int)[:-1]
-            if column.is_extreme:  # a spike of one step must stay visible
+            if column.is_extreme:
+                # A spike of one step must stay visible.
                 values = np.maximum.reduceat(values, edges)
             else:
                 edges = np.unique(np.append(edges, len(values) - 1))
@@ -402,6 +430,7 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
 
 
 def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
+    """Return `RunNumbers.zero_shot`."""
     items: dict[tuple[object, ...], dict[str, float]] = {}
     try:
         for row in read_items(path):
@@ -410,7 +439,8 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
                 # Only accuracies: an item of a perplexity is a log-probability, whose mean is not
                 # the task's score.
                 if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
-                    items.setdefault((*key_of(row), name), {})[item] = float(score)
+                    by_item = items.setdefault((*key_of(row), name), {})
+                    by_item[item] = float(score)
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
 
@@ -422,7 +452,8 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
     for entry in read_results(path):
         checkpoint = str(entry.get("checkpoint", ""))
         limit = entry["limit"]
-        task = (str(entry["task"]), str(entry["protocol"]), "" if limit is None else str(limit))
+        limit = "" if limit is None else str(limit)
+        task = (str(entry["task"]), str(entry["protocol"]), limit)
         for name, metric in entry.get("metrics", {}).items():
             if metric.get("value") is not None:
                 result = ZeroShot(
