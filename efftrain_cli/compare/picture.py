@@ -1,9 +1,8 @@
-"""Figures as values: a frame of curves and how to label it, drawn by matplotlib off screen or by
-plotext in a terminal.
+"""Draw figures: with matplotlib into files, or with plotext in a terminal.
 
-Colours are Okabe and Ito's (2008), which colour-blind readers tell apart; each group has a line
-style of its own besides. A figure for a page is an SVG whose text and axes take the page's text
-colour, so that it reads on light and on dark.
+Colours are Okabe and Ito's (2008), which colour-blind readers can distinguish; each group also has
+its own line style. A figure for a page is an SVG whose text and axes have the page's text colour,
+so that it can be read on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 _LETTERS = ascii_uppercase + ascii_lowercase
 _TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 _INK = "#010203"
-"""Stands for the page's text colour until the SVG is written."""
+"""Placeholder of the page's text colour, which `inline_svg` replaces."""
 _INKED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 HEIGHT = 20
-"""Lines of a plot in the terminal."""
+"""Height of a plot in the terminal, in lines."""
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,19 @@ class Plot:
     """File name without its ending."""
     title: str
     curves: pd.DataFrame
-    """A row per point, as `curve` makes them: group, label, line, x, y, low, high."""
+    """A row per point: group, label, line, x, y, low, high; see `curve`."""
     x: str
-    """What x is, with its unit."""
+    """Label of the x axis, with its unit."""
     y: str
-    """What y is, with its unit."""
+    """Label of the y axis, with its unit."""
     log: str = ""
     """Axes on a log scale: "x" or "y"."""
     start: float = 0.0
-    """Where a linear x axis begins."""
+    """Left end of a linear x axis."""
     fit_from: float = 0.0
-    """Curves fit into the frame from this x on; before it they may leave it."""
+    """The y axis covers the curves from this x on."""
     include: tuple[float, ...] = ()
-    """Values of y that the frame shows too."""
+    """Further values that the y axis covers."""
     levels: tuple[float, ...] = ()
     """Values of y with a dotted line."""
     ends: tuple[float, ...] = ()
@@ -65,13 +64,13 @@ class Plot:
     crosses: tuple[tuple[int, float, float], ...] = ()
     """(group, x, y) of runs that diverged."""
     ticks: Mapping[float, str] = field(default_factory=dict)
-    """Labels of x by their place; empty: at round numbers."""
+    """Place on the x axis -> its label; round numbers if empty."""
     fades: bool = False
-    """Earlier lines of a group are paler."""
+    """Whether earlier lines of a group are paler."""
 
     @property
     def low_high(self) -> tuple[float, float]:
-        """The range of y that the frame shows, without its margin."""
+        """Range of the y axis, without a margin."""
         late = self.curves[self.curves.x >= self.fit_from]
         values = [*late[["y", "low", "high"]].to_numpy().ravel(), *self.include]
         values += [y for _, _, y in self.crosses]
@@ -93,10 +92,10 @@ def curve(
     """Return the points of one curve.
 
     Args:
-        group: its number among all groups of a page, which decides colour and style.
-        label: of the group, in the legend.
-        low, high: the band around it, if it has one.
-        line: its number within the group.
+        group: number of the group on a page, which decides colour and style.
+        label: name of the group in the legend.
+        low, high: band around the curve; NaN if it has none.
+        line: number of the curve within the group.
     """
     import pandas as pd
 
@@ -105,7 +104,7 @@ def curve(
 
 
 def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
-    """Draw plots below each other over one x axis, or if `across` side by side over one y axis."""
+    """Draw plots below each other with one x axis, or if `across` side by side with one y axis."""
     from matplotlib.figure import Figure
 
     rows = 1 if across else len(plots)
@@ -118,8 +117,9 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
 
     handles, labels = panels.flat[0].get_legend_handles_labels()
     if labels:
-        # Below the axes, so that it lies over no curve; in as many columns as have room.
-        fitting = 70 * columns // (8 + max(map(len, labels)))
+        # Below the axes, where it hides no curve, in as many columns as fit.
+        longest = max(map(len, labels))
+        fitting = 70 * columns // (8 + longest)
         figure.legend(
             handles,
             labels,
@@ -133,7 +133,8 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
 
 def _draw_lines(axes: Axes, plot: Plot) -> None:
     for group, curves in plot.curves.groupby("group", sort=False):
-        label = curves.label.iloc[0].replace("$", r"\$")  # a foreign name is not a formula
+        # A name with a dollar sign is not a formula.
+        label = curves.label.iloc[0].replace("$", r"\$")
         colour = COLOURS[group % len(COLOURS)]
         style = STYLES[(group + group // len(COLOURS)) % len(STYLES)]
         lines = curves.line.nunique()
@@ -152,12 +153,19 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
                 marker="o" if plot.ticks else "",
                 markersize=4,
             )
-            label = "_"  # one entry of the legend a group
-            low = points.low
-            high = points.high
-            axes.fill_between(points.x, low, high, color=colour, alpha=0.2, linewidth=0)
+            # The legend has one entry per group: an underscore hides the other lines.
+            label = "_"
+            axes.fill_between(
+                points.x,
+                points.low,
+                points.high,
+                color=colour,
+                alpha=0.2,
+                linewidth=0,
+            )
     for group, x, y in plot.crosses:
-        axes.plot([x], [y], "x", markersize=7, color=COLOURS[group % len(COLOURS)], label="_")
+        colour = COLOURS[group % len(COLOURS)]
+        axes.plot([x], [y], "x", markersize=7, color=colour, label="_")
 
 
 def _set_axes(axes: Axes, plot: Plot) -> None:
@@ -199,8 +207,7 @@ def tick(value: float) -> str:
 
 
 def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> None:
-    """Draw plots as `draw_figure` does into a file, whose ending says the format; PNG has 200 dots
-    per inch.
+    """Draw plots into a file with `draw_figure`; the ending of its name decides the format.
 
     Raises:
         OSError: the file cannot be written.
@@ -222,8 +229,9 @@ def write_figures(plots: Sequence[Plot], folder: Path) -> list[Path]:
     paths = []
     for plot in plots:
         for ending in ("svg", "png"):
-            paths.append(folder / f"{plot.name}.{ending}")
-            write_figure([plot], paths[-1])
+            path = folder / f"{plot.name}.{ending}"
+            write_figure([plot], path)
+            paths.append(path)
     return paths
 
 
@@ -241,18 +249,17 @@ def _style(salt: str, ink: str) -> Any:
     import matplotlib
 
     style: dict[Any, Any] = dict.fromkeys(_INKED, ink)
-    # The salt keeps the identifiers of one page's figures apart, and equal from one run to the
-    # next.
+    # The salt makes identifiers differ between the figures of a page, and repeat from run to run.
     style |= {"font.size": 9.5, "svg.fonttype": "none", "svg.hashsalt": salt}
     return matplotlib.rc_context(style)
 
 
 def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
-    """Draw a plot in characters, each group's curves with its letter, in turn.
+    """Return a plot as text, with the curves of each group as its letter.
 
     Args:
-        width: characters.
-        colour: with colours, for a terminal.
+        width: width of the text, in characters.
+        colour: whether to colour the letters.
     """
     import plotext
     from matplotlib.ticker import MaxNLocator
@@ -260,14 +267,16 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
     shown = plot.curves[np.isfinite(plot.curves.y) & (plot.curves.x >= plot.start)]
     if shown.empty:
         return ""
-    scale_x, scale_y = (np.log10 if axis in plot.log else np.asarray for axis in "xy")
+    scale_x = np.log10 if "x" in plot.log else np.asarray
+    scale_y = np.log10 if "y" in plot.log else np.asarray
     left = max(plot.start, float(shown.x.min()))
     right = float(shown.x.max())
+    # A single point has no width, and a flat curve no height.
     if left == right:
-        right += 1.0  # a single point has no width
+        right += 1.0
     low, high = plot.low_high
     if low == high:
-        high += abs(high) / 100 or 1.0  # a flat curve has no height
+        high += abs(high) / 100 or 1.0
     ends = scale_x([left, right])
     heights = scale_y([low, high])
 
@@ -280,7 +289,10 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
 
     plotext.xlim(*ends)
     plotext.ylim(*heights)
-    ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(left, right)}
+    ticks = plot.ticks
+    if not ticks:
+        round_numbers = MaxNLocator(5).tick_values(left, right)
+        ticks = {mark: tick(mark) for mark in round_numbers}
     marks = {mark: text for mark, text in ticks.items() if left <= mark <= right}
     plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
     places = np.linspace(heights[0], heights[1], 6)
@@ -296,7 +308,7 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
 
 
 def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width: int) -> None:
-    """Draw each group's letters, which take turns every few columns, so that none hides another.
+    """Draw the groups' letters, which take turns every few columns so that none hides another.
 
     Args:
         curves: points on the scale of the axes.
@@ -305,9 +317,9 @@ def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width
     """
     import plotext
 
-    (left, right) = ends
-    (low, high) = heights
-    groups = curves.group.nunique()
+    left, right = ends
+    low, high = heights
+    n_groups = curves.group.nunique()
     for place, (group, lines) in enumerate(curves.groupby("group")):
         for _, points in lines.groupby("line"):
             x = points.x.to_numpy()
@@ -315,8 +327,10 @@ def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width
             # Several points a column, so that a steep line leaves no gaps.
             at = np.linspace(x[0], x[-1], 8 * width)
             height = np.interp(at, x, y)
-            is_turn = (at - left) / (right - left) * width // 4 % groups == place
-            drawn = (is_turn | (x[0] == x[-1])) & (low <= height) & (height <= high)
+            column = (at - left) / (right - left) * width
+            is_turn = column // 4 % n_groups == place
+            is_inside = (low <= height) & (height <= high)
+            drawn = (is_turn | (x[0] == x[-1])) & is_inside
             plotext.scatter(
                 at[drawn].tolist(),
                 height[drawn].tolist(),
@@ -326,8 +340,7 @@ def _scatter_in_turns(curves: pd.DataFrame, ends: Values, heights: Values, width
 
 
 def letter(group: int) -> str:
-    """Return the short name of a group in tables and plots, by its place: A to Z, a to z, then R53
-    and so on."""
+    """Return the short name of a group by its number: A to Z, a to z, then R53 and so on."""
     if group < len(_LETTERS):
         return _LETTERS[group]
     return f"R{group + 1}"
