@@ -554,8 +554,8 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
 def _without_values(found: Verdict, missing: Sequence[Why]) -> Verdict:
     """Judge nothing: for the given reasons, finished runs have no value."""
     reasons = dict.fromkeys(why.text for why in missing)
-    why = Why("no_values", f"{', '.join(reasons)}: no claim")
-    return replace(found, estimate=Estimate(math.nan, why=why), why=why)
+    estimate = inference.no_estimate(f"{', '.join(reasons)}: no claim")
+    return replace(found, estimate=estimate, why=estimate.why)
 
 
 def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
@@ -732,15 +732,13 @@ def _estimate(
             table = [[match(a, b) for a in before.values()] for b in after.values()]
             estimate = inference.all_pairs(table)
         if math.isnan(estimate.mean):
-            why = Why("no_values", "matched before the first step: no claim")
-            return Estimate(math.nan, why=why)
+            return inference.no_estimate("matched before the first step: no claim")
         error = sum(match_error(a, b) for a, b in pairs) / len(pairs)
         return _unless_too_sparse(inference.exponentiated(estimate), error, groups)
 
     if question.tested == "ratio":
         if min(*before.values(), *after.values()) <= 0:
-            why = Why("no_values", "reached before the first step: no claim")
-            return Estimate(math.nan, why=why)
+            return inference.no_estimate("reached before the first step: no claim")
         return inference.ratio_of_means(before, after, level)
     return inference.difference_of_means(before, after, level)
 

@@ -96,6 +96,11 @@ class Estimate:
         return size
 
 
+def no_estimate(text: str) -> Estimate:
+    """Return an estimate without a number; `text` says why."""
+    return Estimate(math.nan, why=Why("no_values", text))
+
+
 def _by_t(
     mean: float, se: float, df: float, n: int, sd: float, method: str, alpha: float
 ) -> Estimate:
@@ -146,7 +151,7 @@ def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     values = np.asarray(differences, float)
     n = len(values)
     if n == 0:
-        return Estimate(math.nan, why=Why("no_values", "no pairs"))
+        return no_estimate("no pairs")
     mean = float(values.mean())
     if n == 1:
         return Estimate(mean, n=1, paired=True, why=ONE_SEED)
@@ -213,8 +218,7 @@ def partly_paired_t(baseline: BySeed, method: BySeed) -> Estimate:
     spread = x.std() * y.std()
     r = 0.0
     if spread > 0:
-        covariance = np.mean((x - x.mean()) * (y - y.mean()))
-        r = float(covariance / spread)
+        r = float(np.mean((x - x.mean()) * (y - y.mean())) / spread)
     # Shared seeds cannot cause a negative correlation: it is the noise of a few pairs.
     r = max(0.0, r)
     return welch_t(
@@ -235,7 +239,7 @@ def difference_of_means(baseline: BySeed, method: BySeed, alpha: float = ALPHA) 
         alpha: level of the paired t's interval; the others have ALPHA.
     """
     if not baseline or not method:
-        return Estimate(math.nan, why=Why("no_values", "no values"))
+        return no_estimate("no values")
     shared = len(baseline.keys() & method.keys())
     if shared == len(baseline) == len(method):
         differences = [method[seed] - baseline[seed] for seed in sorted(baseline)]
@@ -289,7 +293,7 @@ def all_pairs(scores: Sequence[Sequence[float]]) -> Estimate:
     """
     table = np.asarray(scores, float)
     if table.size == 0:
-        return Estimate(math.nan, why=Why("no_values", "no values"))
+        return no_estimate("no values")
     # Welch's t takes a difference: the columns change their sign, and give their mean to the rows.
     rows = table.mean(1)
     columns = table.mean() - table.mean(0)
@@ -456,8 +460,7 @@ def _share_as_extreme(scores: np.ndarray, k: int, observed: int) -> float:
         for size in range(min(i + 1, k), 0, -1):
             counts[size] += np.roll(counts[size - 1], score)
 
-    sums = np.arange(-reach, reach + 1)
-    is_extreme = np.abs(sums) >= observed
+    is_extreme = np.abs(np.arange(-reach, reach + 1)) >= observed
     share = counts[k][is_extreme].sum() / counts[k].sum()
     return float(min(1.0, share))
 
@@ -513,8 +516,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = [0.0] * len(p_values)
     largest = 0.0
     for rank, i in enumerate(order):
-        hypotheses_left = len(p_values) - rank
-        p = min(1.0, hypotheses_left * p_values[i])
+        p = min(1.0, (len(p_values) - rank) * p_values[i])
         largest = max(largest, p)
         adjusted[i] = largest
     return adjusted
