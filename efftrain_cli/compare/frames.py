@@ -110,9 +110,6 @@ def _verdict_columns(verdict: Verdict) -> Row:
     if verdict.exact:
         exact = asdict(verdict.exact)
         exact["wins"] = _number(verdict.exact.wins)
-    items = None
-    if verdict.items:
-        items = asdict(verdict.items)
 
     columns = {
         "estimate": _number(estimate.mean),
@@ -131,7 +128,7 @@ def _verdict_columns(verdict: Verdict) -> Row:
         "exact": exact,
         "p_equivalent": verdict.p_equivalent,
         "could_see": _number(verdict.min_detectable_effect),
-        "items": items,
+        "items": verdict.items and asdict(verdict.items),
         "items_p": verdict.items_p,
         "text": verdict.text,
         "note": verdict.note,
@@ -139,11 +136,8 @@ def _verdict_columns(verdict: Verdict) -> Row:
         "ratio": estimate.log,
     }
     if verdict.why:
-        columns["reason"] = verdict.why.text
-        columns["kind"] = verdict.why.kind
-    else:
-        columns["verdict"] = verdict.outcome
-    return columns
+        return columns | {"reason": verdict.why.text, "kind": verdict.why.kind}
+    return columns | {"verdict": verdict.outcome}
 
 
 def comma_separated(comparison: Comparison) -> str:

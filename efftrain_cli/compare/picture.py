@@ -289,10 +289,7 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
 
     plotext.xlim(*ends)
     plotext.ylim(*heights)
-    ticks = plot.ticks
-    if not ticks:
-        round_numbers = MaxNLocator(5).tick_values(left, right)
-        ticks = {mark: tick(mark) for mark in round_numbers}
+    ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(left, right)}
     marks = {mark: text for mark, text in ticks.items() if left <= mark <= right}
     plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
     places = np.linspace(heights[0], heights[1], 6)
