@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from efftrain_cli.foundation.console import silent
 from efftrain_cli.foundation.progress import show_progress
@@ -152,11 +153,8 @@ class Evaluator:
                 shared.append(indices)
             else:
                 alone += indices
-        batches = []
-        for indices in self._batches_of_shared(requests, shared):
-            batches.append(_Batch(indices, shares_contexts=True))
-        for indices in self._batches_of_alone(requests, alone):
-            batches.append(_Batch(indices, shares_contexts=False))
+        batches = [_Batch(indices, True) for indices in self._batches_of_shared(requests, shared)]
+        batches += [_Batch(indices, False) for indices in self._batches_of_alone(requests, alone)]
         return batches
 
     # Requests one by one: (context + continuation) as one sequence.
@@ -282,12 +280,8 @@ class Evaluator:
 
         Outputs of the padding are not read.
         """
-        longest = max(len(tokens) for tokens in sequences)
-        padded = []
-        for tokens in sequences:
-            padding = [0] * (longest - len(tokens))
-            padded.append([*tokens, *padding])
-        return torch.tensor(padded, device=self.device)
+        rows = [torch.tensor(tokens) for tokens in sequences]
+        return pad_sequence(rows, batch_first=True).to(self.device)
 
     def _run(self, tokens: Tensor, caches: Sequence[KeyValueCache] | None = None) -> Tensor:
         """Compute the residual stream after the last block, (sequences, tokens, n_embd)."""
