@@ -45,7 +45,7 @@ def list_recipes(format: TextOrJson = "text") -> None:
     """
     from efftrain_cli.recipe.draft import recipe_names
 
-    cards = [summarize_recipe(name) for name in recipe_names()]
+    cards = list(map(summarize_recipe, recipe_names()))
     cards.sort(key=lambda card: (not card["own"], card["name"]))
     if format == "json":
         print(json.dumps(cards, indent=1))
@@ -173,8 +173,7 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
     if format == "json":
-        changes = [{"key": key, "a": x, "b": y} for key, x, y in differences]
-        print(json.dumps(changes, indent=1))
+        print(json.dumps([{"key": key, "a": x, "b": y} for key, x, y in differences], indent=1))
         return
     if not differences:
         print(f"{a} and {b} are the same")

@@ -305,9 +305,8 @@ class StudyFile:
 
         Costs to reach one loss count as one.
         """
-        members = set()
-        for place, primary in enumerate(self.study.primary):
-            members.add(primary.question.member(place))
+        primaries = enumerate(self.study.primary)
+        members = {primary.question.member(place) for place, primary in primaries}
         n_methods = len(self.study.arms) - 1
         return len(members) * n_methods
 

@@ -33,10 +33,6 @@ def _final_loss(run: RunNumbers | None) -> float | None:
     return None if run is None else run.final_loss
 
 
-def _rank(runs: Sequence[RunNumbers | None]) -> tuple[int, float]:
-    return rank([_final_loss(run) for run in runs])
-
-
 def sensitivity_curves(trials: Sequence[Named]) -> list[Curve]:
     """Collect final losses over learning rates: a curve for each label with two rates or more."""
     by_label: dict[str, dict[float, dict[int, RunNumbers | None]]] = {}
@@ -46,12 +42,8 @@ def sensitivity_curves(trials: Sequence[Named]) -> list[Curve]:
         by_seed = by_rate.setdefault(rate, {})
         by_seed[trial.seed] = read_trial(trial)
 
-    curves = []
-    for label, by_rate in by_label.items():
-        curve = curve_of(label, by_rate)
-        if len(curve.rates) > 1:
-            curves.append(curve)
-    return curves
+    curves = [curve_of(label, by_rate) for label, by_rate in by_label.items()]
+    return [curve for curve in curves if len(curve.rates) > 1]
 
 
 def curve_of(label: str, by_rate: Mapping[float, Mapping[int, RunNumbers | None]]) -> Curve:
@@ -139,11 +131,8 @@ def ladders(trials: Sequence[Named]) -> list[LadderOf]:
         by_rate = by_budget.setdefault(recipe.train.tokens, {})
         by_rate.setdefault(recipe.optim.lr, []).append(trial)
 
-    collected = []
-    for label, by_budget in by_label.items():
-        if len(by_budget) > 1:
-            collected.append(_ladder_of(label, by_budget))
-    return collected
+    several = {label: budgets for label, budgets in by_label.items() if len(budgets) > 1}
+    return [_ladder_of(label, by_budget) for label, by_budget in several.items()]
 
 
 def _ladder_of(label: str, by_budget: Mapping[int, Mapping[float, Sequence[Trial]]]) -> LadderOf:
@@ -157,10 +146,8 @@ def _ladder_of(label: str, by_budget: Mapping[int, Mapping[float, Sequence[Trial
         problem = problem or not_decayed(
             optim.schedule, optim.decay_tokens, optim.decay_steps, budget
         )
-        settings = []
-        for trials in by_rate.values():
-            settings.append([read_trial(trial) for trial in trials])
-        best = min(settings, key=_rank)
+        settings = [[read_trial(trial) for trial in trials] for trials in by_rate.values()]
+        best = min(settings, key=lambda runs: rank([_final_loss(run) for run in runs]))
         if None in map(_final_loss, best):
             continue
         for run in best:
