@@ -14,7 +14,7 @@ import numpy as np
 
 from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparability import INCOMPARABLE, SIGNS, check, name_some
-from efftrain_cli.compare.engine import Verdict, correct, verdict
+from efftrain_cli.compare.engine import Verdict, correct, judge_question
 from efftrain_cli.compare.groups import (
     BEST_RULE,
     Group,
@@ -289,7 +289,7 @@ def _judge(
             why = withheld
         elif question.is_primary:
             family = primary
-        family += [verdict(question, groups[0], group, withheld=why) for group in groups[1:]]
+        family += [judge_question(question, groups[0], group, withheld=why) for group in groups[1:]]
     return [*correct(primary), *correct(others), *correct(scores)]
 
 

@@ -172,7 +172,7 @@ class Verdict:
         return self.why.text if self.why else self.outcome
 
 
-def verdict(
+def judge_question(
     question: Question,
     baseline: Group,
     method: Group,
@@ -187,40 +187,40 @@ def verdict(
     """
     method_seeds = set(method.seeds)
     shared = tuple(seed for seed in baseline.seeds if seed in method_seeds)
-    found = Verdict(question, method.label, shared, Estimate(math.nan))
+    verdict = Verdict(question, method.label, shared, Estimate(math.nan))
     if question.tested == "score":
-        return _judge_scores(found, baseline, method, looks, withheld)
+        return _judge_scores(verdict, baseline, method, looks, withheld)
     waiting = _why_pending(baseline, method)
     if waiting:
-        return _unjudged(found, withheld or waiting, looks)
+        return _unjudged(verdict, withheld or waiting, looks)
 
     sides = [Side(group, question.values(group)) for group in (baseline, method)]
     if question.tested in ("rank", "failures"):
         has_any = [any(numbers(side.values.values())) for side in sides]
         if not any(has_any):
-            return replace(found, why=NOTHING)
+            return replace(verdict, why=NOTHING)
     if question.tested == "difference" and question.point is None:
-        found = replace(found, differed=describe_differences(baseline, method))
+        verdict = replace(verdict, differed=describe_differences(baseline, method))
 
     why_unequal, budget_note = _check_budgets(question, baseline, method, looks)
     why = withheld or why_unequal or _why_incomparable(question, baseline, method)
     if why and looks.registered:
-        return _unjudged(found, why, looks)
+        return _unjudged(verdict, why, looks)
 
     # An unregistered question is tested even if it is not judged: the estimate is shown.
-    found = _test(found, sides, looks)
-    found = _with_notes(found, budget_note, found.note)
-    why = why or found.why
+    verdict = _test(verdict, sides, looks)
+    verdict = _with_notes(verdict, budget_note, verdict.note)
+    why = why or verdict.why
     if why:
-        return _unjudged(found, why, looks)
-    if "seconds" in (question.axis, question.equal):
-        found = _with_notes(found, found.note, describe_seconds(baseline, method))
-    return found
+        return _unjudged(verdict, why, looks)
+    if question.axis == "seconds":
+        verdict = _with_notes(verdict, verdict.note, describe_seconds(baseline, method))
+    return verdict
 
 
-def _with_notes(found: Verdict, *notes: str) -> Verdict:
+def _with_notes(verdict: Verdict, *notes: str) -> Verdict:
     """Return the verdict with the notes that are not empty."""
-    return replace(found, note="; ".join(filter(None, notes)))
+    return replace(verdict, note="; ".join(filter(None, notes)))
 
 
 def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdict]:
@@ -348,9 +348,9 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
 # --- why nothing may be judged --------------------------------------------------------------------
 
 
-def _unjudged(found: Verdict, why: Why, looks: Looks) -> Verdict:
+def _unjudged(verdict: Verdict, why: Why, looks: Looks) -> Verdict:
     p = 1.0 if looks.registered else None
-    return replace(found, why=why, p=p, p_equivalent=None, outcome="undecided", opposite=False)
+    return replace(verdict, why=why, p=p, p_equivalent=None, outcome="undecided", opposite=False)
 
 
 def _why_pending(baseline: Group, method: Group) -> Why | None:
@@ -487,18 +487,18 @@ Sides = Sequence[Side]
 """Two sides: the baseline's, then the method's."""
 
 
-def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
+def _test(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Pick the test that fits the question and its runs.
 
     Losses have a t test, and failures an exact one. Costs have a t test if every run reached the
     target, else a test of ranks.
     """
-    question = found.question
+    question = verdict.question
     if question.tested == "failures":
         failed = [{seed: bool(value) for seed, value in side.values.items()} for side in sides]
-        return _answer_by_failures(found, failed, sides, looks)
+        return _answer_by_failures(verdict, failed, sides, looks)
     if question.tested in ("difference", "match"):
-        return _judge_losses(found, sides, looks)
+        return _judge_losses(verdict, sides, looks)
 
     # A run that missed the target counts by what it spent: its cost lies beyond that.
     costs = []
@@ -513,7 +513,7 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
                 cost = math.inf
             elif isinstance(value, Why):
                 if value.kind != "not_reached":
-                    return _without_values(found, [value])
+                    return _without_values(verdict, [value])
                 cost = float(runs[0].evaluated[question.axis][-1])
                 is_beyond = True
             side_costs.append(cost)
@@ -526,7 +526,7 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     every_cost = (*a, *b)
     all_reached = math.inf not in every_cost and not any((*a_beyond, *b_beyond))
     if all_reached and question.tested != "rank":
-        return _by_t(found, sides, looks)
+        return _by_t(verdict, sides, looks)
 
     # If only one side missed the target, the ratio of what was spent bounds the ratio of costs.
     one_missed = any(a_beyond) != any(b_beyond)
@@ -535,7 +535,7 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
         log_ratio = np.mean(np.log(a)) - np.mean(np.log(b))
         bound = 1 if any(a_beyond) else -1
         estimate = Estimate(math.exp(float(log_ratio)), log=True, bound=bound)
-        found = replace(found, estimate=estimate)
+        verdict = replace(verdict, estimate=estimate)
 
     counts = {
         "diverged": (a.count(math.inf), b.count(math.inf)),
@@ -547,23 +547,23 @@ def _test(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
             text = f"{of_baseline} of {len(a)} baseline runs and {of_method} of this arm's {what}"
             notes.append(text)
     ranks = inference.rank_sum(a, b, a_beyond, b_beyond)
-    found = answer_by_count(found, ranks, looks, *notes)
-    return _unless_too_few(found, sides, looks)
+    verdict = answer_by_count(verdict, ranks, looks, *notes)
+    return _unless_too_few(verdict, sides, looks)
 
 
-def _without_values(found: Verdict, missing: Sequence[Why]) -> Verdict:
+def _without_values(verdict: Verdict, missing: Sequence[Why]) -> Verdict:
     """Judge nothing: for the given reasons, finished runs have no value."""
     reasons = dict.fromkeys(why.text for why in missing)
     estimate = inference.no_estimate(f"{', '.join(reasons)}: no claim")
-    return replace(found, estimate=estimate, why=estimate.why)
+    return replace(verdict, estimate=estimate, why=estimate.why)
 
 
-def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
+def _judge_losses(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Judge losses by the runs that finished and are not stuck.
 
     No claim is made in favour of a side that fails more often.
     """
-    level = stuck_loss(sides[0].group, found.question.stuck_at)
+    level = stuck_loss(sides[0].group, verdict.question.stuck_at)
     sides = [replace(side, failed=failed_seeds(side.group, level)) for side in sides]
     base, arm = sides
     failed_seeds_of_both = base.failed | arm.failed
@@ -576,22 +576,22 @@ def _judge_losses(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
     for side in kept:
         missing += [value for value in side.values.values() if isinstance(value, Why)]
     if missing:
-        return _without_values(found, missing)
+        return _without_values(verdict, missing)
     if not failed_seeds_of_both:
-        return _by_t(found, sides, looks)
+        return _by_t(verdict, sides, looks)
 
     shares = shares_text(sides)
     fewest = min(len(side.values) for side in kept)
     if fewest < FEWEST_FINISHED:
         failed = [{seed: seed in side.failed for seed in side.values} for side in sides]
-        return _answer_by_failures(found, failed, sides, looks, shares)
-    found = _by_t(found, kept, looks)
-    found = _with_notes(found, shares, "the losses are those of the other runs", found.note)
-    return _unless_it_fails_more(found, sides, looks)
+        return _answer_by_failures(verdict, failed, sides, looks, shares)
+    verdict = _by_t(verdict, kept, looks)
+    verdict = _with_notes(verdict, shares, "the losses are those of the other runs", verdict.note)
+    return _unless_it_fails_more(verdict, sides, looks)
 
 
 def _answer_by_failures(
-    found: Verdict,
+    verdict: Verdict,
     failed: Sequence[Mapping[int, bool]],
     sides: Sides,
     looks: Looks,
@@ -599,11 +599,11 @@ def _answer_by_failures(
 ) -> Verdict:
     """Judge by how many runs of each side failed."""
     test = inference.failure_test(*failed)
-    found = answer_by_count(found, test, looks, *notes)
-    return _unless_too_few(found, sides, looks)
+    verdict = answer_by_count(verdict, test, looks, *notes)
+    return _unless_too_few(verdict, sides, looks)
 
 
-def _unless_it_fails_more(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
+def _unless_it_fails_more(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Take back a claim in favour of the side that failed or got stuck more often."""
     base_share, arm_share = (len(side.failed) / len(side.group.seeds) for side in sides)
     arm_fails_more = arm_share > base_share
@@ -615,37 +615,37 @@ def _unless_it_fails_more(found: Verdict, sides: Sides, looks: Looks) -> Verdict
         "equivalent": arm_fails_more or base_fails_more,
         "undecided": False,
     }
-    if is_contradicted["equivalent"] and found.p_equivalent is not None:
-        found = replace(found, p_equivalent=1.0)
-    found = replace(found, opposite=found.opposite and not base_fails_more)
-    if not is_contradicted[found.outcome] or found.p is None or not looks.passed_by(found.p):
-        return found
+    if is_contradicted["equivalent"] and verdict.p_equivalent is not None:
+        verdict = replace(verdict, p_equivalent=1.0)
+    verdict = replace(verdict, opposite=verdict.opposite and not base_fails_more)
+    if not is_contradicted[verdict.outcome] or verdict.p is None or not looks.passed_by(verdict.p):
+        return verdict
 
     loss_words = {"better": "lower", "worse": "higher"}
-    loss_word = loss_words.get(found.outcome, "close")
+    loss_word = loss_words.get(verdict.outcome, "close")
     failures_word = "more" if arm_fails_more else "fewer"
-    found = _with_notes(found, f"{loss_word} loss, {failures_word} failures", found.note)
-    return replace(found, outcome="undecided", p=1.0)
+    verdict = _with_notes(verdict, f"{loss_word} loss, {failures_word} failures", verdict.note)
+    return replace(verdict, outcome="undecided", p=1.0)
 
 
-def _unless_too_few(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
+def _unless_too_few(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Withhold a verdict if so few runs cannot pass the test, whatever their results."""
-    assert found.exact is not None
-    smallest = found.exact.smallest_p
+    assert verdict.exact is not None
+    smallest = verdict.exact.smallest_p
     if looks.registered:
-        return found
+        return verdict
     fewest = min(len(side.group.runs) for side in sides)
     if fewest == 1:
-        return replace(found, why=inference.ONE_SEED)
+        return replace(verdict, why=inference.ONE_SEED)
     if smallest < looks.alpha:
-        return found
+        return verdict
     text = f"undecided: so few runs cannot give p below {smallest:.2g}"
-    return replace(found, why=Why("too_few", text))
+    return replace(verdict, why=Why("too_few", text))
 
 
-def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, *notes: str) -> Verdict:
+def answer_by_count(verdict: Verdict, test: ExactTest, looks: Looks, *notes: str) -> Verdict:
     """Complete a verdict by an exact test, which shows differences but cannot test a margin."""
-    question = found.question
+    question = verdict.question
     n_looks = len(looks.plan)
     # Bonferroni over the looks: no boundary is calibrated for p-values that jump.
     corrected = replace(test, p=min(1.0, test.p * n_looks))
@@ -655,39 +655,39 @@ def answer_by_count(found: Verdict, test: ExactTest, looks: Looks, *notes: str) 
         note = "a margin cannot be tested then"
     elif smallest > looks.alpha:
         note += f", whose smallest p with so many runs is {smallest:.2g}"
-    found = replace(
-        found,
+    verdict = replace(
+        verdict,
         exact=test,
         p=inference.claim_p(corrected, question.direction, question.margin),
         p_equivalent=_equivalent_p(question, test),
         outcome=_outcome(question, test),
         opposite=question.direction != "different" and test.wins < 0.5,
     )
-    return _with_notes(found, *notes, note)
+    return _with_notes(verdict, *notes, note)
 
 
-def _by_t(found: Verdict, sides: Sides, looks: Looks) -> Verdict:
+def _by_t(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Judge by a t test at each look so far: paired if the two sides have the same seeds."""
-    question = found.question
+    question = verdict.question
     groups = [side.group for side in sides]
     if question.axis == "seconds" and question.tested in ("match", "ratio"):
-        found = replace(found, shared_sd=calibration_sd(*groups))
+        verdict = replace(verdict, shared_sd=calibration_sd(*groups))
     estimates = []
     for seeds, level in zip(looks.plan[: looks.taken], looks.levels, strict=False):
         before, after = (side.first(seeds) for side in sides)
         estimate = _estimate(question, before, after, level, groups)
-        if found.shared_sd:
-            estimate = inference.widen(estimate, found.shared_sd, level)
+        if verdict.shared_sd:
+            estimate = inference.widen(estimate, verdict.shared_sd, level)
         estimates.append(estimate)
-    return answer_by_t(found, estimates, looks)
+    return answer_by_t(verdict, estimates, looks)
 
 
-def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> Verdict:
+def answer_by_t(verdict: Verdict, estimates: Sequence[Estimate], looks: Looks) -> Verdict:
     """Complete a verdict by the estimates of the looks so far."""
-    question = found.question
+    question = verdict.question
     estimate = estimates[-1]
     if estimate.p is None:
-        return replace(found, estimate=estimate, why=estimate.why)
+        return replace(verdict, estimate=estimate, why=estimate.why)
     claims = [inference.claim_p(look, question.direction, question.margin) for look in estimates]
     p = sequential_p(claims, looks.plan, sides_of(question.direction))
     outcome = _outcome(question, _clearest(estimates, looks.plan))
@@ -698,7 +698,7 @@ def answer_by_t(found: Verdict, estimates: Sequence[Estimate], looks: Looks) -> 
         outcome = "undecided"
         p = 1.0
     return replace(
-        found,
+        verdict,
         estimate=estimate,
         p=p,
         p_equivalent=_equivalent_p(question, estimate),
@@ -835,11 +835,11 @@ def _is_opposite(each: Verdict, looks: Looks, comparisons: int) -> bool:
 
 
 def _judge_scores(
-    found: Verdict, baseline: Group, method: Group, looks: Looks, withheld: Why | None
+    verdict: Verdict, baseline: Group, method: Group, looks: Looks, withheld: Why | None
 ) -> Verdict:
     """Judge the scores of the runs that have one, by seed; two single checkpoints by item."""
     groups = (baseline, method)
-    sides = [find_results(found.question.key, group) for group in groups]
+    sides = [find_results(verdict.question.key, group) for group in groups]
     base_results, method_results = sides
     before = {seed: result.score for seed, result in base_results.items()}
     after = {seed: result.score for seed, result in method_results.items()}
@@ -848,8 +848,8 @@ def _judge_scores(
     if not before or not after:
         why = Why("missing", "missing: no claim")
     if why:
-        return replace(found, estimate=Estimate(estimate.mean, why=why), why=why)
-    judged = answer_by_t(found, [estimate], looks)
+        return replace(verdict, estimate=Estimate(estimate.mean, why=why), why=why)
+    judged = answer_by_t(verdict, [estimate], looks)
     if judged.why:
         items, p = compare_items(sides)
         judged = replace(judged, items=items, items_p=p)

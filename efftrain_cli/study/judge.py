@@ -17,7 +17,7 @@ from typing import NamedTuple
 from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.comparison import at_common_evaluations
-from efftrain_cli.compare.engine import Looks, Verdict, correct, verdict
+from efftrain_cli.compare.engine import Looks, Verdict, correct, judge_question
 from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.reading import RunNumbers
@@ -273,7 +273,7 @@ def _judge_look(
                 groups = [_group(name, own) for name in names]
             if file.study.is_about_seconds:
                 groups = with_calibration(groups, calibrations)
-            judged = verdict(
+            judged = judge_question(
                 question,
                 groups[0],
                 groups[1],
