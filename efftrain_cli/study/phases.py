@@ -1,5 +1,7 @@
-"""The runs of a study, phase by phase: tuning on seeds of its own, what it chose, then
-confirmation, look by look; and what all of them cost."""
+"""List the runs of a study's phases, choose settings by the tuning runs, and list costs.
+
+Tuning has seeds of its own. The runs with the chosen settings are judged, look by look.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class StudyTrial(NamedTuple):
     arm: str
     trial: Trial
     rate: float | None = None
-    """Learning rate of a run that a primary over learning rates is judged by; None of others."""
+    """Learning rate of a run for the measure lr_sensitivity; None for other runs."""
     tried: tuple[str, ...] = ()
     """`key=value` of a point of the arm's grid; empty after tuning."""
 
@@ -56,15 +58,17 @@ def all_trials(file: StudyFile) -> list[StudyTrial]:
 
 
 def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
-    """Return the runs that choose each arm's settings in these blocks; by block, then seed."""
+    """Return the runs that choose each arm's settings, in the order block, seed, arm, point."""
     trials = []
     for block in blocks:
         for seed, arm in itertools.product(block.tuning, file.study.arms):
             grid = []
             for key, values in file.grid_of(arm, block.grown).items():
                 grid.append((key, map(toml_value, values)))
-            # An arm without a grid has no point; the product of no grids would be one.
-            for point in points_of(grid) if grid else ():
+            if not grid:
+                # The product of no grids would be one point.
+                continue
+            for point in points_of(grid):
                 tried = tuple(f"{key}={value}" for key, value in point)
                 words = itertools.starmap(setting_word, point)
                 trial = _trial(file, arm, seed, tried, *words, "tune")
@@ -73,10 +77,10 @@ def tuning_trials(file: StudyFile, blocks: Sequence[Block]) -> list[StudyTrial]:
 
 
 def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
-    """Return the runs that judge the study at these seeds, with the settings that tuning chose.
+    """Return the runs that the study is judged by, with the settings that tuning chose.
 
-    Those with their arm's own learning rate come first, then those over the learning rates of a
-    primary; seeds outermost.
+    Runs with their arm's own learning rate come first, then those over the learning rates of
+    lr_sensitivity. In each part the order is seed, arm, rate.
     """
     chosen: dict[tuple[str, int], tuple[str, ...]] = {}
     for each in file.tuned:
@@ -84,7 +88,7 @@ def judged_trials(file: StudyFile, seeds: Sequence[int]) -> list[StudyTrial]:
     trials = []
     kinds = itertools.product(seeds, file.study.arms, file.judged_rates)
     for seed, arm, rate in kinds:
-        settings = [*chosen.get((arm.name, seed), ())]
+        settings = list(chosen.get((arm.name, seed), ()))
         words = []
         if rate is not None:
             value = toml_value(rate)
@@ -102,10 +106,15 @@ def _trial(
     settings: Sequence[str],
     *words: str,
 ) -> Trial:
-    """Return the run of an arm with settings besides its own; `words` tell its name from others."""
+    """Return the run of an arm.
+
+    Args:
+        settings: changes beside the arm's own.
+        words: parts of the run's name that distinguish it from other runs of the arm.
+    """
     name = run_name([f"{file.name}-{arm.name}", *words, f"seed{seed}"], settings)
-    every = (*file.settings_of(arm), *settings)
-    return Trial(file.recipe_path(arm), every, seed, name)
+    all_settings = (*file.settings_of(arm), *settings)
+    return Trial(file.recipe_path(arm), all_settings, seed, name)
 
 
 # --- what tuning chose -------------------------------------------------------------------------
@@ -115,15 +124,15 @@ LEARNING_RATES = ("optim.lr", "optim.muon_lr")
 
 
 def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
-    """Return each arm's setting in a block, chosen by `BEST_RULE` from its tuning runs, with what
-    to doubt.
+    """Choose each arm's setting in a block by `BEST_RULE`; add warnings.
 
-    Empty until every tuning run has ended.
+    Empty until every tuning run of the block has ended.
 
     Raises:
-        UsageError: a tuning run has another recipe than the study asks for.
+        UsageError: the recipe of a tuning run is not the one in the study file.
         DataError: a tuning run cannot be read.
     """
+    # Arm -> settings -> runs.
     points: dict[str, dict[tuple[str, ...], list[RunNumbers]]] = {}
     for each in tuning_trials(file, [block]):
         run = read_trial(each.trial)
@@ -143,8 +152,13 @@ def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
                 how = "not tuned while others are"
             warnings = [f"arm {arm.name!r} is {how}: it is at a disadvantage"]
         if arm.name not in points:
+            if points:
+                warnings.append(
+                    f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
+                )
             tuned.append(Tuned(arm.name, block.seeds, warnings=tuple(warnings)))
             continue
+
         tried = []
         for settings, runs in points[arm.name].items():
             tried.append(Tried(settings, tuple(runs)))
@@ -166,8 +180,7 @@ def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
 
 
 def _edges(grid: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> dict[Edge, str]:
-    """Return the keys whose value in `settings` is the lowest or highest of several numbers, and
-    what that means."""
+    """Return (key, side) -> warning for each value in `settings` at an edge of its grid."""
     values = dict(setting.split("=", 1) for setting in settings)
     edges: dict[Edge, str] = {}
     for key, tried in grid.items():
@@ -184,13 +197,13 @@ def _edges(grid: Mapping[str, Sequence[Any]], settings: Sequence[str]) -> dict[E
 
 
 def with_tuning(file: StudyFile) -> StudyFile:
-    """Return the study with what its tuning runs chose, and its grids of learning rates as far as
-    they made them grow.
+    """Return the study with the settings that its tuning runs chose, and with its grown grids.
 
-    When all tuning runs of a block have ended and the best rate of any arm is the lowest or highest
-    tried, the block's grids of all arms get one more at that side, `grow` times at most, unless a
-    recipe refuses it. This follows from the runs, so a stopped study grows as one that was not
-    stopped. No block grows by the runs of another: their differences would not be independent.
+    If all tuning runs of a block have ended and an arm's best learning rate is at an edge of its
+    grid, the grids of all arms in that block get one more point on that side. This is repeated at
+    most `grow` times, and points that make a recipe invalid are left out. Growth depends on the
+    block's runs alone. So a stopped study grows like one that was not stopped, and blocks stay
+    independent.
 
     Raises:
         UsageError, DataError: as `tune`.
@@ -200,11 +213,11 @@ def with_tuning(file: StudyFile) -> StudyFile:
 
 
 def _tuned(file: StudyFile, block: Block, times: int) -> Block:
-    """Return a block with what its tuning chose, its grids grown so many times at most."""
+    """Return a block with the settings that its tuning chose; its grids may grow `times` times."""
     block = replace(block, tuned=tune(file, block))
     edges: set[Edge] = set()
     for each in block.tuned:
-        edges |= {edge for edge in each.edges if edge[0] in LEARNING_RATES}
+        edges |= {(key, side) for key, side in each.edges if key in LEARNING_RATES}
     wider = _grow(file, block, sorted(edges))
     if not times or wider == block:
         return block
@@ -212,7 +225,7 @@ def _tuned(file: StudyFile, block: Block, times: int) -> Block:
 
 
 def widest(file: StudyFile) -> StudyFile:
-    """Return the study with its grids as wide as they may get."""
+    """Return the study with its grids grown on all sides as often as they may grow."""
     sides: list[Edge] = []
     for key in LEARNING_RATES:
         sides += [(key, "low"), (key, "high")]
@@ -221,12 +234,14 @@ def widest(file: StudyFile) -> StudyFile:
 
 
 def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
-    """Return the block with one more point at each edge, but for points that a recipe refuses: a
-    rate below min_lr."""
+    """Return the block with one more point at each edge.
+
+    A point that makes a recipe invalid, such as a rate below min_lr, is left out.
+    """
     for edge in edges:
         wider = replace(block, grown=(*block.grown, edge))
         try:
-            # What one seed's recipe refuses, every seed's does.
+            # A recipe is valid or invalid for all seeds alike: check the first seed only.
             for each in tuning_trials(file, [replace(wider, tuning=wider.tuning[:1])]):
                 recipe_of(each.trial)
         except RecipeError:
@@ -239,11 +254,10 @@ def _grow(file: StudyFile, block: Block, edges: Sequence[Edge]) -> Block:
 
 
 def expected_best(tuned: Tuned) -> list[float]:
-    """Return the lowest mean loss to expect of k of the arm's settings, for k = 1 to all of them,
-    nats per token.
+    """Return the expected lowest mean loss of k of the arm's settings, for k = 1 to all of them.
 
-    The k settings are drawn with replacement; a run that did not finish counts with its loss before
-    training.
+    In nats per token. The k settings are drawn with replacement. A run that did not finish counts
+    with its loss before training.
 
     Source: Dodge et al. 2019, arXiv 1909.03004, section 3.
     """
@@ -260,23 +274,25 @@ def expected_best(tuned: Tuned) -> list[float]:
 
 
 def best_of_k(tuned: Sequence[Tuned]) -> dict[str, list[float]]:
-    """Return arm -> `expected_best`, the mean over its blocks; empty without tuning."""
+    """Return arm -> mean of `expected_best` over its blocks; empty without tuning."""
     lowest = {}
     for name in dict.fromkeys(arm.arm for arm in tuned if arm.tried):
         blocks = [expected_best(arm) for arm in tuned if arm.arm == name]
-        # As far as the shortest: a block's grid may have grown.
+        # Blocks may have different numbers of settings, as grids grow: end with the fewest.
         lowest[name] = [fmean(values) for values in zip(*blocks, strict=False)]
     return lowest
 
 
 def expected_lowest(values: Sequence[float]) -> list[float]:
-    """Return the expected lowest of k values drawn with replacement, for k = 1 to all of them."""
+    """Return the expected lowest of k of the values, for k = 1 to all; drawn with replacement."""
     n = len(values)
-    # Of one draw, that it is at least the i-th lowest, i from 0.
-    chances = np.arange(n, -1, -1) / n
+    ordered = np.sort(values)
+    # Probability that one draw is at least the i-th lowest value, i from 0.
+    at_least = np.arange(n, -1, -1) / n
     lowest = []
     for k in range(1, n + 1):
-        lowest.append(float(np.sort(values) @ -np.diff(chances**k)))
+        is_lowest = -np.diff(at_least**k)
+        lowest.append(float(ordered @ is_lowest))
     return lowest
 
 
@@ -284,7 +300,7 @@ def expected_lowest(values: Sequence[float]) -> list[float]:
 
 
 def read_costs(file: StudyFile) -> list[dict[str, Any]]:
-    """Return every run of the study with its state and what it still needs, as `needs_of`.
+    """Return a row per run of the study: its state, and with `needs_of` the cost that is left.
 
     Raises:
         UsageError: a run's name is taken by a run with another recipe.
