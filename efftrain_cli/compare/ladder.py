@@ -1,16 +1,14 @@
-"""Speed-up at matched loss, at all losses: from runs over a ladder of budgets, each decayed to its
-own end.
+"""Compute the compute-equivalent gain of a method from runs over a ladder of budgets.
 
-A loss read in the middle of a schedule is not what a run of that length would reach: its learning
-rate has not come down yet, and a method that is ahead there may be behind at the end. So every
-point here is a finished run of its own budget. The compute-equivalent gain at a rung is the cost
-(FLOPs or tokens) at which the baseline reaches the loss that the method has there, over the
-method's cost: 1.2 means that the baseline needs 20 % more.
+Each point is a finished run whose learning rate has decayed over its own budget. A loss in the
+middle of a longer run would not do: its learning rate is still high, and a method that is ahead
+there may be behind at the end. The gain at a rung is the cost (FLOPs or tokens) at which the
+baseline reaches the method's loss, over the method's cost. 1.2 means that the baseline needs 20 %
+more.
 
-Between two rungs of the baseline the logarithm of the cost is taken to be linear in the loss.
-Nothing is read beyond the ladder's ends: there the gain is a bound. A baseline whose loss rises
-with its budget, which noise can do, is first made monotone by pooling neighbours (isotonic
-regression), seed by seed.
+Between two rungs of the baseline the logarithm of the cost is interpolated linearly in the loss.
+Beyond the ladder's ends nothing is extrapolated: there the gain is a bound. If noise makes the
+baseline's loss rise with its budget, isotonic regression first makes it monotone, by seed.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class Rung:
 
 
 Ladder = Mapping[int, Mapping[int, Rung]]
-"""seed -> train.tokens -> the finished run of that budget."""
+"""Seed -> train.tokens -> finished run of that budget."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +46,21 @@ class Gain:
     budget: int
     """train.tokens of the rung."""
     loss: float
-    """The method's mean final loss there."""
+    """Mean final loss of the method at this rung."""
     estimate: Estimate
-    """Geometric mean over seeds of the baseline's cost of that loss over the method's, with its t
-    interval. NaN, with the reason, if the baseline's ladder ends above the loss or begins below it
-    in a seed."""
+    """Geometric mean over the seeds of the cost ratio, baseline over method, with a t interval.
+
+    NaN, with the reason, if the loss is beyond the ends of the baseline's ladder in a seed.
+    """
 
 
 def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
-    """Return the gain at every budget that the method was trained with, over the seeds of both.
+    """Return the gain at every budget of the method.
 
-    A seed counts at a rung where the method finished there and the baseline has two rungs or more.
+    A seed counts if the method finished with this budget and the baseline has two rungs or more.
     """
-    seeds = [seed for seed in sorted(baseline.keys() & method.keys()) if len(baseline[seed]) >= 2]
+    shared = sorted(baseline.keys() & method.keys())
+    seeds = [seed for seed in shared if len(baseline[seed]) >= 2]
     budgets = set().union(*(method[seed] for seed in seeds))
     points = []
     for budget in sorted(budgets):
@@ -71,14 +71,19 @@ def gains(baseline: Ladder, method: Ladder) -> list[Gain]:
 
 
 def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Rung]) -> Gain:
-    """Return the gain at one budget from the baseline's ladders and the method's rungs, by seed."""
+    """Return the gain at one budget.
+
+    Args:
+        ladders: ladders of the baseline, by seed.
+        rungs: rungs of the method, in the same order.
+    """
     n = len(rungs)
-    logs = []
+    log_ratios = []
     for ladder, rung in zip(ladders, rungs, strict=True):
-        logs.append(log_cost_of(ladder, rung.loss) - math.log(rung.cost))
+        log_ratios.append(log_cost_of(ladder, rung.loss) - math.log(rung.cost))
     loss = sum(rung.loss for rung in rungs) / n
-    above = logs.count(math.inf)
-    below = logs.count(-math.inf)
+    above = log_ratios.count(math.inf)
+    below = log_ratios.count(-math.inf)
     reasons = []
     if above:
         reasons.append(f"the baseline's largest budget misses this loss in {above} of {n} seeds")
@@ -87,21 +92,25 @@ def _gain(budget: int, ladders: Sequence[Mapping[int, Rung]], rungs: Sequence[Ru
     if reasons:
         why = Why("beyond", "; ".join(reasons))
         return Gain(budget, loss, Estimate(math.nan, n=n, why=why, log=True))
-    return Gain(budget, loss, inference.exponentiated(inference.paired_t(logs)))
+    estimate = inference.paired_t(log_ratios)
+    return Gain(budget, loss, inference.exponentiated(estimate))
 
 
 def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
-    """Return the log of the cost at which a ladder reaches `loss`; inf or -inf beyond its ends."""
-    steps = [rungs[budget] for budget in sorted(rungs)]
-    losses = falling([rung.loss for rung in steps])
-    logs = [math.log(rung.cost) for rung in steps]
+    """Return the logarithm of the cost at which a ladder reaches `loss`, by interpolation.
+
+    inf if the loss is below the ladder's lowest, -inf if it is above its highest.
+    """
+    ordered = [rungs[budget] for budget in sorted(rungs)]
+    losses = falling([rung.loss for rung in ordered])
+    logs = [math.log(rung.cost) for rung in ordered]
     if loss < losses[-1]:
         return math.inf
     if loss > losses[0]:
         return -math.inf
     flat = [log for log, value in zip(logs, losses, strict=True) if value == loss]
     if flat:
-        # On a stretch that pooling has levelled, its middle.
+        # The regression made several rungs equal: take their middle.
         return sum(flat) / len(flat)
     i = next(i for i, value in enumerate(losses) if value < loss)
     share = (losses[i - 1] - loss) / (losses[i - 1] - losses[i])
@@ -111,10 +120,9 @@ def log_cost_of(rungs: Mapping[int, Rung], loss: float) -> float:
 def not_decayed(
     schedule: str, decay_tokens: int | None, decay_steps: int | None, tokens: int
 ) -> str | None:
-    """Say why runs of a recipe are not rungs, which decay to the end of their own budget; None if
-    they are.
+    """Return why a recipe's learning rate does not decay over its own budget; None if it does.
 
-    Decaying by steps cannot be checked here and is taken at its word.
+    A decay by steps cannot be checked without the batch sizes, and passes.
     """
     if not has_end(schedule):
         return f'optim.schedule = "{schedule}" has no end'
@@ -127,6 +135,5 @@ def not_decayed(
 
 
 def falling(losses: Sequence[float]) -> list[float]:
-    """Return the nearest sequence that never rises: neighbours that do become their mean (pool
-    adjacent violators)."""
+    """Return the nearest sequence that never rises, by isotonic regression."""
     return isotonic_regression(losses, increasing=False).x.tolist()
