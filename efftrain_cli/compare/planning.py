@@ -1,4 +1,4 @@
-"""How many seeds a study needs, from the spread seen so far."""
+"""Plan the number of seeds of a study from the spread so far."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scipy import special
 from efftrain_cli.compare.inference import ALPHA, Direction, Estimate, detectable
 
 ASSURANCE = 0.8
-"""Share of studies whose true spread is below the one that is planned with."""
+"""Probability that the true spread is below the one that plans assume."""
 MOST_SEEDS = 10_000
-"""`seeds_needed` looks no further."""
+"""Largest number of seeds that `seeds_needed` tries."""
 CONTINUED = 20_000
 """Simulated continuations of a study."""
 
@@ -26,22 +26,27 @@ def seeds_needed(
     alpha: float = ALPHA,
     shared: float = 0.0,
 ) -> int | None:
-    """Return the fewest seeds per recipe that find a true `difference` in POWER of all studies,
-    given the spread `sd`.
+    """Return the fewest seeds per recipe that show a true difference with probability POWER.
 
-    `sd` is that of the paired differences, or of the runs of one recipe where `paired` is False;
-    `shared` that of an error that all seeds share. None: more than MOST_SEEDS, or no spread to plan
-    with.
+    Args:
+        sd: standard deviation of the paired differences, or of the runs of one recipe.
+        paired: whether the two recipes share their seeds.
+        shared: standard deviation of an error that all seeds share.
+
+    Returns:
+        None if more than MOST_SEEDS are needed, or if there is no spread.
     """
     if sd <= 0 or difference == 0 or not math.isfinite(difference):
         return None
     sides = 1 if paired else 2
 
-    def missed(n: int) -> float:
+    def negative_detectable(n: int) -> float:
         se = math.hypot(sd * math.sqrt(sides / n), shared)
-        return -(detectable(Estimate(0.0, se=se, df=sides * (n - 1)), alpha) or 0.0)
+        estimate = Estimate(0.0, se=se, df=sides * (n - 1))
+        return -(detectable(estimate, alpha) or 0.0)
 
-    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), -abs(difference), key=missed)
+    # bisect needs a key that rises with n.
+    n = 2 + bisect_left(range(2, MOST_SEEDS + 1), -abs(difference), key=negative_detectable)
     return n if n <= MOST_SEEDS else None
 
 
@@ -56,19 +61,18 @@ def conditional_power(
     margin: float,
     shared: float = 0.0,
 ) -> float:
-    """Return the chance that one of the later looks passes, if the pairs to come are normal with
-    this mean and spread.
+    """Return the probability that a later look shows the claim.
 
-    Simulated with 20,000 continuations: known to within 1 %.
+    Further pairs are drawn from a normal distribution with the mean and spread so far. The
+    probability is simulated with CONTINUED continuations, to within 1 %.
 
     Args:
         gain: mean of the n pairs so far, above 0 if the method is better.
-        sd: their standard deviation, n - 1.
-        more: pairs that each later look adds to these n, rising.
+        sd: standard deviation of these pairs, with n - 1 degrees of freedom.
+        more: number of pairs that each later look has beyond these n, rising.
         levels: nominal level of each later look's own t test.
-        margin: of the directions that need one.
-        shared: standard deviation of an error that all pairs share, which no further pair makes
-            smaller.
+        margin: margin of a direction that needs one.
+        shared: standard deviation of an error that all pairs share.
     """
     random = np.random.default_rng(20261123)
     drawn = random.normal(gain, sd, (CONTINUED, more[-1]))
@@ -78,7 +82,8 @@ def conditional_power(
         total = n + added
         mean = (n * gain + values.sum(1)) / total
         squares = (n - 1) * sd**2 + n * gain**2 + (values**2).sum(1)
-        se = np.hypot(np.sqrt((squares - total * mean**2) / (total - 1) / total), shared)
+        own_se = np.sqrt((squares - total * mean**2) / (total - 1) / total)
+        se = np.hypot(own_se, shared)
         lead = mean
         if direction == "different":
             lead = np.abs(mean)
@@ -92,15 +97,17 @@ def conditional_power(
 
 
 def assured_sd(sd: float, df: float) -> float:
-    """Return what the true standard deviation stays below with ASSURANCE, given the estimate on
-    `df` degrees."""
+    """Return the bound that the true standard deviation stays below with probability ASSURANCE.
+
+    Args:
+        sd: estimate of it with `df` degrees of freedom.
+    """
     return sd * math.sqrt(df / float(special.chdtri(df, ASSURANCE)))
 
 
 def sd_interval(sd: float, n: float) -> tuple[float, float]:
-    """Return the 95 % interval of the standard deviation of `n` normal values (chi-squared)."""
-    low, high = (
-        math.sqrt((n - 1) / float(special.chdtri(n - 1, tail)))
-        for tail in (ALPHA / 2, 1 - ALPHA / 2)
-    )
+    """Return the 95 % interval of a standard deviation that is estimated from `n` normal values."""
+    df = n - 1
+    low = math.sqrt(df / float(special.chdtri(df, ALPHA / 2)))
+    high = math.sqrt(df / float(special.chdtri(df, 1 - ALPHA / 2)))
     return sd * low, sd * high
