@@ -1,5 +1,4 @@
-"""The figures of a comparison: the curves of each and their labels, for `compare.picture` to
-draw."""
+"""Describe the figures of a comparison as values of `compare.picture.Plot`."""
 
 from __future__ import annotations
 
@@ -25,14 +24,14 @@ AXIS_LABELS = {
     "seconds": "training time (s)",
 }
 LATE = 1 / 3
-"""Start of a zoomed figure, as a share of the cost: after the initial fall."""
+"""Left end of a figure of the late losses, as a share of the cost."""
 FALL = 0.08
-"""Losses before this share of the cost may leave the frame."""
+"""Share of the cost before which losses may be outside the y axis."""
 SCHEDULES = ("seq_len", "batch_size", "lr")
 
 
 def plots_of(comparison: Comparison) -> list[Plot]:
-    """Return the figures that the runs have data for."""
+    """Return every figure for which some run has data."""
     plots = []
     runs = comparison.runs
     evaluations = max((len(run.evaluated["val_loss"]) for run in runs), default=0)
@@ -63,12 +62,13 @@ def terminal_plots(comparison: Comparison) -> list[Plot]:
 
 
 def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
-    """Plot the mean validation loss over the seeds that reached each cost, with a band from lowest
-    to highest.
+    """Plot the mean validation loss over the seeds, with a band from the lowest to the highest.
+
+    At each cost the seeds that reached it count.
 
     Args:
         axis: tokens, flops or seconds.
-        late: begin at LATE of the cost.
+        late: whether the x axis begins at LATE of the cost.
     """
     curves = []
     crosses = []
@@ -111,8 +111,10 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
 
 
 def _difference(comparison: Comparison) -> Plot:
-    """Plot each recipe's loss minus the baseline's at equal tokens: mean over shared seeds, 95 % t
-    interval."""
+    """Plot each recipe's loss minus the baseline's at equal tokens.
+
+    The curve is the mean over the shared seeds, the band its 95 % t interval.
+    """
     curves = []
     for i, group in enumerate(comparison.groups):
         pairs = _pairs(comparison, group)
@@ -143,12 +145,13 @@ def _difference(comparison: Comparison) -> Plot:
 
 
 def _series(comparison: Comparison, column: Column) -> Plot:
+    """Plot a column over tokens, a line per run."""
     curves = []
     name = column.name
     for i, group in enumerate(comparison.groups):
         drawn = [run.series[name] for run in group.runs if name in run.series]
         alike = all(np.array_equal(series.values, drawn[0].values) for series in drawn)
-        # A schedule is the recipe's, the same for all its seeds; a measurement is each run's own.
+        # The recipe decides a schedule: its seeds share one line.
         if name in SCHEDULES and alike:
             drawn = drawn[:1]
         label = _label(comparison, group)
@@ -168,11 +171,13 @@ def _series(comparison: Comparison, column: Column) -> Plot:
 
 
 def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
-    """Plot a line per site or block: the colour is the kind of activation, a paler line stands
-    earlier in the model."""
+    """Plot a line per site or block of one run.
+
+    Each kind of activation has a colour; lines of earlier blocks are paler.
+    """
     kinds: dict[str, list[Series]] = {}
     for part, series in run.parts(column.name).items():
-        # The site "h.3.mlp.c_fc" is of the kind "mlp.c_fc", "ln_f" of its own; "h.3" is a block.
+        # "h.3" is a block; "h.3.mlp.c_fc" is a site of the kind "mlp.c_fc", "ln_f" of kind "ln_f".
         names = part.split(".", 2)
         kind = "block" if len(names) == 2 else names[-1]
         kinds.setdefault(kind, []).append(series)
@@ -199,8 +204,10 @@ def _parts(column: Column, letter: str, run: RunNumbers) -> Plot:
 
 
 def _losses_at(grid: np.ndarray, runs: Sequence[RunNumbers], axis: str) -> np.ndarray:
-    """Interpolate the validation losses of runs at a grid of costs, (runs, points); NaN beyond a
-    run's evaluations."""
+    """Return the validation losses of runs, interpolated at a grid of costs, (runs, points).
+
+    NaN outside a run's evaluations.
+    """
     losses = []
     for run in runs:
         x = run.evaluated[axis]
@@ -210,7 +217,7 @@ def _losses_at(grid: np.ndarray, runs: Sequence[RunNumbers], axis: str) -> np.nd
 
 
 def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNumbers]]:
-    """Return pairs (baseline, group) of runs of one seed, both evaluated more than once."""
+    """Return (baseline's run, group's run) per shared seed, if both were evaluated twice or more."""
     if group is comparison.baseline:
         return []
     evaluated = {}
@@ -225,7 +232,7 @@ def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNu
 
 
 def _label(comparison: Comparison, group: Group) -> str:
-    """Return a group's label in a legend: its letter and 24 characters of its recipe's name."""
+    """Return a group's legend: its letter and at most 24 characters of the recipe's name."""
     name = group.recipe_name
     if len(name) > 24:
         name = f"{name[:23]}…"
