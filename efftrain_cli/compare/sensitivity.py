@@ -35,30 +35,28 @@ class Curve:
     rates: tuple[float, ...]
     """Learning rates, increasing."""
     losses: tuple[tuple[float | None, ...], ...]
-    """By rate, then by seed: final validation loss, nats per token; None where the run diverged or
-    has not finished."""
+    """Final validation loss by rate and seed, nats per token; None if the run did not finish."""
     initial: tuple[float, ...]
-    """By seed: validation loss before step 1."""
+    """Validation loss before step 1, by seed."""
     seeds: tuple[int, ...]
     pending: int = 0
-    """Runs that have neither finished nor diverged."""
+    """Number of runs that have neither finished nor diverged."""
 
     @property
     def means(self) -> tuple[float | None, ...]:
-        """Return the mean loss by rate; None where a seed has no loss."""
+        """Return the mean loss by rate; None if a seed has no loss."""
         return tuple(None if None in row else sum(row) / len(row) for row in self.losses)  # type: ignore[arg-type]
 
     @property
     def best(self) -> int | None:
-        """Return the index of the rate with the lowest mean loss, among those with which every seed
-        finished."""
+        """Return the index of the rate with the lowest mean loss; None if every rate lacks one."""
         means = [(mean, i) for i, mean in enumerate(self.means) if mean is not None]
         _, best = min(means, default=(math.nan, None))
         return best
 
     @property
     def sensitivities(self) -> tuple[float, ...]:
-        """By seed, nats per token; empty while runs are pending."""
+        """Return the sensitivity by seed, nats per token; empty while runs are pending."""
         if self.pending:
             return ()
         by_seed = zip(*self.losses, strict=True)
@@ -71,24 +69,26 @@ def sensitivity(
     initial: float,
     best: int | None = None,
 ) -> float:
-    """Average min(loss, initial loss) over log learning rates, less the loss at rate `best`; None
-    counts as `initial`.
+    """Return the learning-rate sensitivity, nats per token.
 
-    Each rate stands for the stretch of log rates that is nearest to it, so an even grid gives the
-    plain mean.
+    Mean of min(loss, initial) over log learning rate, minus the loss at the best rate. A rate has
+    the weight of the log rates that are nearest to it, so an even grid gives the plain mean.
 
     Args:
-        best: index of the best rate; None: the one with the lowest of these losses.
+        rates: learning rates, rising, (n,), n >= 2.
+        losses: final validation losses, (n,); None, NaN and inf count as `initial`.
+        initial: validation loss before step 1.
+        best: index of the best rate; None: the one with the lowest loss.
 
     Raises:
         ValueError: fewer than two rates, or rates that do not rise.
     """
     if len(rates) < 2 or min(np.diff(rates)) <= 0:
         raise ValueError("sensitivity needs two or more learning rates, in rising order")
-    # Of None, NaN and infinity the initial loss is left.
+    # None becomes NaN, for which fmin takes the initial loss.
     capped = np.fmin(np.array(losses, float), initial)
     gaps = np.diff([math.log(rate) for rate in rates])
-    # At the ends the stretch reaches as far outwards as inwards.
+    # An end has as much weight outwards as inwards.
     widths = (np.append(gaps[0], gaps) + np.append(gaps, gaps[-1])) / 2
     mean = sum(widths * capped) / sum(widths)
     lowest = capped.min() if best is None else capped[best]
@@ -96,7 +96,7 @@ def sensitivity(
 
 
 def read_sensitivity(*runs: RunNumbers) -> float:
-    """Read one seed's runs around the best rate, which is in the middle.
+    """Return the sensitivity of one seed from its runs, of which the middle one has the best rate.
 
     A diverged run counts with its loss before training, so every seed has a number.
     """
@@ -118,8 +118,7 @@ LR_SENSITIVITY = Question(
 
 
 def edge_warning(curve: Curve) -> str | None:
-    """Say that the optimum lies at the grid's edge, so a better rate may lie beyond; None where it
-    does not."""
+    """Return a warning that the best rate is at an edge of the grid; None if it is inside."""
     if curve.best is None:
         return (
             f"{curve.label}: there is no learning rate at which every seed finished: try lower ones"
@@ -130,11 +129,9 @@ def edge_warning(curve: Curve) -> str | None:
 
 
 def why_not_judged(curves: Sequence[Curve]) -> str:
-    """Return why sensitivities over one grid are not judged, and the learning rates to add; "" if
-    they are.
+    """Return why sensitivities are not judged, with the learning rates to add; "" if they are.
 
-    Of a curve that ends near its optimum, the mean says where the grid lies, not how much the rate
-    matters.
+    The mean of a curve that ends near its optimum depends on the grid more than on the recipe.
     """
     for curve in curves:
         if curve.best is None:
@@ -154,10 +151,10 @@ def why_not_judged(curves: Sequence[Curve]) -> str:
 
 
 def windows(curves: Sequence[Curve]) -> list[slice]:
-    """Return each curve's best rate with as many rates on either side as all curves have.
+    """Return for each curve the rates around its best one, equally many on either side.
 
-    Over one grid for all, a recipe would look more sensitive the farther its best rate is from the
-    grid's middle.
+    All curves have as many. Over the whole grid a recipe would seem the more sensitive, the farther
+    its best rate is from the middle.
     """
     best = [curve.best or 0 for curve in curves]
     reach = min(min(i, len(curve.rates) - 1 - i) for curve, i in zip(curves, best, strict=True))
@@ -165,7 +162,7 @@ def windows(curves: Sequence[Curve]) -> list[slice]:
 
 
 def at_edge(value: float, tried: Sequence[float]) -> str:
-    """Say what a best value at the edge of those that were tried means; "" if it lies inside."""
+    """Return a warning about a best value at an edge of the values tried; "" if it is inside."""
     if min(tried) < value < max(tried):
         return ""
     side = "highest"
@@ -185,7 +182,7 @@ def band(curve: Curve, i: int) -> tuple[float, float] | None:
 
 
 def as_json(curves: Sequence[Curve]) -> list[Mapping[str, object]]:
-    """Return plain values; null where there is no number."""
+    """Return the curves as plain values; None for a missing number."""
     return [
         {
             "recipe": curve.label,
