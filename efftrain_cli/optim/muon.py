@@ -1,10 +1,10 @@
 """Muon for the matrices of the blocks, AdamW for everything else.
 
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"
-(https://kellerjordan.github.io/posts/muon/): the momentum of a matrix is brought close to the
-nearest orthogonal matrix by five Newton-Schulz iterations in bf16, and that is the update. The
-iterations are torch.optim.Muon's. As the paper recommends, q, k and v are orthogonalized one by
-one, not as the one matrix that they are stored in.
+(https://kellerjordan.github.io/posts/muon/). Five Newton-Schulz iterations in bf16 bring the
+momentum of a matrix close to the nearest orthogonal matrix, which is the update. torch.optim.Muon
+computes them. As the paper recommends, q, k and v are orthogonalized one by one, not as the fused
+matrix that stores them.
 """
 
 from __future__ import annotations
@@ -28,27 +28,32 @@ class _TorchMuon(WithoutCompiler, torch.optim.Muon):
 
 
 class _Matrix(NamedTuple):
-    """A matrix of a block, and the parts of it that are orthogonalized one by one: q, k and v of a
-    fused one."""
+    """A matrix of a block, with the parts that are orthogonalized one by one.
+
+    The parts of a fused matrix are q, k and v; any other matrix is one part.
+    """
 
     whole: nn.Parameter
     momentum: Tensor
     rows: list[int]
-    """Rows of each part."""
+    """Number of rows of each part."""
     parts: list[nn.Parameter]
-    """They share the memory of `whole`."""
+    """Views of `whole`."""
 
 
 class Muon:
-    """An `Optimizer`: torch's Muon with its default adjustment of the learning rate, sqrt(max(1,
-    rows / columns))."""
+    """An `Optimizer`: torch's Muon for matrices, AdamW for the other parameters.
+
+    torch multiplies the learning rate of a matrix by sqrt(max(1, rows / columns)).
+    """
 
     gradient_powers: Mapping[str, int] = {"momentum_buffer": 1, **AdamW.gradient_powers}
     columns_by_max: frozenset[str] = frozenset()
 
     def __init__(self, parameters: ParameterSet, settings: Settings) -> None:
         """See `Optimizer`."""
-        assert settings.muon_lr is not None  # a rule of the recipe
+        # The recipe's rules require it.
+        assert settings.muon_lr is not None
         self._lr_ratio = settings.muon_lr / settings.lr
         kinds = parameters.kinds
         others = {}
@@ -90,8 +95,8 @@ class Muon:
                 for part, gradient in zip(matrix.parts, gradients, strict=True):
                     part.grad = gradient
 
-        # torch's Muon does not take `found_inf`: what it changes is kept, and put back on the
-        # device if the step must not count.
+        # torch's Muon does not take `found_inf`: keep a copy of what it changes, and restore that
+        # on the device if the step must not count.
         before = [tensor.clone() for tensor in changed]
         self._muon.step()
         skip = found_inf.bool()
@@ -103,14 +108,12 @@ class Muon:
                 part.grad = None
 
     def tensors(self) -> Tensors:
-        """See `Optimizer.tensors`: `momentum_buffer.NAME` of each matrix, AdamW's three of each
-        other parameter."""
+        """See `Optimizer.tensors`: `momentum_buffer.NAME` of matrices, AdamW's of the others."""
         tensors = {}
         for name, matrix in self._matrices.items():
             tensors[f"momentum_buffer.{name}"] = matrix.momentum
         return tensors | self._adamw.tensors()
 
     def columns(self) -> Tensors:
-        """Return no columns: sqrt(v) of the few parameters of AdamW would be taken for that of a
-        whole model."""
+        """Return no columns: sqrt(v) of AdamW's few parameters says nothing of the whole model."""
         return {}
