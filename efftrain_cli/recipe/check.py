@@ -1,8 +1,7 @@
-"""Check a recipe's tables against its dataclasses, and say what is wrong so that the reader learns
-the key.
+"""Check a recipe's tables against its dataclasses, and report each mistake with the key it is in.
 
-Works for any pydantic dataclass made of pydantic dataclasses; the rules themselves stand in
-`rules.py` and the methods.
+This works for any pydantic dataclass of pydantic dataclasses. Rules that need several sections are
+in `rules.py` and in the methods.
 """
 
 from __future__ import annotations
@@ -37,15 +36,14 @@ def inner_class(annotation: Any) -> Any:
 
 
 def is_many(annotation: Any) -> bool:
-    """Return whether the annotation is `tuple[...]`, or such a tuple or None."""
+    """Return whether the annotation is `tuple[...]` or `tuple[...] | None`."""
     return getattr(annotation, "__origin__", None) is tuple or any(
         is_many(part) for part in get_args(annotation)
     )
 
 
 def may_be_absent(annotation: Any) -> bool:
-    """Return whether a recipe can do without: None is among the annotation's alternatives, or it is
-    a list of sections."""
+    """Return whether a recipe may lack the field: it may be None, or it is a list of sections."""
     return type(None) in get_args(annotation) or (
         is_many(annotation) and inner_class(annotation) is not None
     )
@@ -64,7 +62,7 @@ def methods_in(cls: Any) -> dict[str, type[Method]]:
 
 @cache
 def aliases_of(cls: Any) -> dict[str, str]:
-    """Map what others call the keys and sections of a recipe class to our key."""
+    """Map the names that other programs and papers have for keys and sections to our key."""
     aliases: dict[str, str] = {}
     for key, names in read_aliases("keys").items():
         aliases |= dict.fromkeys(names, key)
@@ -80,8 +78,10 @@ def summary(cls: Any) -> str:
 
 
 def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
-    """Map every dotted key and section of a recipe class to its description. Keys of a [[section]]
-    carry no number."""
+    """Map every dotted key and section of a recipe class to its description.
+
+    Keys of a [[section]] are without a number.
+    """
     keys: dict[str, str] = {}
     for name, info in cls.__pydantic_fields__.items():
         section = inner_class(info.annotation)
@@ -98,9 +98,9 @@ def unnumbered(key: str) -> str:
 
 
 def _incomplete(cls: Any, valid: dict[str, Any], wrong: Collection[str]) -> Any:
-    """Return a section without the fields that are wrong: reading one is an AttributeError.
+    """Return a section without the fields in `wrong`, which raise AttributeError when read.
 
-    Reading `problems` is one too: a method's own rules rest on a section that is sound.
+    `problems` raises it too: the rules of a method need a section without mistakes.
     """
     fields = cls.__pydantic_fields__
     known = {
@@ -121,33 +121,32 @@ def _incomplete(cls: Any, valid: dict[str, Any], wrong: Collection[str]) -> Any:
 
 
 class Check:
-    """The mistakes of a draft, and what of it is valid."""
+    """The mistakes of a draft, and its valid values."""
 
     def __init__(self, draft: Draft, cls: Any) -> None:
         self.draft = draft
         self.cls = cls
         self.problems = list(draft.problems)
         self._incomplete: dict[str, Any] = {}
-        """Sections with mistakes, without the fields that are wrong."""
+        """Key -> section with mistakes, as `_incomplete` makes it."""
         self.known = known_keys(cls)
         self.sections = frozenset(key.rpartition(".")[0] for key in self.known)
         self._missing: list[str] = []
         self._meant: set[str] = set()
-        """Valid keys that a misspelt one stands for: they are not missing."""
+        """Keys that a misspelt one was meant to be: they are not reported as missing."""
 
         self.valid, self._wrong = self._section(cls, draft.values, "")
-        """Fields of the class in which nothing is wrong, sections built, and the names of the
-        others."""
+        """Name -> valid value, with sections as objects; and the names of the other fields."""
         for key in self._missing:
             if not {key, key.rpartition(".")[0]} & self._meant:
                 self.add(key, "is required")
 
     def known_part(self) -> Any:
-        """Return the draft as its class, without what is wrong: reading it is an AttributeError."""
+        """Return the draft as its class; wrong fields raise AttributeError when read."""
         return _incomplete(self.cls, self._incomplete | self.valid, self._wrong)
 
     def add(self, key: str, rule: str, value: Any = None, suggestion: str | None = None) -> None:
-        """Record a problem with the key's value, place and description."""
+        """Add a problem, with the key's origin and description."""
         described = suggestion or unnumbered(key)
         doc = " ".join(self.known.get(described, "").split())
         if doc:
@@ -171,8 +170,7 @@ class Check:
         table: Mapping[str, Any],
         prefix: str,
     ) -> tuple[dict[str, Any], set[str]]:
-        """Check one table against one dataclass. Return its valid fields and the names of those
-        that are wrong."""
+        """Check a table against a dataclass; return valid fields and the names of wrong ones."""
         fields = cls.__pydantic_fields__
         arguments: dict[str, Any] = {}
         wrong: set[str] = set()
@@ -184,12 +182,13 @@ class Check:
             if name not in table:
                 if inner is None or not info.is_required():
                     continue
-                # a required section that is not there: each of its required keys is missing
+                # Report each required key of a missing section.
                 value = {}
             else:
                 value = table[name]
             if value is False and may_be_absent(info.annotation):
-                continue  # taken away
+                # `section = false` removes an inherited section.
+                continue
             if inner is None:
                 if _beyond_64_bits(value):
                     self.add(
@@ -209,7 +208,8 @@ class Check:
                 wrong.add(name)
         for name, rule in self._breaches(cls, arguments):
             if name in wrong:
-                continue  # reported inside
+                # Its own check has reported it.
+                continue
             wrong.add(name)
             if rule is None:
                 self._missing.append(f"{prefix}{name}")
@@ -218,7 +218,7 @@ class Check:
         return {name: value for name, value in arguments.items() if name not in wrong}, wrong
 
     def _one(self, cls: Any, value: Any, key: str) -> Any:
-        """Return the section of a table, None if a field of it is wrong."""
+        """Return a section, built from its table; None if a field of it is wrong."""
         if not isinstance(value, Mapping):
             rule = f"is a section: write [{key}] with its keys below"
             if value is True:
@@ -232,6 +232,7 @@ class Check:
         return None
 
     def _many(self, cls: Any, value: Any, key: str) -> tuple[Any, ...] | None:
+        """Return the sections of a list of tables; None if a field of one is wrong."""
         if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
             self.add(key, f"is a list of sections: write [[{key}]] before the keys of each", value)
             return None
@@ -241,15 +242,15 @@ class Check:
         return tuple(built)
 
     def _unknown(self, key: str, value: Any) -> None:
-        if isinstance(value, list) and value:
-            is_table = isinstance(value[0], Mapping)
-        else:
-            is_table = isinstance(value, Mapping)
+        """Report an unknown key, with the nearest valid one or the keys of its section."""
+        first = value[0] if isinstance(value, list) and value else value
+        is_table = isinstance(first, Mapping)
         rule = "unknown key"
         if is_table:
             rule = "unknown section"
             value = None
-        if len(self.problems) >= MISTAKES:  # comparing it with all keys takes milliseconds
+        if len(self.problems) >= MISTAKES:
+            # Comparing a key with all others takes milliseconds: do not do that for thousands.
             self.add(key, rule)
             return
         suggestion = self._nearest_key(key, is_table)
@@ -257,9 +258,9 @@ class Check:
             section = key.rpartition(".")[0]
             names = []
             for known in self.known:
-                home, _, leaf = known.rpartition(".")
-                if home == unnumbered(section):
-                    names.append(leaf)
+                known_section, _, name = known.rpartition(".")
+                if known_section == unnumbered(section):
+                    names.append(name)
             place = "the top level"
             if section:
                 place = f"[{section}]"
@@ -269,9 +270,12 @@ class Check:
         self.add(key, rule, value, suggestion)
 
     def _nearest_key(self, key: str, is_table: bool) -> str | None:
-        """Return the valid dotted key that an unknown one means; None if none is like it.
+        """Return the valid dotted key that is most like an unknown one; None if none is.
 
-        Names that other programs have for our keys count as ours. A table means a section.
+        Names that other programs have for our keys are compared too.
+
+        Args:
+            is_table: whether the key names a section.
         """
         section, _, name = unnumbered(key).lower().replace("-", "_").rpartition(".")
         spellings = [(known.rpartition(".")[2], known) for known in self.known]
@@ -294,8 +298,10 @@ class Check:
         return None
 
     def _breaches(self, cls: Any, arguments: dict[str, Any]) -> Iterator[tuple[str, str | None]]:
-        """Yield (field, rule) of what pydantic finds wrong; rule None: missing; field "": the
-        section as a whole."""
+        """Yield (field, rule) for each mistake that pydantic finds.
+
+        The rule is None if the field is missing; the field is "" for the section as a whole.
+        """
         try:
             cls(**arguments)
             return
@@ -305,12 +311,12 @@ class Check:
         for breach in breaches:
             path = [str(part) for part in breach["loc"]]
             if not path and cls is self.cls:
-                continue  # rules between sections are load_recipe's to report, with their keys
+                # `load_recipe` reports rules between sections, with their keys.
+                continue
             if path and breach["type"] == "missing" and len(path) == 1:
                 yield path[0], None
                 continue
-            # A validator of the whole section has no field; its message names the one to look at
-            # first.
+            # A validator of the whole section names no field: take the first that its message has.
             words = path or re.findall(r"\w+", str(breach["msg"]))
             field = next((word for word in words if path or word in cls.__pydantic_fields__), "")
             # A union has one breach per alternative.
@@ -365,8 +371,11 @@ _TYPES = {
 
 
 def rule_of(breach: Any, path: list[str]) -> str:
-    """Return a pydantic error in a recipe's words, as "must be at least 1". `path`: keys, and
-    numbers of items."""
+    """Return a pydantic error in words such as "must be at least 1".
+
+    Args:
+        path: keys, and numbers of items in lists.
+    """
     kind = breach["type"]
     context = breach.get("ctx", {})
     item = next((part for part in path[1:] if part.isdigit()), None)
