@@ -1,8 +1,7 @@
-"""The ways a command can end, each with its exit code. A message names thing, value, rule and way
-out.
+"""The errors that end a command, each with its exit code.
 
-Exit code 1 is a defect, with a traceback, or, with a message, several devices whose processes
-failed together.
+A message names the thing, its value, the rule and what to do. Exit code 1 with a traceback is a
+defect; with a message it is a failure of processes on several devices.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from dataclasses import dataclass
 
 
 class EfftrainError(Exception):
-    """A mistake or fault that the user can act on: printed without a traceback, with
-    `exit_code`."""
+    """An error that the user can act on: printed without a traceback."""
 
     exit_code = 1
 
@@ -23,13 +21,13 @@ class Problem:
     """One breach of a recipe's rules."""
 
     key: str
-    """Dotted key; "" where the file as a whole is meant."""
+    """Dotted key; "" for the file as a whole."""
     rule: str
     """What is wrong and what would be right."""
     value: str | None = None
-    """The value as TOML, None where there is none to show."""
+    """The value as TOML; None if no value is shown."""
     source: str = ""
-    """Where it was written: "file:line" or "--set key=value"."""
+    """Place of the value: "file:line" or "--set key=value"."""
     suggestion: str | None = None
     """Nearest valid key."""
     doc: str = ""
@@ -51,8 +49,7 @@ class UsageError(EfftrainError):
 
 
 class RecipeError(UsageError):
-    """A recipe that breaks its rules; the message lists every breach, `problems` holds them one by
-    one."""
+    """A recipe that breaks its rules; the message lists all of `problems`."""
 
     def __init__(self, message: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(message)
@@ -79,7 +76,7 @@ class DivergedError(EfftrainError):
 
 
 class UnsoundError(DivergedError):
-    """Weights, moments or a validation loss that are not finite: a state that must not be saved."""
+    """A state with weights, moments or a validation loss that are not finite; it is not saved."""
 
 
 class OutOfMemoryError(EfftrainError):
@@ -89,12 +86,11 @@ class OutOfMemoryError(EfftrainError):
 
 
 class DamagedError(CheckpointError, DataError):
-    """A file of ours that is not as it was written; the message names file and field."""
+    """A file that efftrain wrote and that was damaged; the message names file and field."""
 
 
 class NewerFormatError(CheckpointError, DataError):
-    """Written by a newer efftrain, in a format that this one does not read: sound, and not to be
-    touched."""
+    """A valid file of a newer efftrain, in a format that this one cannot read."""
 
 
 class DiskError(EfftrainError):

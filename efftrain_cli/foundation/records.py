@@ -1,9 +1,9 @@
 """Small files that efftrain writes and reads back: one pydantic model each, sealed by the sha256 of
 their content.
 
-The seal is the last key of the file's object, so that one rename writes content and seal. Files
-from before have none: they are read, and `efftrain runs verify` counts them. A run's recipe.toml is
-sealed by its last line, a comment.
+The seal is the last key of the file's object, so that one rename writes content and seal. Files of
+older versions have no seal: they are read, and `efftrain runs verify` counts them. The seal of a
+run's recipe.toml is its last line, a comment.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Record(Part):
 
     @property
     def is_sealed(self) -> bool:
-        """Whether the file had a seal, which it then matched."""
+        """Whether the file had a seal; a file that does not match its seal is not read."""
         return self._sealed
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def read_record(path: Path, kind: type[R]) -> R:
     Raises:
         FileNotFoundError: there is no file.
         NewerFormatError: a newer efftrain wrote it.
-        DamagedError: it is not as it was written, or a field has a wrong type; the message names
+        DamagedError: it does not match its seal, or a field has a wrong type; the message names
             file and field.
     """
     text = read_small_text(path, kind.restore)
@@ -114,6 +114,7 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
         record = kind.model_validate(content)
     except ValidationError as error:
         raise damaged(path, first_fault(error), kind.restore) from None
+    # A last value that looks like a seal under another key is one whose key was damaged.
     last = next(reversed(values.values()), None)
     renamed = not sealed and isinstance(last, str) and _HASH.fullmatch(last)
     if renamed or (sealed and not matches):
@@ -123,7 +124,7 @@ def check_record(path: Path, values: object, kind: type[R]) -> R:
 
 
 def first_fault(error: ValidationError) -> str:
-    """Return the first field that is wrong, and why."""
+    """Return "field: fault" of the first mistake, or the fault alone."""
     entry = error.errors(include_url=False)[0]
     return ": ".join((*filter(None, [".".join(map(str, entry["loc"]))]), entry["msg"]))
 
@@ -138,7 +139,7 @@ def newer_format(path: Path, version: object, newest: int, written_by: object) -
 
 
 def read_json(path: Path, restore: str = "") -> Any:
-    """Return the JSON value that a small file holds, as `read_small_text` and `parse_json`."""
+    """Return the JSON value in a small file, with the errors of its reader and its parser."""
     return parse_json(path, read_small_text(path, restore), restore)
 
 
@@ -146,7 +147,8 @@ def parse_json(path: Path, text: str, restore: str) -> Any:
     """Return the JSON value that a file holds.
 
     Raises:
-        DamagedError: it is no JSON, too deep, or a number in it is not finite or has over 63 bits.
+        DamagedError: it is not JSON or nested too deeply, or a number is not finite or has more
+            than 63 bits.
     """
     try:
         values = json.loads(text)
@@ -161,8 +163,7 @@ def parse_json(path: Path, text: str, restore: str) -> Any:
 
 
 def _find_unusable_number(value: object, field: str) -> str:
-    """Return the dotted name of the first number that is not finite or has over 63 bits, "" if
-    there is none."""
+    """Return the dotted name of the first number that `parse_json` does not accept, or ""."""
     if isinstance(value, int) and value.bit_length() > 63:
         return field
     if isinstance(value, float) and not math.isfinite(value):
@@ -179,12 +180,12 @@ def _find_unusable_number(value: object, field: str) -> str:
 
 
 def sealed_text(values: Mapping[str, Any], seal: str = "sha256") -> str:
-    """Return a record's file: JSON whose last value is the sha256 of the others."""
+    """Return a record as the text of its file: JSON whose last value is its seal."""
     return json.dumps(with_seal(values, seal), indent=1, allow_nan=False)
 
 
 def with_seal(values: Mapping[str, Any], seal: str = "sha256") -> dict[str, Any]:
-    """Return values with their seal as the last."""
+    """Return the values with the sha256 of the others as the last one."""
     content = {key: value for key, value in values.items() if key != seal}
     return {**content, seal: digest_of(content)}
 
@@ -209,7 +210,7 @@ def read_toml_text(path: Path) -> str:
 
     Raises:
         FileNotFoundError: there is no file.
-        DamagedError: it does not match its last line, if that is a seal.
+        DamagedError: its last line is a seal that it does not match.
     """
     way = (
         "restore it from a copy\n"
@@ -222,24 +223,27 @@ def read_toml_text(path: Path) -> str:
 
 
 def check_toml(path: Path) -> None:
-    """Refuse a TOML file of a run or a search of ours that does not match its last line, if that is
-    a seal."""
+    """Check the seal of a TOML file that a run or a search wrote.
+
+    Raises:
+        DamagedError: its last line is a seal that it does not match.
+    """
     beside = {"recipe.toml": "origin.json", "search.toml": "search.json"}.get(path.name)
     if beside is not None and path.with_name(beside).exists():
         read_toml_text(path)
 
 
 def has_toml_seal(text: str) -> bool:
-    """Return whether TOML text ends with a comment as long as a seal."""
+    """Return whether the last line of TOML text is a comment of a seal's length."""
     return len(text.rpartition("\n#")[2]) == len(_SEAL_LINE) + 64
 
 
 def read_small_text(path: Path, restore: str) -> str:
-    """Return the text of an ordinary file, after a look at its size.
+    """Return the text of an ordinary file of at most LARGEST bytes.
 
     Raises:
         FileNotFoundError: there is no file.
-        DamagedError: it cannot be read, is larger than LARGEST, no ordinary file, or not UTF-8.
+        DamagedError: it cannot be read, is larger, is not an ordinary file, or is not UTF-8.
     """
     try:
         state = path.stat()
@@ -259,7 +263,12 @@ def read_small_text(path: Path, restore: str) -> str:
 
 
 def damaged(path: Path, fault: str, restore: str) -> DamagedError:
-    """Return the error of a file that is not as it was written."""
+    """Return the error of a damaged file.
+
+    Args:
+        fault: what is wrong with it.
+        restore: what the user can do; "" if nothing is known.
+    """
     named = f"{printable(str(path))} is damaged: {printable(fault)}"
     return DamagedError(f"{named}\n  {restore}" if restore else named)
 
