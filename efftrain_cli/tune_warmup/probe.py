@@ -1,5 +1,7 @@
-"""A probe of `efftrain tune-warmup`, and the files about it: probe.json beside each, search.json
-for all. No torch."""
+"""The values of `efftrain tune-warmup`: a probe, its result (probe.json), the search (search.json).
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,15 @@ Point = Annotated[tuple[int, Extended], Field(strict=False)]
 
 
 class Probe(Part):
-    """One short run of the search. Asked for a longer horizon, it goes on from where it stands."""
+    """One short run of the search; for a longer horizon the same run continues."""
 
     start: int
-    """Where the warmup begins: tokens per sequence, or sequences per step; 0 if it has no start."""
+    """First value of the warmup: tokens per sequence, or sequences per step; 0 without one."""
     steps: int
-    """How long the warmup is set to last, in optimizer steps; 0: training without it."""
+    """Length of the warmup in optimizer steps; 0: training without it."""
     seed: int
     horizon: int
-    """Steps after which the probe ends, if nothing happened."""
+    """Steps after which the probe ends unless the loss becomes unstable before."""
 
     @property
     def name(self) -> str:
@@ -46,30 +48,30 @@ class Receipt(Record):
     probe: Probe
     stable: bool
     max_fluctuation: Extended
-    """Largest of perplexity / best perplexity before it; infinite if the loss was not finite."""
+    """Largest ratio of a perplexity to the best one before it; infinite if a loss was not finite."""
     fluctuation_step: int
-    """The step it was measured at."""
+    """Step of `max_fluctuation`."""
     stopped_at_step: int
     tokens: int
     seconds: float
     """Wall time, validation included."""
     curve: Annotated[tuple[Point, ...], Field(strict=False)]
     max_grad_norm: float | None = None
-    """Largest gradient norm before clipping, over the steps. This field and the next two do not
-    enter the verdict."""
+    """Largest gradient norm before clipping. The verdict does not use it, nor the next two."""
     max_adam_sqrt_v: float | None = None
-    """Largest of Adam's sqrt(v), over the steps."""
+    """Largest sqrt(v) of Adam over all steps."""
     max_loss_ratio: float | None = None
-    """Largest training loss over the best before it."""
+    """Largest ratio of a training loss to the best one before it."""
 
     @property
     def verdict(self) -> str:
         return "stable" if self.stable else "unstable"
 
     def is_stable_until(self, horizon: int) -> bool | None:
-        """Return whether the probe is stable up to step `horizon`; None if not seen that long."""
+        """Return whether the probe is stable up to step `horizon`; None if it ended before."""
         if not self.stable:
             return self.fluctuation_step > horizon
+        # Too short a stable probe decides nothing.
         return self.stopped_at_step >= horizon or None
 
 
@@ -84,4 +86,4 @@ class SearchFile(Record):
     threshold: float
     max_share: float
     eval_every: int | None = None
-    """Steps between validations, if an older version was told."""
+    """Steps between validations, in files of older versions."""
