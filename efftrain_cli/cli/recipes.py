@@ -220,8 +220,7 @@ def summarize_recipe(name: str) -> dict[str, Any]:
     except RecipeError as error:
         mistake = str(error)
         if error.problems:
-            first = error.problems[0]
-            mistake = f"{first.source}: {first.rule}"
+            mistake = f"{error.problems[0].source}: {error.problems[0].rule}"
         card["mistake"] = mistake.split("\n")[0]
         return card
 

@@ -87,8 +87,7 @@ def with_seconds(group: Group, arms: Mapping[str, ArmTimes]) -> Group:
     for run in group.runs:
         arm = arms[digest_of_recipe(run.recipe)]
         seconds, *by_block = cumulate_seconds(run, arm)
-        evaluated = run.evaluated | {"seconds": seconds}
-        runs.append(replace(run, evaluated=evaluated))
+        runs.append(replace(run, evaluated=run.evaluated | {"seconds": seconds}))
         if run.status == "finished":
             totals.append([block[-1] for block in by_block])
     blocks = np.mean(totals, axis=0).tolist()
@@ -104,8 +103,7 @@ def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
     are proportional to FLOPs.
     """
     counts = run.step_counts
-    n_blocks = len(arm.steps[0].seconds)
-    step_seconds = np.empty((1 + n_blocks, len(counts["flops"])))
+    step_seconds = np.empty((1 + len(arm.steps[0].seconds), len(counts["flops"])))
     for kind in np.unique(counts["kind"]):
         timed = sorted((each.flops, each.seconds) for each in arm.steps if each.kind == kind)
         timed_flops = np.array([flops for flops, _ in timed])
@@ -114,8 +112,7 @@ def cumulate_seconds(run: RunNumbers, arm: ArmTimes) -> np.ndarray:
         mean = np.exp(np.log(of_blocks).mean(0))
         is_kind = counts["kind"] == kind
         flops = counts["flops"][is_kind]
-        nearest = np.clip(flops, timed_flops[0], timed_flops[-1])
-        beyond = flops / nearest
+        beyond = flops / np.clip(flops, timed_flops[0], timed_flops[-1])
         for row, seconds in enumerate((mean, *of_blocks)):
             step_seconds[row, is_kind] = np.interp(flops, timed_flops, seconds) * beyond
 

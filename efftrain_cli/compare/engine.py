@@ -581,8 +581,7 @@ def _judge_losses(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
         return _by_t(verdict, sides, looks)
 
     shares = shares_text(sides)
-    fewest = min(len(side.values) for side in kept)
-    if fewest < FEWEST_FINISHED:
+    if min(len(side.values) for side in kept) < FEWEST_FINISHED:
         failed = [{seed: seed in side.failed for seed in side.values} for side in sides]
         return _answer_by_failures(verdict, failed, sides, looks, shares)
     verdict = _by_t(verdict, kept, looks)
@@ -634,8 +633,7 @@ def _unless_too_few(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     smallest = verdict.exact.smallest_p
     if looks.registered:
         return verdict
-    fewest = min(len(side.group.runs) for side in sides)
-    if fewest == 1:
+    if min(len(side.group.runs) for side in sides) == 1:
         return replace(verdict, why=inference.ONE_SEED)
     if smallest < looks.alpha:
         return verdict

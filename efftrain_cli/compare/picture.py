@@ -118,8 +118,7 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
     handles, labels = panels.flat[0].get_legend_handles_labels()
     if labels:
         # Below the axes, where it hides no curve, in as many columns as fit.
-        longest = max(map(len, labels))
-        fitting = 70 * columns // (8 + longest)
+        fitting = 70 * columns // (8 + max(map(len, labels)))
         figure.legend(
             handles,
             labels,

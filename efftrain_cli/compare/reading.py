@@ -439,8 +439,7 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
                 # Only accuracies: an item of a perplexity is a log-probability, whose mean is not
                 # the task's score.
                 if name.startswith(("acc", "exact_match")) and isinstance(score, int | float):
-                    by_item = items.setdefault((*key_of(row), name), {})
-                    by_item[item] = float(score)
+                    items.setdefault((*key_of(row), name), {})[item] = float(score)
     except (ValueError, KeyError) as error:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
 
