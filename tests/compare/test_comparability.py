@@ -206,9 +206,10 @@ def test_groups_have_short_names(root):
         write_run(root, "small", seed, name=f"second-{seed}", lr=3e-3, more=many)
     assert [group.label for group in of("first-0", "second-0").groups] == ["first-0", "second-0"]
     assert [row[1] for row in key_table(of("first-0", "second-0")).rows] == ["first-0", "second-0"]
-    _, named = of("first-?", "second-?", every_setting=True).groups
+    plain, named = of("first-?", "second-?", every_setting=True).groups
     settings = "optim.lr=0.003 seq_len_warmup.start=8 seq_len_warmup.steps=10"
     assert named.label == f"small {settings} and 3 more"
+    assert plain.label == "small optim.lr=0.001"
 
 
 def test_names_have_as_many_settings_as_tell_groups_apart(root):
