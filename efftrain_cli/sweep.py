@@ -17,7 +17,7 @@ from efftrain_cli.trials import screen
 from efftrain_cli.trials.array import ArrayWriter
 from efftrain_cli.trials.calibrating import calibrate_once
 from efftrain_cli.trials.costs import needs_of
-from efftrain_cli.trials.curves import gains_of, ladders, sensitivity_curves, without
+from efftrain_cli.trials.curves import gains_of, ladders, name_trials, sensitivity_curves
 from efftrain_cli.trials.pictures import rates_plot
 from efftrain_cli.trials.runner import TrialRunner, free_runs
 from efftrain_cli.trials.trial import ENDED, Trial, state_of
@@ -100,7 +100,7 @@ def grid_lines(
     """Format what the grid shows: losses over learning rates, and gains over budgets against recipe
     `baseline`."""
     lines: list[str] = []
-    curves = sensitivity_curves([(without(trial, ("optim.lr",)), trial) for trial in trials])
+    curves = sensitivity_curves(name_trials(trials, ("optim.lr",)))
     if curves:
         lines += [*screen.curve_lines(curves), *screen.curve_warnings(curves)]
         if plot:
@@ -108,7 +108,7 @@ def grid_lines(
         if figures is not None:
             lines += [f"figure: {path}" for path in write_figures([rates_plot(curves)], figures)]
         lines.append("")
-    found = ladders([(without(trial, ("train.tokens", "optim.lr")), trial) for trial in trials])
+    found = ladders(name_trials(trials, ("train.tokens", "optim.lr")))
     if len(found) > 1:
         named = (ladder for ladder in found if ladder.label.split()[0] == baseline)
         base = next(named, found[0])

@@ -17,16 +17,20 @@ Named = tuple[str, Trial]
 """(label, trial): trials of one recipe have one label, whatever their learning rate and budget."""
 
 
-def without(trial: Trial, keys: Sequence[str]) -> str:
-    """Return a trial's recipe and settings as text, without the settings of `keys`."""
+def name_trials(trials: Sequence[Trial], keys: Sequence[str]) -> list[Named]:
+    """Name each trial by its recipe and the settings that not all trials have, except those of
+    `keys`, which differ along its curve."""
     from efftrain_cli.recipe.draft import recipe_name
 
-    words = [recipe_name(trial.recipe)]
-    for setting in trial.settings:
-        key = setting.partition("=")[0]
-        if key not in keys:
-            words.append(setting)
-    return " ".join(words)
+    shared = set(trials[0].settings).intersection(*(trial.settings for trial in trials))
+    named = []
+    for trial in trials:
+        words = [recipe_name(trial.recipe)]
+        for setting in trial.settings:
+            if setting not in shared and setting.partition("=")[0] not in keys:
+                words.append(setting)
+        named.append((" ".join(words), trial))
+    return named
 
 
 def _final_loss(run: RunNumbers | None) -> float | None:

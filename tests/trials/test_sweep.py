@@ -14,6 +14,7 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.sweep import compare_trials, grid_lines
+from efftrain_cli.trials.curves import name_trials
 from efftrain_cli.trials.screen import _gain
 from efftrain_cli.trials.trial import grid
 from tests.conftest import cli
@@ -62,6 +63,16 @@ def test_learning_rates_are_kept_as_curves(folder):
     )  # warm's best lies inside the grid
     assert (folder / "figures" / "learning-rate.png").stat().st_size > 10_000
     assert "<svg" in (folder / "figures" / "learning-rate.svg").read_text()
+
+
+def test_curves_are_named_without_the_settings_of_all_trials(folder):
+    axes = [
+        ("eval.windows", ["2"]),
+        ("train.batch_size", ["2", "4"]),
+        ("optim.lr", ["1e-3", "2e-3"]),
+    ]
+    named = name_trials(grid(["plain.toml"], (0,), axes), ("optim.lr",))
+    assert {name for name, _ in named} == {"plain train.batch_size=2", "plain train.batch_size=4"}
 
 
 def test_each_recipe_is_compared_at_its_own_best_setting(folder):
