@@ -213,7 +213,7 @@ def judge_question(
     why = why or verdict.why
     if why:
         return _unjudged(verdict, why, looks)
-    if question.axis == "seconds":
+    if "seconds" in (question.axis, question.equal):
         verdict = _with_notes(verdict, verdict.note, describe_seconds(baseline, method))
     return verdict
 

@@ -164,21 +164,42 @@ def _twice(by_seed: Mapping[int, Sequence[RunNumbers]], names: Sequence[str]) ->
 def _label(group: Group, groups: Sequence[Group]) -> str:
     """Return a name of the group that no other group has.
 
-    for most in range(min(SETTINGS_SHOWN, len(keys)), len(keys) + 1):
-        if len({_settings(other, keys[:most]) for other in same}) == len(same):
-            shown = _settings(group, keys[:most])
-            more = len(_settings(group, keys)) - len(shown)
-            return " ".join((group.recipe_name, *shown)) + (f" and {more} more" if more else "")
-    # Their values differ, but not as they are written.
-    return group.runs[0].name
+    It is the name of the recipe. If several groups share that, it is the name of the only run, or
+    the first settings that tell the groups apart follow, or it is the name of the first run.
+    """
+    namesakes = [other for other in groups if other.recipe_name == group.recipe_name]
+    if len(namesakes) == 1:
+        return group.recipe_name
+    first_run = group.runs[0].name
+    keys = differing_keys([other.conditions for other in namesakes])
+    if all(len(other.runs) == 1 for other in namesakes):
+        # A run that `--name` named does not begin with its recipe's name.
+        are_named = [not other.runs[0].name.startswith(group.recipe_name) for other in namesakes]
+        if len(keys) > SETTINGS_SHOWN or all(are_named):
+            return first_run
+
+    fewest = min(SETTINGS_SHOWN, len(keys))
+    for n_shown in range(fewest, len(keys) + 1):
+        labels = {_settings(other, keys[:n_shown]) for other in namesakes}
+        if len(labels) == len(namesakes):
+            shown = _settings(group, keys[:n_shown])
+            words = [group.recipe_name, *shown]
+            n_more = len(_settings(group, keys)) - len(shown)
+            if n_more:
+                words.append(f"and {n_more} more")
+            return " ".join(words)
+    # The values differ, but their texts are equal.
+    return first_run
 
 
 def _settings(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return `key=value` of those keys that a group has."""
-    values = group.conditions
-    return tuple(
-        f"{key}={format_value(values[key])}" for key in keys if values.get(key) is not None
-    )
+    """Return `key=value` for each of the keys that the group has."""
+    settings = []
+    for key in keys:
+        value = group.conditions.get(key)
+        if value is not None:
+            settings.append(f"{key}={format_value(value)}")
+    return tuple(settings)
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def _losses_at(grid: np.ndarray, runs: Sequence[RunNumbers], axis: str) -> np.nd
 
 
 def _pairs(comparison: Comparison, group: Group) -> list[tuple[RunNumbers, RunNumbers]]:
-    """Return (baseline's run, group's run) per shared seed, if both were evaluated twice or more."""
+    """Return (baseline's run, group's run) per shared seed, if both have two evaluations."""
     if group is comparison.baseline:
         return []
     evaluated = {}

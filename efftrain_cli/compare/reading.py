@@ -1,4 +1,4 @@
-"""Reduce a run directory to the numbers that a comparison needs, at most a few hundred kilobytes."""
+"""Reduce a run directory to the numbers that a comparison needs, a few hundred kilobytes."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class RunNumbers:
     rewinds: int
     mfu: float | None
     spent: dict[str, float]
-    """Seconds by column, if logged: training, evaluation, checkpoints, compilation, processor, wall.
+    """Logged seconds by column: training, evaluation, checkpoints, compilation, processor, wall.
 
     Wall seconds are from the first to the last row of each segment, without replaced steps.
     """

@@ -152,10 +152,6 @@ def tune(file: StudyFile, block: Block) -> tuple[Tuned, ...]:
                 how = "not tuned while others are"
             warnings = [f"arm {arm.name!r} is {how}: it is at a disadvantage"]
         if arm.name not in points:
-            if points:
-                warnings.append(
-                    f"arm {arm.name!r} is not tuned while others are: it is at a disadvantage"
-                )
             tuned.append(Tuned(arm.name, block.seeds, warnings=tuple(warnings)))
             continue
 

@@ -48,7 +48,7 @@ class Receipt(Record):
     probe: Probe
     stable: bool
     max_fluctuation: Extended
-    """Largest ratio of a perplexity to the best one before it; infinite if a loss was not finite."""
+    """Largest ratio of a perplexity to the best one before; infinite if a loss was not finite."""
     fluctuation_step: int
     """Step of `max_fluctuation`."""
     stopped_at_step: int

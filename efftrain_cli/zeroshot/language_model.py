@@ -43,7 +43,7 @@ class _AnswerBatch(NamedTuple):
 
 
 class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no annotations
-    """Answer the harness's requests with a GPT and its tokenizer; count requests and truncations."""
+    """Answer the harness's requests with a GPT; count requests and truncations."""
 
     def __init__(self, evaluator: Evaluator, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class LanguageModel(TemplateLM):  # type: ignore[misc]  # the harness has no ann
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Return token ids without special tokens, which would move the border in `_encode_pair`."""
+        """Return ids without special tokens, which would move the border in `_encode_pair`."""
         return list(self._encode_text(string))
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:

@@ -190,7 +190,7 @@ class Evaluator:
         scores = self._read_rows(hidden, first_columns, continuations)
         return [_sum_scores(of_tokens) for of_tokens in scores]
 
-    # Several continuations of one context: compute it once, and repeat its keys and values for each.
+    # Continuations of one context: compute it once, repeat its keys and values for each.
 
     def _batches_of_shared(
         self, requests: Sequence[Request], shared: list[list[int]]
