@@ -123,7 +123,7 @@ def _difference(comparison: Comparison) -> Plot:
         before, after = zip(*pairs, strict=True)
         end = min(run.evaluated["tokens"][-1] for run in (*before, *after))
         grid = _thin([run.evaluated["tokens"] for run in before])
-        grid = grid[grid <= end]
+        grid = np.append(grid[grid < end], end)
         gaps = _losses_at(grid, after, "tokens") - _losses_at(grid, before, "tokens")
         half = np.full(len(grid), np.nan)
         if len(pairs) > 1:
@@ -135,7 +135,7 @@ def _difference(comparison: Comparison) -> Plot:
     points = pd.concat(curves, ignore_index=True)
     return Plot(
         "difference",
-        f"Difference from A {comparison.baseline.label}, seed by seed",
+        f"Difference from {_label(comparison, comparison.baseline)}, seed by seed",
         points,
         AXIS_LABELS["tokens"],
         "below 0 is better (nats/token)",

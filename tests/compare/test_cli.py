@@ -176,6 +176,19 @@ def test_the_figure_of_differences_is_a_mean_with_its_t_interval(two):
     assert plot.low_high == pytest.approx((0.2 - half, 5.0), abs=1e-3)
 
 
+def test_the_figure_of_differences_ends_where_the_shorter_run_does(two):
+    """After 60 steps the baseline, not evaluated there, is at 9 - 0.6 * 5 = 6 by its line."""
+    for seed in range(2):
+        start, *_, end = rows_of(100, seed, every=100)
+        write_run(two, "flat", seed, rows=[at(start, 9.0), at(end, 4.0)])
+        start, *_, end = rows_of(60, seed, every=60)
+        write_run(two, "fall", seed, rows=[at(start, 9.0), at(end, 9.0)], more=SLW)
+    comparison = compare(read_valid_runs([*two.glob("flat-*"), *two.glob("fall-*")])[0])
+    plot = next(plot for plot in plots_of(comparison) if plot.name == "difference")
+    start, last = plot.curves.itertuples()
+    assert (start.y, last.y) == pytest.approx((0.0, 3.0))
+
+
 def at(row: dict[str, Any], loss: float) -> dict[str, Any]:
     """A row whose validation loss, if it has one, is `loss`."""
     return row | {"val_loss": None if row["val_loss"] is None else loss}
