@@ -33,8 +33,9 @@ def calibrate(
 ) -> None:
     """Time steps of trained recipes side by side, so that compare can judge training seconds.
 
-    It takes at most 2 % of their training time, on their machine. sweep and study do it after their
-    runs.
+    It takes 2 % of their training time, or three blocks of steps if these take longer, on their
+    machine. sweep does it after 100 seconds of training or more, study if a measure is about
+    seconds.
     """
     from efftrain_cli.run.names import select_runs
 
@@ -60,9 +61,9 @@ def calibrate(
     if not quiet:
         steps = sum(map(len, plan.steps))
         say(
-            f"timing     {counted(steps, 'step')} of {counted(len(arms), 'recipe')}"
-            f" in {counted(plan.blocks, 'block')}, about {human_seconds(plan.seconds)}:"
-            f" {plan.seconds / spent:.1%} of the runs' training"
+            f"timing     {counted(steps, 'step')} of {counted(len(arms), 'recipe')} in"
+            f" {counted(plan.blocks, 'block')}, about {human_seconds(plan.seconds)}:"
+            f" {100 * plan.seconds / spent:.1f} % of the runs' training"
         )
     calibration = command.measure(arms, plan, chosen)
     file = write_calibration(calibration)

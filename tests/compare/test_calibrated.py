@@ -100,7 +100,7 @@ def test_the_error_of_few_blocks_is_that_of_student_s_t():
     # That is 0.8785, and e^0.8785 = 2.407. Groups without runs spent the same.
     assert (
         describe_seconds(timed(1, 1, 1), timed(1, 2, 4))
-        == "calibrated, g takes 1x the seconds of g (standard deviation 1.4e+02 %); by the runs'"
+        == "calibrated, g takes 1x the seconds of g (standard deviation 140 %); by the runs'"
         " own clocks 1x"
     )
 
