@@ -223,7 +223,7 @@ def run_study(
     if plot:
         print("\n".join(f"\n{draw_in_terminal(each, 80)}" for each in plots))
     if figures:
-        print(f"figure: {' and '.join(map(str, figures))}")
+        print(f"figures: {', '.join(map(str, figures))}")
     print_folded(
         f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: "
         f"`efftrain compare --study {file.path}`"

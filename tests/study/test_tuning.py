@@ -194,7 +194,7 @@ def test_a_study_draws_rates_and_best_of_k(file, monkeypatch, capsys):
     main.run_study(file, 1, "cpu", False, None, as_json=False, plot=True)
     output = capsys.readouterr().out
     rates, tried = output.index("learning rate\n"), output.index("settings tried (k)")
-    assert rates < tried < output.index("\nfigure: ")
+    assert rates < tried < output.index("\nfigures: ")
     names = {path.name for path in study_folder("study").iterdir()}
     pictures = {
         f"{name}.{kind}" for name in ("learning-rate", "best-of-k") for kind in ("svg", "png")
