@@ -47,6 +47,8 @@ def total_lines(rows: Costs, jobs: int) -> list[str]:
     """Say what runs need together, one run after the other, and whether their disk has room."""
     total = total_of(rows)
     left = total["runs"] - total["done"]
+    if not left:
+        return [f"0 of {len(rows)} runs to train"]
     line = (
         f"{left} of {len(rows)} runs to train, at most {human_count(total['tokens_left'])} tokens"
     )

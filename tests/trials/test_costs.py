@@ -19,6 +19,7 @@ def test_a_total_says_what_is_left_and_how_long_it_takes(monkeypatch):
         f"2 of 3 runs to train, at most 1.5M tokens, {time}",
         "disk: 5.0 MB needed at most, 9.0 MB free",
     ]
+    assert total_lines(ROWS[2:], jobs=1) == ["0 of 1 runs to train"]
     shared = "--jobs 2 divides the processor among as many runs"
     assert total_lines(ROWS, jobs=2)[0].endswith(f"{time}; {shared}")
 
