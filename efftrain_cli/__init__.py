@@ -1,4 +1,4 @@
-"""efftrain: train GPT models with training-efficiency methods and compare them honestly.
+"""efftrain: train GPT models and measure which training-efficiency methods save tokens or time.
 
 The functions of `__all__` are the Python API: each returns a pandas frame of what the command of
 that name prints.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -116,7 +117,7 @@ class Commands(typer.Typer):
 
 app = Commands(
     name="efftrain",
-    help="Train GPT models with training-efficiency methods and compare them honestly.",
+    help="Train GPT models and measure which training-efficiency methods save tokens or time.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals can hold keys
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -156,7 +157,7 @@ def efftrain(
         ),
     ] = False,
 ) -> None:
-    """Train GPT models with training-efficiency methods and compare them honestly."""
+    """Train GPT models and measure which training-efficiency methods save tokens or time."""
 
 
 def run_app() -> None:
@@ -215,5 +216,8 @@ def _say(text: str) -> None:
     """Print a message on standard error, or nothing if nothing can be written. Control characters
     in it are escaped."""
     with contextlib.suppress(OSError, ValueError):
+        # What follows the first line of an error, such as its fix, is set in.
+        if text.startswith("error: "):
+            text = re.sub(r"\n(?=\S)", "\n  ", text)
         lines = map(printable, text.split("\n"))
         print_folded("\n".join(lines), stream=sys.stderr)

@@ -230,7 +230,7 @@ def test_a_budget_that_is_none_is_refused(efftrain, budget):
 
 def test_an_empty_budget_is_refused(efftrain):
     result = efftrain("tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", "", code=2)
-    assert "--budget is empty\ngive it a value, or leave it out" in result.stderr
+    assert "--budget is empty\n  give it a value, or leave it out" in result.stderr
 
 
 def test_budgets_are_shares_or_tokens():
