@@ -86,9 +86,9 @@ def bench(
     mfu = "N/A (peak of this device is not known)" if result.mfu is None else f"{result.mfu:.1%}"
     lines = [
         (
-            f"recipe     {recipe}: {human_count(result.parameters)} parameters,"
-            f" vocabulary {result.vocab_size}, {result.batch_size} x {result.seq_len} tokens"
-            f" in {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
+            f"recipe     {recipe}: {human_count(result.parameters)} parameters, vocabulary"
+            f" {result.vocab_size:,}, {result.batch_size} x {result.seq_len} tokens in"
+            f" {result.accumulation_steps} micro-batch{'es' * (result.accumulation_steps > 1)}"
         ),
         (
             f"device     {f'{result.devices} x ' if result.devices > 1 else ''}{result.device},"

@@ -99,7 +99,7 @@ def pretrain(
     ] = False,
     quiet: Quiet = False,
     no_probe: Annotated[
-        bool, Option("--no-probe", help="Do not run the largest micro-batch once before step 1.")
+        bool, Option("--no-probe", help="Skip the memory check and time estimate before step 1.")
     ] = False,
 ) -> None:
     """Train a GPT from a recipe; metrics and checkpoints go to runs/NAME.
@@ -165,8 +165,8 @@ def pretrain(
         raise UsageError("--override-resume only works with --resume RUN")
     if recipe is None:
         raise UsageError(
-            "no recipe and no run\n"
-            "  give --recipe NAME (see `efftrain recipes list`) or --resume RUN"
+            "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all) or"
+            " --resume RUN"
         )
     from efftrain_cli.recipe.draft import recipe_name
     from efftrain_cli.recipe.recipe import load_recipe

@@ -232,7 +232,7 @@ def _trained_tokenizer(size: int, split: Split, limits: Limits, tell: Report) ->
                 cursor.enough = True
                 if len(weights) == 1:
                     break
-    tell(f"training a tokenizer of {size} tokens", 0, None)
+    tell(f"training a tokenizer of {size:,} tokens", 0, None)
     return train_tokenizer(size, sample)
 
 

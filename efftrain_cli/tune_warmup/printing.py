@@ -81,9 +81,9 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
         f"cost       {tokens_text(smallest, budget)} to verify {own}",
         (
             f"           at most {of_starts + of_durations} probes,"
-            f" {tokens_text(search.most_tokens(), budget)}:"
-            f" {of_starts} for the start and {of_durations} for the duration,"
-            " each as dear as the dearest. Validation is not counted"
+            f" {tokens_text(search.most_tokens(), budget)}: {of_starts} for the start and"
+            f" {of_durations} for the duration, each costing as much as the costliest. Validation is not"
+            " counted"
         ),
     ]
     if search.budget is None:

@@ -336,6 +336,6 @@ def test_a_warmup_of_most_of_the_run_is_warned_of(folder):
     def warned(steps: int) -> str:
         return " ".join(warnings_of(load_recipe("tiny", [f"optim.warmup_steps={steps}"])))
 
-    assert "is 77% of the run's 391 steps" in warned(300)
+    assert "is 77 % of the run's 391 steps" in warned(300)
     assert "never reaches its peak" in warned(391)
     assert warned(195) == ""
