@@ -107,11 +107,11 @@ def runs_by_recipe(names: Sequence[str], root: Path | None = None) -> dict[str, 
 def recipe_name(origin: Mapping[str, Any], run: str) -> str:
     """Return the name of a run's recipe: as the command line gave it, or the stem of a recipe file.
 
-    A run without one, and a grown run, whose recipe is not its parent's, has its own name without
-    the seed.
+    A run without one, and a grown or imported run, whose model is not its recipe's, has its own
+    name without the seed.
     """
     name = origin.get("recipe")
-    if origin.get("grown_from") or not name:
+    if origin.get("grown_from") or origin.get("imported") or not name:
         return re.sub(r"-seed\d+(-\d+)?$", "", run)
     return Path(name).stem if name.endswith(".toml") else name
 

@@ -138,6 +138,12 @@ def test_names_globs_recipes_and_paths(root):
         select_runs(["nothing-*"])
 
 
+def test_an_imported_run_is_not_of_the_recipe_that_continues_it(root):
+    write_run(root, "small", 0)
+    write_run(root, "small", 1234, name="gpt2", origin={"imported": {"directory": "hf"}})
+    assert [path.name for path in select_runs(["small"])] == ["small-seed0"]
+
+
 def test_seeds_are_ordered_as_numbers(root):
     for seed in (10, 9, 2):
         write_run(root, "small", seed)
