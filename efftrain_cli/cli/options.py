@@ -119,8 +119,10 @@ TargetLoss = Annotated[
 Baseline = Annotated[
     str | None,
     Option(
-        help="Recipe, run or glob of one recipe's runs to compare with;"
-        " without it, the only recipe without a method, else the first."
+        help=(
+            "Recipe, run or glob of one recipe's runs to compare with; without it, the only recipe"
+            " without a method, else the first, or the best of one recipe's settings."
+        )
     ),
 ]
 CompareFormat = Annotated[

@@ -232,7 +232,7 @@ def test_a_step_that_is_not_the_run_s_any_more_is_refused(root, as_cpu):
     message = "step 1 of small-seed0 has 6.144e+08 FLOPs in its row and 1.01764e+09 now"
     assert message in str(refused.exception)
     assert not (root / "calibrations").exists()
-    timing = "2 steps of 2 recipes in 3 blocks, about 400 ms: 1.7% of the runs' training"
+    timing = "2 steps of 2 recipes in 3 blocks, about 400 ms: 1.7 % of the runs' training"
     assert timing in refused.stderr
 
 
