@@ -76,18 +76,17 @@ def _read_score(name: str, run: RunNumbers) -> float | None:
 def why_no_score(groups: Sequence[Group], sides: Sequence[Results]) -> Why | None:
     """Return why the scores of these sides do not speak for their recipes; None if they do.
 
-    Other runs failed or are still to finish, or the checkpoints are not of equal tokens.
+    Other runs failed, are still to finish or to be evaluated, or the checkpoints are not of equal
+    tokens.
     """
     missing = []
     for group, side in zip(groups, sides, strict=True):
         missing += [run for run in group.runs if run.seed not in side]
     failed = sum(run.failed for run in missing)
-    pending = sum(run.pending for run in missing)
     if failed:
         return not_judged(f"{counted(failed, 'failed run')} without a score")
-    if pending:
-        text = f"pending: {counted(pending, 'unfinished run')} without a score"
-        return Why("pending", text)
+    if missing:
+        return Why("pending", f"pending: {counted(len(missing), 'run')} without a score")
     return not_judged(_other_tokens(sides))
 
 

@@ -155,3 +155,15 @@ def test_zero_shot_is_not_judged_over_the_runs_that_survived_or_among_settings(r
     difference = scores(of("small-seed*", "small-slw"))[0]
     assert difference.text == "not judged: 1 failed run without a score"
     assert difference.p_holm is None
+
+
+def test_scores_wait_until_every_run_is_evaluated(root):
+    """Else the seeds would be evaluated one after the other until a difference shows."""
+    write_pair(root)
+    for seed in range(2):
+        zero_shot(root / f"small-seed{seed}", [True] * 10 + [False] * 20)
+        zero_shot(root / f"small-slw-seed{seed}", [True] * (16 + seed) + [False] * (14 - seed))
+    assert scores(of("small", "small-slw"))[0].text == "pending: 2 runs without a score"
+    zero_shot(root / "small-seed2", [True] * 10 + [False] * 20)
+    zero_shot(root / "small-slw-seed2", [True] * 17 + [False] * 13)
+    assert scores(of("small", "small-slw"))[0].text == "better"
