@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ from efftrain_cli.compare.measures import (
 from efftrain_cli.compare.picture import letter
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import score_questions
+from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.recipe import methods_among
@@ -389,13 +389,18 @@ def _trial_notes(
     taken = "each recipe" if is_best else "each recipe but the baseline"
     text = f"{taken} is taken at its own best setting: {BEST_RULE}; chosen on these same runs"
     notes = [Why("note", text)]
-    tried = Counter(group.recipe_name for group in every)
-    counts = {group.recipe_name: tried[group.recipe_name] for group in groups}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    tried: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        same = [other for other in every if other.recipe_name == group.recipe_name]
+        tried[group.recipe_name] = len(same), len(runs_of(same))
+    if len(set(tried.values())) > 1:
+        parts = []
+        for name, (settings, runs) in tried.items():
+            parts.append(f"{name} {counted(settings, 'setting')} in {counted(runs, 'run')}")
         text = (
-            f"not tuned alike: settings tried: {listed}; the recipe tried more often looks better"
-            " than it is (20 settings against one: false claims in 15 % of studies of 5 seeds)"
+            f"not tuned alike: {', '.join(parts)}; the best of more settings, or of fewer runs of"
+            " each, looks better than it is (20 settings against one: false claims in 15 % of"
+            " studies of 5 seeds)"
         )
         notes.append(Why("warning", text))
     return notes

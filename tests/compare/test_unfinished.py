@@ -160,6 +160,10 @@ def test_each_recipe_stands_at_its_own_best(root):
     ]
     rule = "at its own best setting: the setting with the fewest unfinished runs"
     assert any(rule in label.text for label in comparison.labels)
+    assert not any("not tuned alike" in label.text for label in comparison.labels)
+    fewer = of("small", "small-slw-?-seed[01]", baseline="small")
+    unlike = "not tuned alike: small 2 settings in 6 runs, small-slw 2 settings in 4 runs; the best"
+    assert any(label.text.startswith(unlike) for label in fewer.labels)
     assert len(of("small", "small-slw", every_setting=True).groups) == 4
     named = of("small", "small-slw", baseline="small optim.lr=0.001")
     assert [group.label for group in named.groups] == ["small optim.lr=0.001", best[1]]
