@@ -16,6 +16,7 @@ from efftrain_cli.run.directory import run_names, run_path, runs_root
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.records import read_looks, study_folder
 from efftrain_cli.study.registration import check_registered, register
+from efftrain_cli.sweep import compare_trials
 from efftrain_cli.trials.trial import grid
 from tests.conftest import invoke
 from tests.fake_runs import write_run
@@ -266,3 +267,12 @@ def test_seeds_that_were_dropped_are_counted(tmp_path):
     frame = efftrain_cli.comparison("small", "slw")
     assert f"{LEFT_OUT}3 of slw, 2 of small" in frame.attrs["caveat"]
     assert frame.attrs["labels"] == []
+
+
+def test_a_sweep_of_fewer_seeds_counts_the_others(folder):
+    trials = grid(["plain.toml", "warm.toml"], range(5), [])
+    for trial in trials:
+        write_trial(trial)
+    few = [trial for trial in trials if trial.seed < 3]
+    found = compare_trials(few, "cpu", baseline=None, target_loss=None, allow=False)
+    assert f"{LEFT_OUT}2 of plain, 2 of warm" in found.caveat
