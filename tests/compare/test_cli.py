@@ -366,6 +366,6 @@ def test_what_was_chosen_after_the_runs_stands_in_one_line(two, as_paths):
     assert (
         line
         == "Exploratory: nothing was fixed before the runs; the target loss was chosen now (the"
-        " best of 15 errs in 9 to 15 % of studies); the margin was chosen now; runs on disk that"
-        " were left out: 2 of small, 1 of small-slw."
+        " best of 15 errs in 9 to 15 % of studies); the margin was chosen now; runs left out or"
+        " removed: 2 of small, 1 of small-slw."
     )
