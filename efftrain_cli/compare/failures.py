@@ -1,4 +1,4 @@
-"""Which runs failed or got stuck, and in which share of the runs that happens."""
+"""Find the runs that failed or got stuck, and state their share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import loss_at
 
 FEWEST_FINISHED = 3
-"""Pairs, or runs of each arm, that finished and are not stuck, from which their losses are
-judged."""
+"""Fewest pairs, or runs of each arm, that must finish and not be stuck for losses to be judged."""
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,17 @@ class Side:
 
     group: Group
     values: Mapping[int, Any]
-    """Answers by seed, as `Question.values`."""
+    """Values of the question by seed; see `Question.values`."""
     failed: frozenset[int] = frozenset()
     """Seeds whose run failed or got stuck."""
 
     def without(self, seeds: Collection[int]) -> Side:
-        """Return the side without the answers of these seeds."""
+        """Return the side without the values of these seeds."""
         kept = {seed: value for seed, value in self.values.items() if seed not in seeds}
         return replace(self, values=kept)
 
     def first(self, seeds: int) -> dict[int, Any]:
-        """Return the answers of the first seeds of the group, of those that are left."""
+        """Return the values that are left of the group's first seeds."""
         looked_at = self.group.seeds[:seeds]
         return {seed: self.values[seed] for seed in looked_at if seed in self.values}
 
@@ -69,8 +68,10 @@ def failed_seeds(group: Group, level: float | None) -> frozenset[int]:
 
 
 def shares_text(sides: Sequence[Side]) -> str:
-    """Return how many runs of each arm failed or got stuck, with exact intervals (Clopper and
-    Pearson 1934)."""
+    """Return as text how many runs of each side failed or got stuck.
+
+    Intervals are exact (Clopper and Pearson 1934).
+    """
     parts = []
     for side in sides:
         failed = len(side.failed)

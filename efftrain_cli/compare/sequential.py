@@ -1,22 +1,19 @@
-"""Looking at a study more than once: what every look costs, and the interval that holds at all of
-them together.
+"""Correct t tests for several planned looks at a study (group-sequential tests).
 
-Who trains a few seeds, looks, and trains more where nothing shows yet, tests several times: at a
-nominal 5 % a look, 20 looks find a difference between equal recipes in a quarter of all studies.
-Here the looks are planned. A study names its largest number of seeds and how often it is looked at;
-the boundary that every look must pass is the t test's at a stricter level, calibrated so that the
-chance to pass at any look is alpha where nothing differs.
+To train a few seeds, test, and train more if nothing shows is to test several times. With a nominal
+level of 5 % at each of 20 looks, a quarter of all studies find a difference between equal recipes.
+Here a study plans its number of seeds and of looks. At each look the t test has a stricter level,
+such that the probability of passing at any look is alpha if nothing differs.
 
-The boundary is group-sequential with the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of
-`N` seeds a t test's p, expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE).
-Textbooks take C from known variances, which is wrong at three to twenty seeds; here C comes from
-simulated t tests at exactly the planned numbers of seeds. The distribution is free of mean and
-variance, so the level is exact for normal differences, up to the error of the simulation, which is
-added.
+The boundary has the shape of Wang and Tsiatis (1987, Biometrics 43): at `n` of `N` seeds the t
+test's p-value, expressed as a normal deviate, must exceed C (N / n)^(1/2 - SHAPE). Textbooks derive
+C from known variances, which is wrong for three to twenty seeds. Here it comes from simulated t
+tests at exactly the planned numbers of seeds. Their distribution does not depend on mean and
+variance, so the level is exact for normal differences. The error of the simulation is added.
 
-The anytime-valid t test with a Gaussian mixture over effects was compared and not taken: it decided
-no more studies than the planned looks at any effect. docs/studies.md holds the table of both, made
-by `benchmarks/simulations/sequential_looks.py`.
+An anytime-valid t test with a Gaussian mixture over effects was compared: it decided no more
+studies at any effect. docs/studies.md has the table of both, made by
+`benchmarks/simulations/sequential_looks.py`.
 """
 
 from __future__ import annotations
@@ -29,17 +26,16 @@ import numpy as np
 from scipy import special
 
 SHAPE = 0.25
-"""0: O'Brien and Fleming's boundary, strict early and nearly free at the end; 0.5: Pocock's, the
-same at every look."""
+"""Shape of the boundary. 0 is O'Brien and Fleming's, strict at early looks; 0.5 is Pocock's, equal
+at all looks."""
 FIRST_LOOK = 3
-"""Seeds at the first look, at least: with two, a t test's boundary is beyond what any study
-reaches."""
+"""Fewest seeds at the first look: with two no study could pass the boundary of a t test."""
 _DRAWS = 200_000
 _CHUNK = 20_000
 
 
 def schedule(seeds: int, looks: int) -> tuple[int, ...]:
-    """Return the numbers of seeds at a study's looks: evenly spread, the last at all `seeds`.
+    """Return the number of seeds at each look: evenly spread, and all `seeds` at the last.
 
     Raises:
         ValueError: there are too few seeds for so many looks.
@@ -65,14 +61,15 @@ def sequential_p(
     sides: int,
     shape: float = SHAPE,
 ) -> float:
-    """Return the p-value of the looks so far: small only if one of them passes its boundary.
+    """Return one p-value for all looks so far.
 
-    It never grows with further looks, and where nothing differs it is below `a` in at most a share
-    `a` of studies, however early the study ends.
+    Further looks never raise it. If nothing differs it is below `a` in at most a share `a` of
+    studies, whenever the study ends.
 
     Args:
-        p_values: the t test's p at each look so far, one- or two-sided as `sides` says.
-        plan: seeds at every planned look, as `schedule` gives them.
+        p_values: p-value of the t test at each look so far.
+        plan: number of seeds at each planned look; see `schedule`.
+        sides: 2 if the t tests are two-sided, else 1.
     """
     if len(p_values) > len(plan):
         raise ValueError(f"{len(p_values)} looks were taken, {len(plan)} were planned")
@@ -84,7 +81,7 @@ def sequential_p(
     passed = max(weighted_deviate(p, n, plan, sides, shape) for p, n in looks)
     null = _null_maxima(tuple(plan), sides, shape)
     exceeding = len(null) - int(np.searchsorted(null, passed, side="left"))
-    # Two standard errors of the simulation are added, so that the level holds in spite of it.
+    # Plus two standard errors of the simulation, so that its error does not raise the level.
     return min(1.0, (exceeding + 2 * math.sqrt(exceeding) + 2) / len(null))
 
 
@@ -95,8 +92,8 @@ def weighted_deviate(
     sides: int,
     shape: float = SHAPE,
 ) -> float:
-    """Return a look's p-value as a normal deviate, weighted as its boundary is."""
-    # Below 1e-300 all are the same: far beyond every boundary.
+    """Return a look's p-value as a normal deviate, divided by its boundary up to the factor C."""
+    # A p-value below 1e-300 would underflow, and passes every boundary anyway.
     deviate = float(-special.ndtri(max(p, 1e-300) / sides))
     return deviate * _weight(n, plan, shape)
 
@@ -107,8 +104,7 @@ def nominal_levels(
     sides: int,
     shape: float = SHAPE,
 ) -> tuple[float, ...]:
-    """Return the level that each look's own t test must pass, so that all looks together err with
-    `alpha`."""
+    """Return the level of each look's own t test, for which all looks together have `alpha`."""
     if len(plan) == 1:
         return (alpha,)
     null = _null_maxima(tuple(plan), sides, shape)
@@ -129,8 +125,7 @@ def _weight(n: int, plan: Sequence[int], shape: float) -> float:
 
 @cache
 def _null_maxima(plan: tuple[int, ...], sides: int, shape: float) -> np.ndarray:
-    """Return, sorted, the largest weighted deviate over all looks of studies in which nothing
-    differs."""
+    """Return the largest weighted deviate of each simulated study without a difference, sorted."""
     random = np.random.default_rng(20260217)
     maxima = []
     for _ in range(_DRAWS // _CHUNK):
