@@ -1,5 +1,4 @@
-"""Where a comparison goes: the terminal, standard output or a file, as text, Markdown, LaTeX, CSV,
-JSON or HTML."""
+"""Print a comparison or write it to a file, as text, Markdown, LaTeX, CSV, JSON or HTML."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
         if table.title:
             console.print(table.title, style="bold", markup=False, highlight=False)
         widths = [max(map(len, cells)) for cells in zip(table.header, *table.rows, strict=True)]
-        # The last column may wrap: it holds words.
+        # The last column is text and may wrap.
         needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths) - 1
         if console.is_terminal and needed > console.width:
             for line in block_lines(table.header, table.rows, console.width):
@@ -50,7 +49,8 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
 
 def _drawn(table: Table) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
-    drawn.show_header = any(table.header)  # no head over a table of names and values
+    # A table of names and values has no header.
+    drawn.show_header = any(table.header)
     for i, name in enumerate(table.header):
         is_last = i == len(table.header) - 1
         drawn.add_column(Text(name), no_wrap=not is_last, overflow="fold")
@@ -60,7 +60,7 @@ def _drawn(table: Table) -> RichTable:
 
 
 PLANNED = (0.005, 0.01, 0.02, 0.05, 0.1)
-"""Differences that `--plan` plans for if none is given."""
+"""Differences for which `--plan` gives numbers of seeds by default."""
 
 
 def show_comparison(
@@ -77,9 +77,9 @@ def show_comparison(
 
     Args:
         kind: table, markdown, csv, json, latex or html.
-        first: values that stand before the comparison's own in JSON.
-        details: tables of every measure, test and run too; formats for documents and programs
-            always have them.
+        first: values that JSON has before the comparison's own.
+        details: whether a text has the tables of every measure, test and run; other formats always
+            have them.
 
     Raises:
         UsageError: the output cannot be written.
@@ -108,7 +108,7 @@ def show_comparison(
         from efftrain_cli.compare.picture import draw_in_terminal
         from efftrain_cli.compare.plots import terminal_plots
 
-        # Beside a format for programs the curves go where the eye is, not where the data goes.
+        # Standard output may be data for a program: curves then go to standard error.
         stream = sys.stdout if on_screen else sys.stderr
         colour = stream.isatty() and not console.no_color
         width = min(100, console.width if console.is_terminal else 80)
@@ -128,7 +128,7 @@ def _text_of(
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
     if kind == "csv":
         return comma_separated(comparison)
-    # As in a pipe: nothing is folded.
+    # Without folding, as in a pipe.
     console = Console(file=StringIO(), width=10_000, soft_wrap=True, highlight=False)
     with console.capture() as captured:
         _print_all(console, comparison, details)
@@ -168,13 +168,14 @@ def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole, or the file that a link leads to; write to anything else (a pipe,
-    /dev/stdout) as it is.
+    """Write a text to `path`: atomically to a file, plainly to a pipe or device.
+
+    A link is followed.
 
     Raises:
-        DiskError: it does not fit on the disk, or under the limit on the size of files; an earlier
-            file is as it was then.
-        UsageError: this place cannot be written.
+        DiskError: the text does not fit on the disk, or exceeds the limit on the size of files. An
+            earlier file is then unchanged.
+        UsageError: `path` cannot be written.
     """
     path = path.resolve()
     try:
