@@ -1,7 +1,8 @@
-"""How far activations are from standard normal, and models whose scales and shifts have been folded
-away: Collins, Balle, Shlens 2019, arXiv 1903.00925, section 2.
+"""Measure the divergence of activations from N(0, 1), and fold scales and shifts into matrices.
 
 The divergence of N(mu, v) from N(0, 1) is (mu^2 + v - log v - 1) / 2 nats.
+
+Source: Collins, Balle, Shlens 2019, arXiv 1903.00925, section 2.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ Moments = Literal["channel", "token"]
 
 
 class _Divergence(torch.autograd.Function):
-    """Mean divergence of the moments of x (samples, channels) along `dim`, 0-d in fp32 (fp64 where
-    x is).
+    """Mean divergence of the moments of x (samples, channels) along `dim`, 0-d fp32 or fp64.
 
-    Keeps the activations as they are, which others keep anyway, and the moments: autograd's own
-    derivative would keep a copy in fp32. With n values behind each of m moments, d/dx = (mu + (x -
-    mu) (1 - 1 / (v + eps))) / (n m), and n m is the size of x.
+    For the backward pass it saves the moments and x itself, which other layers save anyway;
+    autograd would save a copy of x in fp32. Each of m moments is over n values. So d/dx = (mu + (x
+    - mu) (1 - 1 / (v + eps))) / (n m), and n m is the number of elements of x.
     """
 
     @staticmethod
@@ -63,15 +63,15 @@ def standardization_loss(
     eps: float = 0.0,
     skip_first: bool = False,
 ) -> Tensor:
-    """Compute the divergence of the activations x (..., T, channels) from N(0, 1), nats, 0-d in
-    fp32 (fp64 if x is).
+    """Return the mean divergence of activations x (..., T, channels) from N(0, 1), in nats.
+
+    0-d, in fp64 if x is, else in fp32.
 
     Args:
-        moments: "channel": of each channel over all sequences and positions, as in the paper; the
-            mean is over channels. "token": of each token over its channels, as in a layer norm; the
-            mean is over tokens.
+        moments: "channel" for moments of each channel over all sequences and positions, as in the
+            paper; "token" for those of each token over its channels, as in a layer norm.
         eps: added to the variance in the logarithm.
-        skip_first: leave the first position of each sequence out of the moments.
+        skip_first: whether to leave out the first position of each sequence.
     """
     if skip_first:
         x = x[..., 1:, :]
@@ -80,12 +80,11 @@ def standardization_loss(
 
 
 def folded(model: GPT) -> GPT:
-    """Fold scales and shifts into the neighbouring matrices: return a model that computes the same
-    to rounding.
+    """Return a model that computes the same to rounding, without scales and shifts in its blocks.
 
-    y = (W x + b) g + s has the matrix diag(g) W, y = W (x g + s) + b the matrix W diag(g). What
-    follows the last block stays: the matrix after it is the embedding too. `model` is not changed,
-    and is returned itself if it has no others.
+    They are folded into the neighbouring matrices: y = (W x + b) g + s has the matrix diag(g) W,
+    y = W (x g + s) + b the matrix W diag(g). The final norm keeps its own, as the matrix after it
+    may be the embedding too. `model` is not changed; it is returned itself if nothing is to fold.
     """
     kept = tuple(name for name in model.config.affine if name == "ln_f")
     if kept == model.config.affine:
