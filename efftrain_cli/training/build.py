@@ -1,4 +1,4 @@
-"""The number formats, model, optimizer and state of a recipe before its first step."""
+"""Build the model, optimizer and state of a recipe before its first step."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def compute_dtype(recipe: Recipe, device: torch.device) -> str:
     dtype = recipe.train.dtype
     on_cuda = device.type == "cuda"
     if dtype == "tf32":
-        if on_cuda and torch.cuda.get_device_capability(device) >= (8, 0):  # from Ampere on
+        # From Ampere on; other devices multiply in fp32.
+        if on_cuda and torch.cuda.get_device_capability(device) >= (8, 0):
             return "tf32"
-        return "fp32"  # the products are exact ones there
+        return "fp32"
     if dtype != "auto":
         return dtype
 
@@ -50,8 +51,7 @@ def compute_dtype(recipe: Recipe, device: torch.device) -> str:
 
 
 def autocast(dtype: str, device: torch.device) -> AbstractContextManager[None]:
-    """Return the context of mixed precision with fp32 master weights; one without effect for fp32
-    and tf32."""
+    """Return the autocast context for bf16, or one without effect for fp32 and tf32."""
     if dtype != "bf16":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -62,7 +62,8 @@ def build_model(recipe: Recipe, vocab_size: int, device: torch.device, stage: in
     recipe's seed."""
     model = GPT(model_config(recipe, vocab_size, stage=stage))
     model.init_weights(recipe.seed)
-    if device.type == "cuda":  # on CPUs layer norms would then compute in bf16 too
+    # On CPUs layer norms would then compute in bf16 too.
+    if device.type == "cuda":
         model.residual_dtype = torch.bfloat16
     model = model.to(device)
     if recipe.chunked_accumulation is not None:
@@ -75,9 +76,10 @@ def build_optimizer(
     model: GPT,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> Optimizer:
-    """Build the recipe's optimizer over `model`, which may be that of any stage.
+    """Build the recipe's optimizer over the model of any stage.
 
-    `parameters` replace the model's, under the same names, if this rank holds a share of them.
+    Args:
+        parameters: this rank's shards by the names of the parameters; None: the whole parameters.
     """
     if parameters is None:
         parameters = dict(model.named_parameters())

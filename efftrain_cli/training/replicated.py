@@ -1,9 +1,9 @@
 """strategy = "replicate": every rank holds the whole model and makes the same update.
 
-Gradients are added up in flat buckets whose layout is a function of the tensors' sizes, so a
-resumed run of the same world size repeats each sum bit for bit. (Buckets that are rebuilt during a
-run, as DistributedDataParallel's are, do not.) On CUDA a bucket is sent while the backward pass of
-the last micro-batch still computes the rest; the sum does not depend on when.
+Gradients are all-reduced in flat buckets whose layout depends on the tensors' sizes alone, so a
+resumed run of the same world size repeats each sum bit for bit. (DistributedDataParallel rebuilds
+its buckets during a run, and does not.) On CUDA a bucket is sent while the backward pass of the
+last micro-batch computes the rest, which does not change the sum.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from efftrain_cli.training.ranks import Ranks, buckets, flatten, scatter
 from efftrain_cli.training.state import TrainState
 
 OVERLAPPING = frozenset({"cuda"})
-"""Kinds of devices on which the sum begins during the backward pass. A CPU's cores are busy with
-that pass."""
+"""Device types on which the all-reduce begins during the backward pass.
+
+That pass keeps the cores of a CPU busy.
+"""
 IN_FLIGHT = 4
-"""Buckets of an overlapped sum in flight at once."""
+"""Most buckets of an overlapped all-reduce in flight at once."""
 
 
 class Replicated(Devices):
@@ -34,7 +36,7 @@ class Replicated(Devices):
         super().__init__(ranks, lanes)
         self._check_every = check_every
         self._compared = False
-        """The ranks have compared their weights after the last step, and they are equal."""
+        """Whether all ranks were found to have equal weights after the last step."""
 
     def begin_step(self, state: TrainState) -> None:
         self._compared = False
@@ -54,7 +56,7 @@ class Replicated(Devices):
 
         Raises:
             ReplicaError: a rank has other weights.
-            LostProcessError: the same, on the other ranks.
+            LostProcessError: a rank has other weights, on ranks other than 0.
         """
         self.wanted = False
         sums = []
@@ -68,6 +70,7 @@ class Replicated(Devices):
         if self.ranks.rank:
             raise LostProcessError(f"rank {self.ranks.rank}: the weights differ; rank 0 says how")
 
+        # Without a majority any rank may be wrong.
         suspects = list(range(len(checksums)))
         if 2 * count > len(checksums):
             suspects = [rank for rank in suspects if checksums[rank] != usual]
@@ -79,7 +82,7 @@ class Replicated(Devices):
         )
 
     def gradient(self, passes: Passes) -> Losses:
-        # A step that sums more than once, or in a tree, does so after its passes.
+        # Lanes need a tree of sums, and similarity needs two sums: both come after the passes.
         overlaps = not self.lanes and not passes.plan.measure_similarity
         if overlaps and passes.parameters[0].device.type in OVERLAPPING:
             return self._overlapped(passes)
@@ -102,7 +105,8 @@ class Replicated(Devices):
             reduce.begin(list(losses.values()))
 
         losses = passes(begin)
-        if not passes.micro_batches:  # every rank sends the same buckets in the same order
+        # Every rank must send the same buckets, also one without a micro-batch.
+        if not passes.micro_batches:
             begin(losses)
         fill_gradients(passes.parameters)
         reduce.finish()
@@ -112,9 +116,9 @@ class Replicated(Devices):
 class OverlappedAllReduce:
     """`Ranks.all_reduce` of all gradients and losses, while the backward pass computes the rest.
 
-    Hooks on the parameters send a bucket once its gradients are complete, but only after the bucket
-    behind it in the model. So all ranks send the same buckets in the same order, whichever blocks
-    each of them runs.
+    Hooks on the parameters send a bucket once its gradients are complete and the bucket after it in
+    the model has been sent. So all ranks send the same buckets in the same order, even if they run
+    different blocks.
     """
 
     def __init__(self, ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
@@ -138,8 +142,7 @@ class OverlappedAllReduce:
         ]
 
     def finish(self) -> None:
-        """Send the remaining buckets, once every parameter has a `.grad`; wait until `.grad` and
-        losses are sums."""
+        """Send the remaining buckets, and wait for all sums. Every parameter must have a `.grad`."""
         for hook in self._hooks:
             hook.remove()
         with self._ranks.timing_sum(self._parameters[0].device):
