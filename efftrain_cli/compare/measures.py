@@ -1,9 +1,8 @@
-"""The measures of one run, and the rules by which a loss between two evaluations is read.
+"""Define the measures of a run, and interpolate its validation loss.
 
-The validation loss is known at the evaluated steps only. Between two of them it is taken to be a
-straight line over tokens, FLOPs or seconds, and nothing is read beyond the last one. Only the cost
-to reach a loss reads a smoothed curve, as the first crossing of a jittery one comes too early: that
-of the best-fitting curve that never rises.
+Between two evaluations the loss is interpolated linearly over tokens, FLOPs or seconds; beyond the
+last one nothing is extrapolated. The cost to reach a loss is the exception: the first crossing of a
+noisy curve comes too early, so it is read from the best-fitting curve that never rises.
 """
 
 from __future__ import annotations
@@ -27,17 +26,13 @@ from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.stability import SLIGHT
 
 Value = float | Why
-"""A number, or the reason why there is none."""
+"""A number, or the reason why the number is missing."""
 NOT_AVAILABLE = Why("missing", "N/A")
 NOT_REACHED = Why("not_reached", "not reached")
 PRIMARY = "final_loss"
-"""The measure that decides; the others are shown beside it and corrected as one family."""
+"""Key of the measure that decides; all others are corrected as one family."""
 SAME_SCHEDULE = 0.02
-"""Runs whose schedules stand further apart than this share of their decay are not compared at equal
-cost."""
-MOST_LEFT = 0.5
-"""A rate that ends above this share of its peak hardly decays: another shape than one that falls
-to 0."""
+"""Largest difference in the share of the learning-rate decay, or in budgets, of runs compared."""
 Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 NATS = "nats/token"
@@ -49,39 +44,40 @@ _THROUGHPUT = "Throughput"
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of two recipes: a measure, a row of the table."""
+    """A measure, and how two recipes are compared by it: a row of the table."""
 
     key: str
     title: str
     unit: str
     section: str
     read: Callable[..., Any]
-    """The answer of one seed, from its run or from all its runs over learning rates; None if it is
-    missing."""
+    """Return the value of one seed from its run, or from its runs over learning rates, or None."""
     tested: str = ""
-    """How two recipes are compared: "difference" (of losses), "ratio" (of costs to a target,
-    baseline / method), "match" (of costs to the worse run's final loss), "rank" (of shares of
-    steps), "failures" (of runs), "score" (of zero-shot results), "" shown and never tested."""
+    """How two recipes are compared.
+
+    "difference" of losses; "ratio" of costs to a target, baseline / method; "match" for costs to
+    the worse run's final loss; "rank" of shares of steps; "failures" of runs; "score" of zero-shot
+    results; "" if the measure is shown and never tested.
+    """
     axis: str = ""
-    """Tokens, FLOPs or seconds, if it is about cost."""
+    """Cost that it is about: "tokens", "flops" or "seconds"; else ""."""
     point: float | None = None
-    """Cost at which losses are compared; None: at the runs' ends."""
+    """Cost at which losses are compared; None for the ends of the runs."""
     direction: Direction = "different"
     margin: float | None = None
-    """Nats per token within which losses count as equal, or the share of a cost; None: not
-    asked."""
+    """Margin in nats per token, or as a share of a cost; None without one."""
     target: float | None = None
     """Loss to reach, nats per token."""
     higher: bool = False
     """Whether a higher value is better."""
     equal: Cost | None = None
-    """What the recipes must have in common within SAME_SCHEDULE; None: tokens, or else FLOPs."""
+    """Cost that must be equal within SAME_SCHEDULE; None for tokens, or FLOPs if only they are."""
     stuck_at: float = 0.2
-    """Share of the tokens: a run that ends above the baseline's median loss there is stuck."""
+    """Share of the tokens; a run that ends above the baseline's median loss at it is stuck."""
     near_copy: bool = True
     """Whether a cost counts with the arm's other costs as one claim in Holm's correction."""
     over_rates: bool = False
-    """Whether `read` takes a seed's runs at every learning rate, in the place of one run."""
+    """Whether `read` takes a seed's runs at every learning rate instead of one run."""
 
     @property
     def is_primary(self) -> bool:
@@ -89,8 +85,9 @@ class Question:
         return self.key == PRIMARY
 
     def member(self, place: int) -> tuple[object, ...]:
-        """Identify the claim that it is in Holm's family: tokens, FLOPs and seconds to one loss are
-        near-copies.
+        """Return a key of the claim in Holm's correction; costs to one loss share a key.
+
+        Tokens, FLOPs and seconds are near-copies of each other.
 
         Args:
             place: number of the question, distinct from all others.
@@ -100,8 +97,7 @@ class Question:
         return (place,)
 
     def values(self, group: Group) -> dict[int, Any]:
-        """Return the answers by seed: a number, an `Ended` of a cost to match, or the reason for
-        none."""
+        """Return the values by seed: a number, an `Ended` for a cost to match, or a `Why`."""
         values = {}
         for seed, runs in group.by_seed.items():
             value = self.read(*runs)
@@ -112,10 +108,10 @@ class Question:
 
 
 def mean_sd(values: Collection[Value]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation (n - 1) over the seeds; None if a seed has no number, or
-    for one seed.
+    """Return mean and standard deviation (n - 1) over the seeds.
 
-    What is missing is never averaged away.
+    Both are None if a seed has no number: a missing value is never averaged away. One seed has no
+    standard deviation.
     """
     known = numbers(values)
     if not known or len(known) < len(values):
@@ -133,17 +129,16 @@ def numbers(values: Collection[Value]) -> list[float]:
 
 @dataclass(frozen=True)
 class EqualPoint:
-    """Where the runs are compared at equal tokens, FLOPs or seconds: as far as the finished run
-    that got least far."""
+    """The largest cost that all finished runs reached, at which their losses are compared."""
 
     value: float
     limited_by: str
-    """Name of that run."""
+    """Name of the run that reached least."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What training time costs, where the user said so."""
+    """Price and power of training, if the user gave them."""
 
     price_per_hour: float | None = None
     """In the user's currency."""
@@ -151,7 +146,7 @@ class Costs:
 
 
 def equal_points(runs: Sequence[RunNumbers]) -> dict[str, EqualPoint]:
-    """Return the largest tokens, FLOPs and seconds at which every finished run can be read."""
+    """Return the largest tokens, FLOPs and seconds that every finished run reached."""
     points = {}
     for axis in AXES:
         ends = [(float(run.evaluated[axis][-1]), run.name) for run in finished_runs(runs)]
@@ -171,7 +166,10 @@ FINAL_LOSS = Question(PRIMARY, "final loss", NATS, _LOSS, final_loss, tested="di
 
 
 def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Return the validation loss at `value` tokens, FLOPs or seconds; None outside evaluations."""
+    """Return the validation loss at `value` tokens, FLOPs or seconds, interpolated.
+
+    None before the first evaluation and after the last.
+    """
     x = run.evaluated[axis]
     loss = run.evaluated["val_loss"]
     if not len(x) or not x[0] <= value <= x[-1]:
@@ -180,12 +178,12 @@ def loss_at(run: RunNumbers, axis: str, value: float) -> float | None:
 
 
 def isotonic_fit(x: np.ndarray, loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (x, loss) of the curve that never rises and fits the evaluations best
-    (isotonic least squares).
+    """Return the knots (x, loss) of the best-fitting curve that never rises.
 
-    Evaluations that rise and fall again around one level become one knot at their mean; where the
-    losses fall from one evaluation to the next, the curve is the evaluations themselves. Robertson,
-    Wright and Dykstra (1988).
+    Evaluations that rise and fall around one level become one knot at their mean. Losses that fall
+    from one evaluation to the next are their own knots.
+
+    Source: isotonic least squares, Robertson, Wright and Dykstra 1988.
     """
     from scipy.optimize import isotonic_regression
 
@@ -209,8 +207,10 @@ def cost_to_reach(run: RunNumbers, axis: str, target: float) -> Value:
 
 
 def smooth_end(run: RunNumbers, axis: str) -> float:
-    """Return the loss at the run's end on a line through the last fifth of its evaluations; the
-    last one of few."""
+    """Return the loss at the run's end, on a line through the last fifth of its evaluations.
+
+    The last loss itself if that are fewer than three.
+    """
     x = run.evaluated[axis]
     loss = run.evaluated["val_loss"]
     last = len(loss) // 5
@@ -222,31 +222,34 @@ def smooth_end(run: RunNumbers, axis: str) -> float:
 
 @dataclass(frozen=True)
 class Ended:
-    """A finished run as costs to match read it."""
+    """What a cost to match needs of a finished run."""
 
     spent: float
+    """Cost of the whole run."""
     end: float
+    """Final loss by `smooth_end`."""
     x: np.ndarray
+    """Costs of the knots of the isotonic fit."""
     loss: np.ndarray
-    """Knots of the isotonic fit."""
+    """Losses of these knots."""
 
 
 def read_end(run: RunNumbers, axis: str) -> Ended | Why:
-    """Return the end of a finished run; the status of another."""
+    """Return the values of a finished run; a run that is not finished has its status."""
     if run.final_loss is None:
         return Why(run.status, run.status)
     x, loss = isotonic_fit(run.evaluated[axis], run.evaluated["val_loss"])
-    return Ended(float(run.evaluated[axis][-1]), smooth_end(run, axis), x, loss)
+    spent = float(run.evaluated[axis][-1])
+    return Ended(spent, smooth_end(run, axis), x, loss)
 
 
 def match(baseline: Ended, method: Ended) -> float:
-    """Return the signed log ratio of what the worse of two runs spent and the better needs for the
-    same loss.
+    """Return the signed log ratio of two runs' costs to the final loss of the worse run.
 
-    Above 0: the method is the better one, and reached the baseline's final loss at exp(-value) of
-    the baseline's cost. Below 0 the same with the sides changed, so two equal methods are as often
-    above as below. Both final losses are `smooth_end`s: a single last evaluation would let its
-    noise decide, always for the side that is evaluated more quietly.
+    Above 0 the method is the better run, and reached the baseline's final loss at exp(-value) of
+    its cost. Below 0 the sides are swapped, so two equal methods are as often above as below. Final
+    losses are those of `smooth_end`: noise of a single last evaluation would favour the side with
+    less of it.
     """
     better = baseline
     worse = method
@@ -255,7 +258,7 @@ def match(baseline: Ended, method: Ended) -> float:
         better = method
         worse = baseline
         sign = 1.0
-    # Where its isotonic fit ends above, the better run needs all that it spent.
+    # If its isotonic fit ends above the loss, the better run needs its whole cost.
     needed = better.spent
     if better.end < worse.end and better.loss[-1] <= worse.end:
         needed = min(needed, float(np.interp(-worse.end, -better.loss, better.x)))
@@ -265,11 +268,10 @@ def match(baseline: Ended, method: Ended) -> float:
 
 
 def crossing_error(curve: Ended, target: float) -> float:
-    """Return the logarithm of how far the true crossing may lie from the one that is read between
-    two evaluations.
+    """Return the error of interpolating where a curve crosses `target`, as a log ratio of costs.
 
-    It is read on the chord; the two neighbouring segments, drawn on, bound it where the curve bends
-    one way.
+    The crossing is read on the chord between two knots. If the curve bends in one direction, the
+    two neighbouring segments, extended to the target, bound the true crossing.
     """
     x = curve.x
     loss = curve.loss
@@ -282,11 +284,11 @@ def crossing_error(curve: Ended, target: float) -> float:
     bounds = []
     for j in (after - 2, after):
         if 0 <= j < len(x) - 1:
-            drawn_on = x[j] + (target - loss[j]) * (x[j + 1] - x[j]) / (loss[j + 1] - loss[j])
-            bounds.append(float(np.clip(drawn_on, left, right)))
+            extended = x[j] + (target - loss[j]) * (x[j + 1] - x[j]) / (loss[j + 1] - loss[j])
+            bounds.append(float(np.clip(extended, left, right)))
     distances = [bound - read for bound in bounds] or [left - read]
-    # Both on one side: the true curve lies beyond neither. Else it bends both ways, and the farther
-    # one counts.
+    # If both bounds are on one side, the true crossing is before the nearer one. Else the curve
+    # bends in both directions, and the farther bound counts.
     one_way = min(distances) >= 0 or max(distances) <= 0
     distance = max(distances, key=abs)
     if one_way:
@@ -297,22 +299,22 @@ def crossing_error(curve: Ended, target: float) -> float:
 
 
 def match_error(baseline: Ended, method: Ended) -> float:
-    """Return by how much `match` may change with denser evaluations."""
+    """Return the signed error of `match` that denser evaluations would remove."""
     if method.end < baseline.end:
         return -crossing_error(method, baseline.end)
     return crossing_error(baseline, method.end)
 
 
 def evaluated_every(runs: Sequence[RunNumbers]) -> float:
-    """Return the largest median distance of evaluations, steps, over the runs that have two."""
+    """Return the largest median number of steps between evaluations, over runs with two or more."""
     steps = [run.evaluated["step"] for run in runs]
     return max(float(np.median(np.diff(each))) for each in steps if len(each) > 1)
 
 
 def mean_ratio(baseline: Group, method: Group, spent: Callable[[RunNumbers], float]) -> float:
-    """Return what the method's finished runs spent on average over what the baseline's did.
+    """Return the ratio of mean costs of finished runs, method over baseline.
 
-    1 if no run of a side has finished, NaN if a finished run does not say what it spent.
+    1 if no run of a side has finished, NaN if the cost of a finished run is unknown.
     """
     means = []
     for group in (baseline, method):
@@ -326,27 +328,23 @@ def mean_ratio(baseline: Group, method: Group, spent: Callable[[RunNumbers], flo
 
 
 def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
-    """Return the `mean_ratio` of a cost.
+    """Return the `mean_ratio` of a cost, without tokens that a rewind abandoned.
 
-    Tokens that a rewind abandoned do not count: the budget is what the learning rate's schedule ran
-    over.
+    The budget is what the learning-rate schedule ran over.
     """
     axis = {"tokens": "schedule_tokens"}.get(cost, cost)
     return mean_ratio(baseline, method, lambda run: float(run.evaluated[axis][-1]))
 
 
 def is_same_budget(ratio: float) -> bool:
-    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1; an unknown one, NaN or 0, is
-    not."""
+    """Return whether a ratio of budgets is within SAME_SCHEDULE of 1; False for NaN and 0."""
     return ratio > 0 and max(ratio, 1 / ratio) <= 1 + SAME_SCHEDULE
 
 
 def other_shapes(runs: Sequence[RunNumbers]) -> str:
-    """Return why costs that are read along these runs' ways are not judged; "" if their learning
-    rates decay alike.
+    """Return why costs to reach a loss are not judged; "" if the learning rates decay alike.
 
-    Before its decay a run stands higher than another that has decayed all the way: WSD against
-    cosine.
+    A run before its decay (WSD) has a higher loss than one that has decayed all along (cosine).
     """
     shapes = dict.fromkeys(_shape_text(run) for run in runs)
     if len(shapes) < 2:
@@ -370,11 +368,10 @@ def _shape_text(run: RunNumbers) -> str:
 
 
 def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
-    """Return where the learning-rate schedule stands at `value` tokens, FLOPs or seconds: 1 at the
-    end of its decay.
+    """Return the share of the learning-rate schedule done at `value` tokens, FLOPs or seconds.
 
-    None if the schedule has no end. Growth sets a schedule whose place the rows do not hold: 1 at
-    the run's own end, NaN before.
+    None if the schedule has no end. The rows of a grown run do not say its schedule: 1 at the end
+    of the run, NaN before.
     """
     recipe = run.recipe
     x = run.evaluated[axis]
@@ -382,7 +379,7 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
         return None
     if any(key.startswith("stages.") for key in recipe):
         return 1.0 if value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
-    # Steps that a rewind abandoned are cost; the schedule went back with the run.
+    # Without steps that a rewind abandoned: the schedule went back with the run.
     clock = "schedule_tokens"
     end = recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
     if recipe.get("optim.decay_steps"):
@@ -394,8 +391,7 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
 
 
 def schedule_tokens(run: RunNumbers) -> float:
-    """Return the tokens at which the learning rate's decay ends; the budget if it is constant, NaN
-    if unknown."""
+    """Return the tokens at the end of the learning-rate decay, else the budget; NaN if unknown."""
     recipe = run.recipe
     end = recipe.get("optim.decay_steps")
     if not end:
@@ -404,16 +400,16 @@ def schedule_tokens(run: RunNumbers) -> float:
     tokens = run.evaluated["schedule_tokens"]
     if steps[-1] <= 0:
         return math.nan
-    # Beyond the last step, as many tokens a step as the whole run had.
+    # Beyond the last step, assume the mean tokens per step of the run.
     if end > steps[-1]:
         return float(tokens[-1] * end / steps[-1])
     return float(np.interp(end, steps, tokens))
 
 
 def other_budgets(runs: Sequence[RunNumbers]) -> str:
-    """Return why costs that are read along these runs' ways are not judged; "" where they are.
+    """Return why costs to reach a loss are not judged; "" if the schedules have one length.
 
-    A longer schedule stands earlier in its decay there, so it looks more costly than it is.
+    At equal cost a longer schedule is earlier in its decay, so it looks more costly than it is.
     """
     finished = finished_runs(runs)
     if not any(has_end(run.recipe.get("optim.schedule")) for run in finished):
@@ -441,10 +437,10 @@ def measures(
     """Return the measures of a comparison, in the order of its table.
 
     Args:
-        groups: the baseline first; without others, costs to match it are left out.
+        groups: the baseline first; a baseline alone has no costs to match.
         target: loss to reach, nats per token.
         margin: nats per token within which final losses count as equal.
-        equal: what final losses are judged at.
+        equal: cost that must be equal for final losses to be judged.
     """
     runs = runs_of(groups)
     is_matched = target is None and len(groups) > 1
@@ -476,7 +472,7 @@ def measures(
 
 
 def _prices(costs: Costs, target: float | None) -> list[Question]:
-    """Ask what the training time costs: that to the target loss or, without one, all of it."""
+    """Return questions for price and energy, up to the target loss or of the whole run."""
     asked = []
     if costs.price_per_hour is not None:
         title = f"price at {costs.price_per_hour:g} per hour"
@@ -503,8 +499,11 @@ def _price(run: RunNumbers, target: float | None, per_second: float) -> Value:
 
 
 def cost_question(axis: str, target: float | None) -> Question:
-    """Ask for the cost to reach a loss: `target`, or without one, of each pair of runs, the worse
-    run's final loss."""
+    """Return the question for the cost to reach a loss.
+
+    Args:
+        target: the loss; None: of each pair of runs, the worse run's final loss.
+    """
     if target is None:
         title = f"{AXIS_WORDS[axis]} to match"
         read = partial(read_end, axis=axis)
@@ -523,8 +522,7 @@ def cost_question(axis: str, target: float | None) -> Question:
 
 
 def has_unequal_steps(runs: Sequence[RunNumbers]) -> bool:
-    """Return whether steps of the finished runs, on average up to any evaluation, differ in tokens
-    by more than 2 %."""
+    """Return whether tokens per step differ by more than SAME_SCHEDULE, up to any evaluation."""
     means = []
     for run in finished_runs(runs):
         steps = run.evaluated["step"]
@@ -554,7 +552,7 @@ def _bits_per_byte(run: RunNumbers) -> Value | None:
 
 
 def valid_bytes_per_token(run: RunNumbers) -> float | None:
-    """Return the mean bytes of a token of the validation text; None if unknown."""
+    """Return the mean number of bytes per token of the validation text; None if unknown."""
     return flatten(run.origin).get("data.valid_bytes_per_token")
 
 
@@ -563,12 +561,12 @@ def _best_loss(run: RunNumbers) -> float | None:
 
 
 def _validation_jumps(run: RunNumbers) -> float | None:
-    """Count the evaluations whose loss is above 1.2 times the lowest before them; None without
-    evaluations."""
+    """Return the number of evaluations whose loss exceeds SLIGHT times the lowest before it."""
     loss = run.evaluated["val_loss"]
     if not len(loss):
         return None
-    return float((loss[1:] > SLIGHT * np.minimum.accumulate(loss)[:-1]).sum())
+    lowest_before = np.minimum.accumulate(loss)[:-1]
+    return float((loss[1:] > SLIGHT * lowest_before).sum())
 
 
 def _share(run: RunNumbers, steps: int) -> float | None:
