@@ -1,5 +1,4 @@
-"""May these runs be compared? What makes losses incomparable is refused; everything else that
-differs is listed."""
+"""Check that the losses of runs are comparable, and list everything else that differs."""
 
 from __future__ import annotations
 
@@ -23,17 +22,16 @@ def not_judged(reason: str) -> Why | None:
 
 
 SIGNS = {"allowed": "NOT COMPARABLE", "warning": "warning", "note": "note"}
-"""How a label of each kind is announced, the gravest first."""
+"""Kind of a label -> the word before its text, gravest first."""
 _REFUSED = {
     "the validation text": "valid_hash",
     "the tokenizer": "tokenizer_hash",
     "the number of validation windows": "valid_windows",
     "the length of a validation window": "seq_len",
 }
-"""What must be equal for losses to be comparable -> its key in the origin's data."""
+"""Condition of comparable losses -> its key in the origin's data."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
-"""Sections that a method has no business to change: where they differ, the difference may not be
-the method's."""
+"""Sections that methods do not change: if they differ, they may explain a difference in results."""
 
 
 _CONDITIONS = {
@@ -46,15 +44,14 @@ _CONDITIONS = {
     "number of devices": ("world_size", 1),
     "number of runs side by side (--jobs)": ("jobs", 1),
 }
-"""What runs may differ in beside their recipes -> its key in the origin, and what an origin without
-it means."""
+"""Condition of a run beside its recipe -> (key in the origin, value if the key is missing)."""
 
 
 def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
-    """List everything that a reader of a comparison of `groups` must know, by kind.
+    """Return the labels of a comparison: everything that its reader must know.
 
-    "allowed": losses are not comparable, shown because of --allow; "warning": may explain a
-    difference; "note".
+    Their kinds are "allowed" (losses are not comparable, and shown because of --allow), "warning"
+    (it may explain a difference in results) and "note".
 
     Raises:
         UsageError: validation sets or tokenizers differ, or cannot be shown to be equal, and
@@ -84,7 +81,7 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
 
 
 DIFFERS = 1.02
-"""Factor from which updates, warmups and rates of two recipes are named as different."""
+"""Factor from which on updates, warmups and rates of two recipes count as different."""
 _PER_UPDATE = "took {} instead of {} tokens per update"
 _CHANGES: dict[str, Callable[[RunNumbers], float]] = {
     "made {} instead of {} updates": lambda run: run.step,
@@ -92,12 +89,14 @@ _CHANGES: dict[str, Callable[[RunNumbers], float]] = {
     "warmed up over {} instead of {} tokens": lambda run: run.warmup_tokens,
     "peaked at a rate of {} instead of {}": lambda run: run.peak_lr,
 }
-"""What a method may have changed besides -> the value of a run."""
+"""Words for a further difference of a method -> its value for a run."""
 
 
 def describe_differences(baseline: Group, method: Group) -> str:
-    """Return what else the method changed, means over finished runs: updates, warmup, peak rate; ""
-    if nothing did."""
+    """Return as text how the method's updates, warmup and peak rate differ from the baseline's.
+
+    They are means over finished runs; "" if none of them differs.
+    """
     sides = [finished_runs(group.runs) for group in (baseline, method)]
     for runs in sides:
         if not runs or any(run.step < 1 or run.peak_lr <= 0 for run in runs):
@@ -111,7 +110,7 @@ def describe_differences(baseline: Group, method: Group) -> str:
     is_longer = _differ(*means(lambda run: run.tokens))
     for words, value in _CHANGES.items():
         before, after = means(value)
-        # At equal tokens the updates say how many there are in one.
+        # At equal tokens the number of updates implies the tokens per update.
         if _differ(before, after) and (is_longer or words != _PER_UPDATE):
             parts.append(words.format(human_count(after), human_count(before)))
     if not parts:
@@ -126,13 +125,13 @@ def _differ(a: float, b: float) -> bool:
 
 
 def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
-    """Return why one calibration cannot hold for all of these runs; "" if it can."""
+    """Return why no calibration can time the steps of all of these runs; "" if one can."""
     for title, (key, usual) in _CONDITIONS.items():
         if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
             return f"different {title}"
     if any(run.origin.get("world_size", 1) != 1 for run in runs):
         return "steps are timed on one device, and these runs had several"
-    # The origin is that of the first start alone; the marks say where a later one differed.
+    # The origin is of the first start only; marks name the starts that differ from it.
     for run in runs:
         for mark in run.marks:
             if mark.kind == "moved":
@@ -178,13 +177,12 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
     found = []
-    # The standard library's source, the training text of some recipes, is that of the running
-    # Python.
+    # Some recipes train on the source of the standard library, which depends on the Python version.
     texts = {"Python version": ("python", None), "training text": ("data.train_hash", None)}
     for title, (key, usual) in (_CONDITIONS | texts).items():
         relevant = list(runs)
         if key == "threads":
-            # They decide nothing where another device computes.
+            # The number of threads matters only for runs on the CPU.
             relevant = [run for run in runs if run.origin.get("device_kind") == "cpu"]
         names = _names_by_value(relevant, key, usual)
         if len(names) > 1:
@@ -197,7 +195,7 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
     recipes = [group.recipe for group in groups]
     has_moments = any(map(_takes_moments, recipes))
     for key in differing_keys(recipes):
-        # A term of the loss is computed within each micro-batch.
+        # The standardization loss is computed within each micro-batch.
         is_cut = has_moments and key in ("parallel.lanes", "train.micro_batch_tokens")
         if not is_cut and not key.startswith(SHARED_SECTIONS):
             continue
@@ -237,7 +235,7 @@ def _takes_moments(recipe: Mapping[str, object]) -> bool:
 def _names_by_value(
     runs: Sequence[RunNumbers], key: str, usual: object = None
 ) -> dict[str, list[str]]:
-    """Return the names of runs by what their origins have under a dotted key."""
+    """Return value -> names of the runs whose origins have it under a dotted key."""
     names: dict[str, list[str]] = {}
     for run in runs:
         value = flatten(run.origin).get(key, usual)
@@ -250,12 +248,12 @@ def _split(values: dict[str, list[str]]) -> str:
 
 
 def _short(value: str) -> str:
-    """Return the first digits of a hash: they distinguish it."""
+    """Return the first digits of a hash; any other value as it is."""
     return value[:12] if len(value) >= 40 and " " not in value else value
 
 
 def name_some(names: Sequence[str]) -> str:
-    """Write names one after the other: of more than four three, and how many more there are."""
+    """Return names as a list in words: all of up to four, else three and the number of others."""
     listed = list(names)
     if len(listed) > 4:
         listed[3:] = [f"and {len(listed) - 3} more"]
