@@ -48,23 +48,22 @@ class Comparison:
     """Every number and verdict of a comparison; frames, tables and plots only print them."""
 
     groups: tuple[Group, ...]
-    """The baseline first."""
+    """Groups, the baseline first."""
     labels: tuple[Why, ...]
     """Remarks of the kinds "allowed" (losses are not comparable), "warning" and "note", in this
     order."""
     trials: tuple[TriedSetting, ...]
-    """Settings tried by recipes that stand at their own best; empty if no recipe has several."""
+    """Settings from which recipes were given their best; empty if no recipe has several."""
     target_loss: float | None
-    """Nats per token; None: costs are those to match a final loss."""
+    """Loss to reach in nats per token; None if costs are to match a final loss."""
     margin: float | None
-    """Nats per token within which final losses count as equivalent; None: not tested."""
+    """Nats per token within which final losses count as equivalent; None if that is not tested."""
     questions: tuple[Question, ...]
     """Every measure, zero-shot scores last."""
     verdicts: tuple[Verdict, ...]
-    """One for each tested question and group but the baseline."""
+    """Verdict of each tested question and group except the baseline."""
     caveat: str
-    """That verdicts are exploratory, and what was chosen after the runs; "" if nothing is
-    judged."""
+    """Statement that verdicts are exploratory, with the reasons; "" if nothing is judged."""
 
     @property
     def baseline(self) -> Group:
@@ -93,17 +92,19 @@ class Comparison:
 
     def verdict(self, key: str, label: str) -> Verdict | None:
         """Return the verdict on a measure of a group; None if it was not tested."""
-        return next((v for v in self.verdicts if (v.question.key, v.arm) == (key, label)), None)
+        for verdict in self.verdicts:
+            if (verdict.question.key, verdict.arm) == (key, label):
+                return verdict
+        return None
 
 
 def read_valid_runs(paths: Sequence[Path]) -> tuple[list[RunNumbers], tuple[str, ...]]:
-    """Read runs; return the valid ones, and why each other one is left out.
+    """Read runs; return the valid ones, and the reasons why others are left out.
 
-    Two are read at a time, and each is reduced before the next: memory does not grow with their
-    number.
+    Two are read at a time and then reduced, so that memory does not grow with their number.
 
     Raises:
-        DataError: none can be read.
+        DataError: no run can be read.
     """
     runs = []
     left_out = []
@@ -136,18 +137,18 @@ def compare(
     """Compare runs, grouped by recipe, with a baseline.
 
     Args:
-        baseline: a recipe's or group's name, or a run's, or a glob over them; default: the only
-            recipe without a method's section, else the first; never one that has no finished run
-            while another has.
+        baseline: name of a recipe, group or run, or a glob over these names. Default: the only
+            recipe without a method's section, else the first; one with a finished run goes before
+            others.
         target_loss: nats per token; default: per pair of runs, the worse one's final loss.
         margin: nats per token within which two final losses count as equivalent.
         every_setting: compare each setting of a recipe instead of its best.
-        equal: what final losses are judged at, within 2 %; default: tokens, or FLOPs where only
-            these agree.
-        sisters: runs of the same recipes that were not asked for, by recipe.
-        left_out: why runs that were named are not among `runs`, as warnings.
-        calibrations: those that seconds may be read by.
-        study: name of the study whose runs these are; "" if they are of none.
+        equal: cost that must be equal within 2 % for final losses to be judged; default: tokens,
+            or FLOPs if only these are equal.
+        sisters: recipe -> number of its runs that are not compared.
+        left_out: reasons why runs that were named are not among `runs`, for warnings.
+        calibrations: calibrations that may replace the runs' own seconds.
+        study: name of the study that the runs belong to; "" without one.
 
     Raises:
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
@@ -176,7 +177,7 @@ def compare(
         *measures(groups, target_loss, costs, margin, equal),
         *score_questions(groups),
     ]
-    # Of a setting that was asked for by its own name, the recipe's other settings do not matter.
+    # A baseline that is named by its setting was not chosen among the recipe's settings.
     chosen_from = {trial.recipe_name for trial in trials}
     if named is not None and baseline != named.recipe_name:
         chosen_from.discard(named.recipe_name)
@@ -209,7 +210,7 @@ def compare(
 
 
 def _copy_notes(runs: Sequence[RunNumbers], groups: Sequence[Group]) -> list[Why]:
-    """Name the runs that are older copies of a recipe and seed, which only --allow accepts."""
+    """Return a warning that names older runs of one recipe and seed, which --allow leaves out."""
     newest = {run.name for run in runs_of(groups)}
     older = [run.name for run in runs if run.name not in newest]
     if not older:
@@ -226,7 +227,7 @@ def _caveat(
     sisters: Mapping[str, int],
     is_best: bool,
 ) -> str:
-    """Say what was chosen when the runs were there already."""
+    """Return the statement that verdicts are exploratory: what was chosen after the runs."""
     parts = ["nothing was fixed before the runs"]
     if study:
         parts = [f"not part of the verdicts of study {study}"]
@@ -247,15 +248,14 @@ def _caveat(
 def _choose_groups(
     every: Sequence[Group], named: Group | None, every_setting: bool
 ) -> tuple[list[Group], list[TriedSetting]]:
-    """Return the groups to compare, a named baseline first, and the settings among which each was
-    chosen."""
+    """Return the groups to compare, a named baseline first, and the settings that were tried."""
     groups, trials = best_settings(every)
     if every_setting:
         groups = list(every)
         trials = []
     if named is None:
         return groups, trials
-    # A setting that was named as the baseline is what was asked for, best or not.
+    # A baseline that is named by its setting stays, even if it is not its recipe's best.
     others = [group for group in groups if group is not named]
     if not every_setting and len({group.recipe_name for group in groups}) > 1:
         others = [group for group in others if group.recipe_name != named.recipe_name]
@@ -270,8 +270,10 @@ def _judge(
     labels: Sequence[Why],
     withheld: Why | None,
 ) -> list[Verdict]:
-    """Judge every tested question of every group; correct in three families: the primary, all
-    others, zero-shot."""
+    """Judge every tested question of every group.
+
+    Holm's correction has three families: the primary measure, zero-shot scores, and all others.
+    """
     of_losses = withheld
     if any(label.kind == "allowed" for label in labels):
         of_losses = INCOMPARABLE
@@ -294,7 +296,7 @@ def _judge(
 
 
 def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
-    """Return whether a loss at equal cost is the final loss, as every finished run ends there."""
+    """Return whether a loss at equal cost is the final loss of every finished run."""
     if question.point is None:
         return False
     ends = [float(run.evaluated[question.axis][-1]) for run in finished]
@@ -302,8 +304,7 @@ def _is_final_loss(question: Question, finished: Sequence[RunNumbers]) -> bool:
 
 
 def _named(groups: Sequence[Group], name: str | None) -> Group | None:
-    """Return the group that a label, a recipe's name, a run's name or a glob over names stands for;
-    None for None."""
+    """Return the group with a label, or a name of a recipe or run that matches; None for None."""
     if name is None:
         return None
     matches = []
@@ -315,7 +316,7 @@ def _named(groups: Sequence[Group], name: str | None) -> Group | None:
             matches.append(group)
     chosen = matches
     if len(matches) > 1 and name == matches[0].recipe_name:
-        # One recipe in several settings: it stands at its own best, as the others do.
+        # A recipe with several settings: take its best one, as for the other recipes.
         best, _ = best_settings([*matches, *(g for g in groups if g.recipe_name != name)])
         chosen = [group for group in best if group.recipe_name == name]
         if len(matches) < len(groups) and _differ_in_budget(chosen):
@@ -337,10 +338,11 @@ def _differ_in_budget(groups: Sequence[Group]) -> bool:
 
 
 def _default_baseline(groups: Sequence[Group]) -> Group:
-    """Return the best of one recipe's settings, or the only recipe without a method, or the first.
+    """Return the default baseline.
 
-    A group whose runs are all pending is taken only among its like, so is one without a finished
-    run.
+    If all groups are settings of one recipe, it is the best of them; else the only recipe without a
+    method, or the first. Groups with an ended run go before others, and so do those with a finished
+    one.
     """
     ended = [group for group in groups if any(not run.pending for run in group.runs)] or groups
     if len({group.recipe_name for group in groups}) == 1:
@@ -357,12 +359,15 @@ def _default_baseline(groups: Sequence[Group]) -> Group:
 
 
 def at_common_evaluations(runs: Sequence[RunNumbers]) -> tuple[list[RunNumbers], list[Why]]:
-    """Reduce runs evaluated at different intervals to the steps that all finished ones share, and
-    each one's last."""
+    """Reduce the evaluations of runs to the steps that all finished runs share, and the last one.
+
+    Runs with equal intervals of evaluation are returned as they are. The second value is a note on
+    the reduction.
+    """
     if len({run.recipe.get("eval.every") for run in runs}) < 2:
         return list(runs), []
     evaluated = [run for run in runs if len(run.evaluated["step"])]
-    # A run that ended early has few evaluations: it must not take away those that the others share.
+    # A run that ended early has few evaluations, and must not reduce those of the others.
     grids = [set(run.evaluated["step"].tolist()) for run in finished_runs(runs) or evaluated]
     common = set.intersection(*grids) if grids else set()
     reduced = []
@@ -384,6 +389,7 @@ def _trial_notes(
     trials: Sequence[TriedSetting],
     is_best: bool,
 ) -> list[Why]:
+    """Return notes on how the settings of the recipes were chosen."""
     if not trials:
         return []
     taken = "each recipe" if is_best else "each recipe but the baseline"
