@@ -470,9 +470,13 @@ def _why_other_schedule(question: Question, baseline: Group, method: Group) -> s
         )
 
     # At most one of the two decays. It is comparable with the other once its decay is done.
-    decaying, constant, position = method, baseline, of_method
+    decaying = method
+    constant = baseline
+    position = of_method
     if of_method is None:
-        decaying, constant, position = baseline, method, of_baseline
+        decaying = baseline
+        constant = method
+        position = of_baseline
     if position is None or position >= 1 - SAME_SCHEDULE:
         return ""
     return (
