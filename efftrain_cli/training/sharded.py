@@ -1,10 +1,9 @@
-"""strategy = "shard": each rank keeps a shard of weights, gradients and moments, and gathers a
-block's weights for use.
+"""strategy = "shard": each rank keeps a shard of weights, gradients and moments.
 
-PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) shards block by block. The
-optimizer works on this rank's rows of every tensor as on tensors of their own. Between steps all
-ranks gather a checkpoint if rank 0 wants one: it holds whole tensors under their names as that of
-one device does.
+PyTorch's FSDP2 (`fully_shard`; Zhao et al. 2023, arXiv 2304.11277) shards block by block, and
+gathers a block's weights when they are used. The optimizer updates this rank's rows of every
+tensor. Between steps all ranks gather a checkpoint if rank 0 asks for one. It holds whole tensors,
+like the checkpoint of a single device.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from efftrain_cli.training.state import TrainState
 
 
 class Sharded(Devices):
-    """This rank's rows of the parameters, and the collectives that make them whole."""
+    """This rank's shard of the training state, and its collectives."""
 
     computes_alone = False
 
@@ -39,7 +38,7 @@ class Sharded(Devices):
     ) -> None:
         """Replace a whole state by this rank's shard of it, on `device`.
 
-        FSDP2 deals rows as `torch.chunk` does: all ranks but the last ones get equally many.
+        FSDP2 divides rows like `torch.chunk`: only the last ranks may get fewer than the others.
         """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -60,7 +59,8 @@ class Sharded(Devices):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         model.lockstep = True
-        if device.type == "cuda":  # as `build_model` chooses
+        # As in `build_model`.
+        if device.type == "cuda":
             model.residual_dtype = torch.bfloat16
 
         self._sharded = dict(model.named_parameters())
@@ -76,7 +76,7 @@ class Sharded(Devices):
         state.nonfinite = state.nonfinite.to(device)
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """Return this rank's rows of a whole tensor; a number is whole on every rank."""
+        """Return this rank's rows of a whole tensor; a 0-d tensor itself."""
         if not tensor.dim():
             return tensor
         rows = self._rows_per_rank(tensor.shape)
@@ -87,9 +87,9 @@ class Sharded(Devices):
         return math.ceil(shape[0] / self.ranks.world_size)
 
     def cut(self, batch: Batch, plan: StepPlan) -> list[MicroBatch]:
-        """Cut as `Devices`, with a micro-batch of weight 0 for each that is empty.
+        """Return this rank's micro-batches, with padding of weight 0 for empty ones.
 
-        The other ranks' passes need the shards of this one.
+        Each rank must make every pass, as the other ranks need its shards.
         """
         parts = split_micro_batches(batch, plan, self.sharing)
         padding = batch.tokens.new_zeros(1, plan.seq_len)
@@ -99,7 +99,8 @@ class Sharded(Devices):
         return parts
 
     def gradient(self, passes: Passes) -> Losses:
-        losses = passes()  # FSDP2 adds up the gradients within
+        # FSDP2 reduces the gradients during the passes.
+        losses = passes()
         self.sync_stop_flag(passes.plan.step)
         self.ranks.all_reduce(list(losses.values()))
         return losses
@@ -134,14 +135,17 @@ class Sharded(Devices):
     # --- between steps ---
 
     def survivable(self, state: TrainState) -> tuple[type[BaseException], ...]:
-        return (Stop,)  # a lost rank takes its shard with it
+        # The shard of a lost rank is lost too.
+        return (Stop,)
 
     def after_stop(self, state: TrainState) -> None:
         self.end(state)
 
     def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
-        """Exchange as `Devices`; on the other ranks gather the state first, as often as rank 0
-        wants it."""
+        """Exchange flags as in `Devices`; gather the state as often as rank 0 asks for it.
+
+        Rank 0 gathers in `full_state_dict`.
+        """
         stops = super().exchange_flags(step, rewinding)
         while self.asked and self.ranks.rank:
             self._gather_state()
@@ -149,8 +153,10 @@ class Sharded(Devices):
         return stops
 
     def full_state_dict(self, state: TrainState) -> tuple[Tensors, Tensors]:
-        """Gather the state on the CPU of rank 0, between two steps; the other ranks wait for its
-        next exchange."""
+        """Gather the state on the CPU of rank 0, between two steps.
+
+        The other ranks gather in `exchange_flags`.
+        """
         self.patient = True
         self.wanted = True
         self.exchange_flags(state.progress.step)
@@ -161,14 +167,16 @@ class Sharded(Devices):
         return self._gather(self._local), self._gather(self._optimizer.tensors())
 
     def _gather(self, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Gather whole tensors on the CPU of rank 0; return an empty dictionary elsewhere."""
+        """Gather whole tensors on the CPU of rank 0; return {} on the other ranks."""
         whole = {}
         for key, tensor in tensors.items():
-            if not tensor.dim():  # every rank has it
+            # Every rank has the 0-d tensors.
+            if not tensor.dim():
                 whole[key] = tensor.detach().cpu()
                 continue
+            # The key of a moment is STATE.PARAMETER.
             name = key
-            if key not in self._shapes:  # a moment: STATE.PARAMETER
+            if key not in self._shapes:
                 name = key.split(".", 1)[1]
             shape = self._shapes[name]
             padded = tensor.new_zeros(self._rows_per_rank(shape), *shape[1:])
@@ -183,5 +191,5 @@ class Sharded(Devices):
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's rows of a DTensor, in its memory."""
+    """Return this rank's rows of a DTensor, as a view."""
     return tensor.to_local().detach()  # type: ignore[attr-defined]
