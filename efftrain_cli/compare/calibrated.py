@@ -186,6 +186,7 @@ def describe_seconds(baseline: Group, method: Group) -> str:
     known = method.timing.of if method.timing else 1
     which = f" by the newest of {known} calibrations" if known > 1 else ""
     return (
-        f"calibrated, {method.label} takes {calibrated:.3g}x the seconds of {baseline.label}"
-        f" (standard deviation {float(f'{error:.2g}'):g} %); by the runs' own clocks {clocks:.3g}x"
+        f"calibrated{which}, {method.label} takes {calibrated:.3g}x the seconds of"
+        f" {baseline.label} (standard deviation {float(f'{error:.2g}'):g} %);"
+        f" by the runs' own clocks {clocks:.3g}x"
     )

@@ -33,6 +33,9 @@ PRIMARY = "final_loss"
 """Key of the measure that decides; all others are corrected as one family."""
 SAME_SCHEDULE = 0.02
 """Largest difference in the share of the learning-rate decay, or in budgets, of runs compared."""
+MOST_LEFT = 0.5
+"""A rate that ends above this share of its peak hardly decays: another shape than one that falls
+to 0."""
 Cost = Literal["tokens", "flops", "seconds"]
 AXIS_WORDS = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
 NATS = "nats/token"

@@ -170,9 +170,9 @@ def warnings_of(recipe: Sections) -> list[str]:
         )
     elif steps is not None and optim.warmup_steps > steps / 2:
         warnings.append(
-            f"optim.warmup_steps = {optim.warmup_steps:,} is {100 * optim.warmup_steps / steps:.0f} % of"
-            f" the run's {steps:,} steps: the learning rate climbs for most of the run; 1 to 10 %"
-            " is usual"
+            f"optim.warmup_steps = {optim.warmup_steps:,} is"
+            f" {100 * optim.warmup_steps / steps:.0f} % of the run's {steps:,} steps:"
+            " the learning rate climbs for most of the run; 1 to 10 % is usual"
         )
     if not optim.has_end and not (optim.decay_tokens is None and optim.decay_steps is None):
         warnings.append(

@@ -142,7 +142,7 @@ class OverlappedAllReduce:
         ]
 
     def finish(self) -> None:
-        """Send the remaining buckets, and wait for all sums. Every parameter must have a `.grad`."""
+        """Send the remaining buckets and wait for all sums. Every parameter must have a `.grad`."""
         for hook in self._hooks:
             hook.remove()
         with self._ranks.timing_sum(self._parameters[0].device):

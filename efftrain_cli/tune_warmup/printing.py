@@ -79,12 +79,10 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
         f"unstable   validation perplexity above {search.threshold:g} times its best so far"
         f" (--threshold), validated every {interval}; the probe ends at once",
         f"cost       {tokens_text(smallest, budget)} to verify {own}",
-        (
-            f"           at most {of_starts + of_durations} probes,"
-            f" {tokens_text(search.most_tokens(), budget)}: {of_starts} for the start and"
-            f" {of_durations} for the duration, each costing as much as the costliest. Validation is not"
-            " counted"
-        ),
+        f"           at most {of_starts + of_durations} probes,"
+        f" {tokens_text(search.most_tokens(), budget)}:"
+        f" {of_starts} for the start and {of_durations} for the duration,"
+        " each costing as much as the costliest. Validation is not counted",
     ]
     if search.budget is None:
         lines.append(
