@@ -9,7 +9,7 @@ from collections.abc import Callable
 from zlib import crc32
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from efftrain_cli.run.stability import fluctuation
@@ -114,6 +114,7 @@ def hashed(seed: int, share: float) -> Callable[[Probe], float | None]:
     return fails
 
 
+@settings(deadline=None, derandomize=True, database=None)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     draw=st.integers(0, 10**6),
