@@ -26,7 +26,7 @@ from scipy import special
 from efftrain_cli.compare import inference
 from efftrain_cli.compare.calibrated import calibration_sd
 from efftrain_cli.compare.comparison import Comparison, compare
-from efftrain_cli.compare.engine import Looks, Verdict, answer_by_t, correct, verdict
+from efftrain_cli.compare.engine import Looks, Verdict, answer_by_t, correct, judge_question
 from efftrain_cli.compare.groups import Group, Timing
 from efftrain_cli.compare.measures import (
     FINAL_LOSS,
@@ -318,7 +318,7 @@ def _claims(
         for side, often in zip(sides, shares, strict=True):
             runs = [fail(run) if random.random() < often else run for run in side]
             groups.append(Group(runs[0].recipe_name, tuple(runs)))
-        (judged,) = correct([verdict(FINAL_LOSS, *groups)])
+        (judged,) = correct([judge_question(FINAL_LOSS, *groups)])
         claimed = () if judged.why else ("worse",) if worse else ("better", "worse")
         found += judged.outcome in claimed
     return found / repetitions
@@ -428,7 +428,7 @@ def schedules(repetitions: int, random: Random) -> list[Row]:
                     for seed, shift in enumerate(shifts)
                 ]
                 groups.append(Group(name, tuple(runs)))
-            (found,) = correct([verdict(question, *groups)])
+            (found,) = correct([judge_question(question, *groups)])
             if found.why is None:
                 judged += 1
                 inside += found.estimate.low <= 2.5 <= found.estimate.high
@@ -440,7 +440,7 @@ def schedules(repetitions: int, random: Random) -> list[Row]:
 
 
 def _is_claimed(question: Question, a: list[RunNumbers], b: list[RunNumbers]) -> bool:
-    (found,) = correct([verdict(question, Group("a", tuple(a)), Group("b", tuple(b)))])
+    (found,) = correct([judge_question(question, Group("a", tuple(a)), Group("b", tuple(b)))])
     return found.why is None and found.outcome in ("better", "worse")
 
 
@@ -537,7 +537,7 @@ def seconds(repetitions: int, random: Random) -> list[Row]:
                 groups = []
                 for side, factor, of_side in zip(sides, (1.0, slower), times, strict=True):
                     groups.append(_on_machine(side, factor, of_side, random))
-                (found,) = correct([verdict(question, *groups)])
+                (found,) = correct([judge_question(question, *groups)])
                 judged += found.why is None
                 claimed += found.why is None and found.outcome != "undecided"
             what = f"equal methods, the machine {slower:g}x slower for B, n = {n}"
