@@ -34,7 +34,7 @@ def pretrain(
     ] = None,
     recipe: Annotated[str | None, RECIPE] = None,
     set_: Overrides = None,
-    name: Annotated[str | None, Option(help="Run name; default RECIPE-seedSEED.")] = None,
+    name: Annotated[str | None, Option(help="Run name, by default RECIPE-seedSEED.")] = None,
     seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
     device: Device = "auto",
     devices: Annotated[
