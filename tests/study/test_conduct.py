@@ -244,7 +244,8 @@ def test_a_new_name_does_not_hide_seen_seeds(folder, conducted):
     assert asked.startswith("study 'study', registered ")
     assert asked.endswith("asked the same of the same arms: warm better in final_loss")
     assert runs.startswith("6 earlier runs with an arm's recipe and a seed of the study, ")
-    changes = [('"10..14"', '"20..24"'), ("final_loss", "tokens_to_target")]
+    rates = '"lr_sensitivity"\nrates = [1e-3, 2e-3, 3e-3, 4e-3, 5e-3]'
+    changes = [('"10..14"', '"20..24"'), ('"final_loss"', rates)]
     assert register(write_study(folder, *changes, name="fresh"), allow=False).exploratory == []
 
 
