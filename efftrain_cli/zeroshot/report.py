@@ -63,7 +63,8 @@ def _score_rows(entry: Result) -> list[Row]:
     for metric in sorted(metrics, key=lambda name: name != entry["metric"]):
         score = _format_score(metric, metrics[metric]["value"])
         stderr = metrics[metric]["stderr"]
-        error = "" if stderr is None else _format_score(metric, stderr).removesuffix(" %")
+        # No item differs from another: the estimate, 0, says nothing of the error.
+        error = _format_score(metric, stderr).removesuffix(" %") if stderr else ""
         task = chance = items = cut = ""
         if metric == entry["metric"]:
             task = entry["task"]

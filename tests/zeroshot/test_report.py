@@ -50,7 +50,7 @@ def test_a_row_has_score_error_chance_items_and_cuts():
     assert table == [
         ["task", "metric", "score", "±", "s.e.", "chance", "items", "cut"],
         ["hellaswag", "acc_norm", "50.00", "%", "50.00", "25", "%", "2/3", "7"],
-        ["acc", "0.00", "%", "0.00"],
+        ["acc", "0.00", "%"],
         ["wikitext", "word_perplexity", "37.37", "3"],
     ]
     assert lines[1].startswith("first 2 items only where a task has more")
