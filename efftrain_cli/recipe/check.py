@@ -23,6 +23,7 @@ from efftrain_cli.recipe.draft import Draft
 from efftrain_cli.recipe.toml import toml_value
 
 
+@cache
 def inner_class(annotation: Any) -> Any:
     """Return the pydantic dataclass inside `X`, `X | None` or `tuple[X, ...]`; None for a plain
     value."""
@@ -77,6 +78,7 @@ def summary(cls: Any) -> str:
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
+@cache
 def known_keys(cls: Any, prefix: str = "") -> dict[str, str]:
     """Map every dotted key and section of a recipe class to its description.
 

@@ -79,7 +79,7 @@ def build_optimizer(
     """Build the recipe's optimizer over the model of any stage.
 
     Args:
-        parameters: this rank's shards by the names of the parameters; None: the whole parameters.
+        parameters: this rank's part of each parameter by its name; None: the whole parameters.
     """
     if parameters is None:
         parameters = dict(model.named_parameters())

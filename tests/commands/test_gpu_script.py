@@ -208,6 +208,7 @@ def test_a_lost_gradient_of_one_parameter_is_seen(lost):
     assert worst_gradient({"a": None}, {"a": None}) == ("a", 0.0)
 
 
+@pytest.mark.slow
 def test_every_kind_of_shape_is_checked(tmp_path):
     bench = Bench(device=torch.device("cpu"), smoke=True, folder=tmp_path)
     figures = list(forms(bench))

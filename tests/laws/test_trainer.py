@@ -59,6 +59,7 @@ def run(
     return rows
 
 
+@pytest.mark.slow
 def test_bf16_trains_as_well_as_fp32_within_the_noise_of_seeds(windows):
     """What "auto" relies on where the device has bf16 matmuls: the final validation losses differ
     by less than seeds do."""

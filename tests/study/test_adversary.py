@@ -190,7 +190,10 @@ def test_a_document_about_a_study_has_all_that_is_said_of_its_verdict(folder, fo
         assert said in text, said
 
 
-@pytest.mark.parametrize("form", ["table", "markdown", "latex", "csv", "json", "html"])
+@pytest.mark.parametrize(
+    "form",
+    ["table", "markdown", "latex", "csv", "json", pytest.param("html", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     ("words", "label"),
     [

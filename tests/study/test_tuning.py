@@ -54,9 +54,9 @@ def growing(folder: Path, grow: int, *changes: tuple[str, str]) -> StudyFile:
     [
         (2, 2e-3, 2e-3, [1, 2, 4]),
         (2, 4e-3, 2e-3, [1, 2, 4, 8]),
-        (2, 8e-3, 2e-3, [1, 2, 4, 8, 16]),
+        pytest.param(2, 8e-3, 2e-3, [1, 2, 4, 8, 16], marks=pytest.mark.slow),
         (1, 8e-3, 2e-3, [1, 2, 4, 8]),
-        (2, 1e-3, 4e-3, [0.5, 1, 2, 4, 8]),
+        pytest.param(2, 1e-3, 4e-3, [0.5, 1, 2, 4, 8], marks=pytest.mark.slow),
         (2, 2.5e-4, 2e-3, [0.25, 0.5, 1, 2, 4]),
         (0, 8e-3, 8e-3, [1, 2, 4]),
     ],
