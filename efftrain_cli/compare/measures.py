@@ -364,9 +364,10 @@ def _shape_text(run: RunNumbers) -> str:
     share = run.recipe.get("optim.decay_share")
     if share:
         shape += f" over the last {100 * share:g} %"
-    left = run.recipe.get("optim.min_lr", 0.0) / run.recipe.get("optim.lr", math.inf)
-    if left > MOST_LEFT and has_end(run.recipe.get("optim.schedule")):
-        shape += f" to {100 * left:.0f} % of its peak"
+    peak = run.recipe.get("optim.lr", 0.0)
+    last = run.recipe.get("optim.min_lr", 0.0)
+    if last > MOST_LEFT * peak > 0 and has_end(run.recipe.get("optim.schedule")):
+        shape += f" to {100 * last / peak:.0f} % of its peak"
     return shape
 
 

@@ -233,8 +233,12 @@ NEWEST = {
         + "assert row['entropy'] > 1 and series_of('entropy') == 'internals/entropy'",
     ),
     "updates_to_match": (
-        [Edit("compare/measures.py", "found.append(_UPDATES)", "pass")],
-        ASKED + "assert 'updates_to_match' in keys",
+        [Edit("compare/measures.py", "questions.append(_UPDATES)", "pass")],
+        "from efftrain_cli.compare import measures\n"
+        "from efftrain_cli.compare.groups import Group\n"
+        "measures.has_unequal_steps = lambda runs: True\n"
+        "asked = measures.measures([Group('a', ()), Group('b', ())])\n"
+        "assert 'updates_to_match' in {question.key for question in asked}",
     ),
 }
 """Name -> each line outside of its own file that names it, taken out, and code that fails without

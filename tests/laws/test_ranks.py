@@ -43,7 +43,7 @@ def test_losses_and_gradients_are_those_of_one_process(found, case):
                 pytest.skip("gates are drawn per micro-batch, and here the cut differs")
             assert a["flops"] == b["flops"]
             # Muon orthogonalizes in bf16, which makes more of a last bit.
-            of_loss, of_norm = (1e-4, 2e-3) if case == "muon" else (1e-5, 1e-4)
+            of_loss, of_norm = (1e-4, 5e-3) if case == "muon" else (1e-5, 1e-4)
             assert a["loss"] == pytest.approx(b["loss"], rel=of_loss)
             assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=of_norm)
             if b["val_loss"] is not None:

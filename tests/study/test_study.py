@@ -88,7 +88,7 @@ def test_a_study_survives_ctrl_c_and_kill_9(folder):
     assert not list((folder / "runs").rglob("owner.json")), "no run is owned"
     again = start(folder)
     out, errors = again.communicate(timeout=120)
-    assert again.returncode == 0 and "\nwarm: equivalent to plain in final loss" in f"\n{out}"
+    assert again.returncode == 0 and "\nwarm is equivalent to plain in final loss" in f"\n{out}"
     assert errors == "", "nothing is left to train"
 
 

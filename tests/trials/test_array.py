@@ -140,7 +140,7 @@ def test_a_study_is_trained_by_arrays_phase_by_phase(folder, efftrain):
 
     done = efftrain(*words)
     assert "no run of the study is left" in done.stderr
-    assert "warm: equivalent to plain in final loss" in done.stdout
+    assert "warm is equivalent to plain in final loss" in done.stdout
 
 
 def test_an_array_names_the_runs_that_are_left_and_nobody_trains(folder, capfd):
