@@ -253,6 +253,8 @@ def _find(entry: str, purpose: Side, data: Data) -> tuple[list[Source], str]:
             f"; hidden files and folders, such as {hidden[0].name}, are not read:"
             " name one to read it"
         )
+    elif entry.startswith("["):
+        hint = '; several texts are a list in quotes: --set \'data.train=["a.txt", "b.txt"]\''
     raise DataError(f"{what} no file of a known kind ({_KINDS}){hint}")
 
 

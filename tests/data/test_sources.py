@@ -166,6 +166,12 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path):
         find_text(Data(train=str(folder)))
 
 
+def test_a_list_that_is_not_toml_says_how_to_write_one():
+    with pytest.raises(DataError) as refused:
+        find_text(Data(train='["a.txt","b'))
+    assert str(refused.value).endswith("""list in quotes: --set 'data.train=["a.txt", "b.txt"]'""")
+
+
 # --- token files ----------------------------------------------------------------------------------
 
 
