@@ -69,8 +69,7 @@ def compare_trials(
     target_loss: float | None,
     allow: bool,
 ) -> Comparison:
-    """Compare the runs of a sweep, each recipe at its own best setting, and time their steps
-    before."""
+    """Time steps of a sweep's runs, then compare them, each recipe at its own best setting."""
     paths = [runs_root() / trial.name for trial in trials]
     runs, left_out = read_valid_runs(paths)
     groups, _ = best_settings(group_runs(runs, allow))
