@@ -378,15 +378,16 @@ def kinds_of_steps(frame: pd.DataFrame) -> pd.Series:
 
 def _step_counts(frame: pd.DataFrame) -> dict[str, np.ndarray]:
     """Return `RunNumbers.step_counts`."""
-    evaluated_steps = frame.step.where(frame.val_loss.notna())
     keys = {
-        "until": evaluated_steps.bfill(),
+        "until": frame.step.where(frame.val_loss.notna()).bfill(),
         "kind": kinds_of_steps(frame),
         "flops": frame.flops,
     }
-    groups = pd.DataFrame(keys).groupby(list(keys))
-    counts = groups.size().rename("steps").reset_index()
-    return {name: counts[name].to_numpy() for name in counts}
+    table = np.column_stack(list(keys.values()))
+    # Steps after the last evaluation, and rows without FLOPs, count for nothing.
+    counted_rows = table[np.isfinite(table).all(axis=1)]
+    values, steps = np.unique(counted_rows, axis=0, return_counts=True)
+    return dict(zip(keys, values.T, strict=True)) | {"steps": steps}
 
 
 def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:
