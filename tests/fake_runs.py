@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.run.lines import sealed
+
 TOKENS_PER_STEP = 1024
 
 ORIGIN: dict[str, Any] = {
@@ -167,6 +169,14 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
     """Write each row as a line of JSON."""
     path.write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def write_sealed(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write each row as a line of JSON with its check value, as pretrain does."""
+    lines = []
+    for row in rows:
+        lines.append(sealed({name: value for name, value in row.items() if name != "check"}))
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from efftrain_cli.run.metrics import columns_of, latest_rows, read_metrics
 from efftrain_cli.run.small_files import read_run
 from efftrain_cli.run_list import verify_run
 from tests.damage import flips
-from tests.fake_runs import read_jsonl, rows_of, write_rows, write_run
+from tests.fake_runs import read_jsonl, rows_of, write_rows, write_run, write_sealed
 
 
 def steps_of(folder: Path) -> list[float]:
@@ -34,7 +34,7 @@ def damage_of(path: Path) -> list[str]:
 
 def seal(path: Path) -> Path:
     """Gives the rows of a made-up metrics.jsonl the check values that the program writes."""
-    path.write_text("".join(sealed(row) + "\n" for row in read_jsonl(path)))
+    write_sealed(path, read_jsonl(path))
     return path
 
 

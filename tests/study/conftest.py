@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from efftrain_cli.study.records import study_folder
 from efftrain_cli.study.registration import register
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.trials.trial import Trial
+from tests.fake_runs import read_jsonl, write_sealed
 from tests.trials.conftest import folder as two_recipes  # noqa: F401  a fixture
 from tests.trials.stubs import Pretrain, quiet, write_trial
 
@@ -117,6 +117,6 @@ def write_losses(trials: Iterable[StudyTrial], loss_of: Callable[[str, Trial], f
     for each in trials:
         write_trial(each.trial)
         path = run_path(each.trial.name) / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_jsonl(path)
         rows[-1]["val_loss"] = loss_of(each.arm, each.trial)
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_sealed(path, rows)

@@ -3,7 +3,6 @@ of k."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from efftrain_cli.trials.curves import optimum
 from efftrain_cli.trials.pictures import best_of_k_plot
 from efftrain_cli.trials.screen import curve_lines
 from efftrain_cli.trials.trial import Trial, recipe_of
+from tests.fake_runs import read_jsonl, write_sealed
 from tests.study.conftest import all_tuning, choose, make_runner, write_losses, write_study
 from tests.trials.stubs import Pretrain
 
@@ -134,10 +134,10 @@ def test_a_failed_setting_counts_with_its_loss_before_training(file):
     starts = []
     for seed in (0, 1):
         path = run_path(f"study-plain-lr0.004-tune-seed{seed}") / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_jsonl(path)
         rows[-1]["nonfinite"] = True
         starts.append(rows[0]["val_loss"])
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_sealed(path, rows)
     losses = [3 + math.log(2) ** 2, 3.0, sum(starts) / 2]
     assert expected_best(with_tuning(file).tuned[0]) == pytest.approx(expected_lowest(losses))
 
