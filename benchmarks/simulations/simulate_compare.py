@@ -436,6 +436,29 @@ def schedules(repetitions: int, random: Random) -> list[Row]:
         rows.append((what, "judged", _percent(judged / repetitions)))
         covered = _percent(inside / judged) if judged else "-"
         rows.append((what, "of these, the interval holds 2.5x", covered))
+    # Equal finals, and a cosine that falls only to a share of its peak: less of the loss falls with
+    # the rate.
+    for left in (0.1, 0.25, 0.5, 0.55, 0.75):
+        old = judged = 0
+        for _ in range(repetitions):
+            shifts = random.normal(0, SEED_SD, 5)
+            a = []
+            for run in arm(random, "a", shifts, QUIET):
+                a.append(replace(run, recipe=run.recipe | {"optim.lr": 1e-3, "optim.min_lr": 0.0}))
+            b = []
+            for run in arm(random, "b", shifts, QUIET):
+                losses = run.evaluated["val_loss"] - left * 0.25 * (1 - shares)
+                rates = {"optim.lr": 1e-3, "optim.min_lr": left * 1e-3}
+                higher = run_of("b", run.seed, losses)
+                b.append(replace(higher, recipe=higher.recipe | rates))
+            scores = [match_ratio(x, y, "tokens") for x, y in zip(a, b, strict=True)]
+            old += significant(scores)
+            judged += _is_claimed(question, a, b)
+        what = f"equal finals, cosine to {left:.0%} of its peak against cosine to 0, n = 5"
+        rows.append(
+            (what, "cost to match whatever the shapes (deleted)", _percent(old / repetitions))
+        )
+        rows.append((what, "cost to match", _percent(judged / repetitions)))
     return rows
 
 
