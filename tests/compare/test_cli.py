@@ -300,8 +300,12 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two, tmp_path, k
     try:
         with pytest.raises(DiskError, match="earlier: File too large"):
             run("small", "small-slw", "--format", kind, "-o", "link")
+        with pytest.raises(DiskError, match=r"figures/.*\.svg: File too large"):
+            run("small", "small-slw", "--figures", "figures")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "figures").iterdir()) == []
+    (tmp_path / "figures").rmdir()
     assert (tmp_path / "earlier").read_text() == "earlier" and sorted(tmp_path.iterdir()) == before
     run("small", "small-slw", "--format", kind, "-o", "link")
     assert len((tmp_path / "earlier").read_text()) > 1000 and (tmp_path / "link").is_symlink()
