@@ -73,7 +73,7 @@ from efftrain_cli.training.session import (
 from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.strategy import check_ranks, is_sharded
-from efftrain_cli.training.worker import run_worker, share_state, start_workers
+from efftrain_cli.training.worker import release_workers, run_worker, share_state, start_workers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -167,6 +167,7 @@ def resume(
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
                 print(_nothing_left(run, state.progress, recipe, steps))
+                release_workers(ranks)
                 return run.path
             _show_rate(run, state.progress, written, recipe)
             existing = len(checkpoints_of(run.path))

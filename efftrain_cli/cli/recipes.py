@@ -76,6 +76,7 @@ def new_recipe(
     set_: Overrides = None,
 ) -> None:
     """Write a recipe to begin with, commented, for your own text."""
+    from efftrain_cli.foundation.files import write_whole
     from efftrain_cli.recipe.draft import is_path, shown_path
     from efftrain_cli.recipe.starter import starter
 
@@ -99,7 +100,8 @@ def new_recipe(
         overrides.append("data.valid_fraction=0.05")
     text = starter(name, base, overrides)
     path.parent.mkdir(exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    # A full disk leaves no part of it, which would be in the way of the next try.
+    write_whole(path, text)
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
     if needs_text:
         print(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")

@@ -118,14 +118,17 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
     handles, labels = panels.flat[0].get_legend_handles_labels()
     if labels:
         # Below the axes, where it hides no curve, in as many columns as fit.
-        fitting = 70 * columns // (8 + max(map(len, labels)))
+        fitting = max(1, min(len(handles), 70 * columns // (8 + max(map(len, labels)))))
+        # The legend's further lines take nothing from the axes.
+        more = (len(handles) - 1) // fitting
+        figure.set_figheight(figure.get_figheight() + 0.18 * more)
         figure.legend(
             handles,
             labels,
             loc="outside lower center",
             fontsize=8.5,
             frameon=False,
-            ncols=max(1, min(len(handles), fitting)),
+            ncols=fitting,
         )
     return figure
 
@@ -169,7 +172,7 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
 
 def _set_axes(axes: Axes, plot: Plot) -> None:
     """Draw levels and ends, and set scales, limits and labels."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator, NullFormatter
 
     thin: dict[str, Any] = {"color": _INK, "linewidth": 0.8, "alpha": 0.6, "linestyle": ":"}
     for level in plot.levels:
@@ -179,6 +182,8 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
 
     if "y" in plot.log:
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(LogFormatter())
     else:
         low, high = plot.low_high
         margin = 0.05 * (high - low) or 0.01
@@ -193,9 +198,10 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
-    axes.set_title(plot.title, fontsize=11, loc="left")
+    title = "\n".join(textwrap.fill(line, 54) for line in plot.title.split("\n"))
+    axes.set_title(title, fontsize=11, loc="left")
     axes.set_xlabel(plot.x)
-    axes.set_ylabel(plot.y)
+    axes.set_ylabel(textwrap.fill(plot.y, 40))
     axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
 

@@ -92,7 +92,8 @@ def show_comparison(
         try:
             write_figures(plots_of(comparison), figures)
         except OSError as error:
-            raise UsageError(f"--figures {figures}: {error.strerror or error}") from None
+            refused = UsageError(f"--figures {figures}: {error.strerror or error}")
+            raise disk_error(error) or refused from None
     console = make_console(result=True)
     on_screen = kind == "table" and output is None
     if on_screen:

@@ -299,14 +299,13 @@ def _hub_dataset(entry: str, path: Path, purpose: Side, data: Data) -> HubDatase
 
 def _check_no_splits(path: Path) -> None:
     """Refuse a folder whose own folders are training text and text to be held out."""
-    held_out = [path / name for name in ("valid", "validation", "val", "dev", "test")]
-    held_out = [folder for folder in held_out if folder.is_dir()]
-    if (path / "train").is_dir() and held_out:
+    folders = {folder.name.lower(): folder for folder in path.iterdir() if folder.is_dir()}
+    names = [name for name in ("valid", "validation", "val", "dev", "test") if name in folders]
+    if "train" in folders and names:
         raise DataError(
-            f"the folder has {', '.join(folder.name for folder in held_out)} beside train,"
-            " and would be read as one text\n"
-            f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}";'
-            f' or, to read all of it as before, data.train = "{path}/**/*"'
+            f"the folder has {', '.join(names)} beside train, and would be read as one text\n"
+            f'  set data.train = "{folders["train"]}" and data.valid = "{folders[names[0]]}";'
+            f' or, to read all of it, data.train = "{path}/**/*"'
         )
 
 

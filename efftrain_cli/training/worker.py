@@ -70,6 +70,13 @@ def start_workers(
         _check_facts(session)
 
 
+def release_workers(ranks: Ranks) -> None:
+    """End the other ranks, which wait for `start_workers`: there is nothing to train."""
+    if not ranks.is_single_process:
+        ranks.store_set("start/0", {})
+        ranks.barrier()
+
+
 def share_state(state: TrainState, session: Session) -> Devices:
     """Copy rank 0's state to all ranks, bit for bit; return the devices. All ranks call it."""
     recipe = session.recipe
@@ -102,6 +109,8 @@ def run_worker(device: str, ranks: Ranks) -> None:
 def _run_worker(device: str, ranks: Ranks) -> None:
     for attempt in count():
         start = ranks.store_get(f"start/{attempt}")
+        if not start:
+            return ranks.barrier()
         if not attempt:
             # A stop meanwhile has nothing to save.
             with interruptible(rescuable=True), rescued_by(lambda: None):

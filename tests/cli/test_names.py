@@ -177,10 +177,12 @@ def test_a_usable_temperature_is_accepted(temperature):
         "import folder --name=",
         "tune-warmup --recipe unstable-slw --name=",
         "compare a b --baseline=",
+        "pretrain ''",
     ],
 )
 def test_an_empty_option_is_not_taken_for_its_default(line):
     with pytest.raises(UsageError) as refused:
         cli(line)
-    option = "--baseline" if "compare" in line else "--name"
-    assert str(refused.value) == f"{option} is empty\ngive it a value, or leave it out"
+    names = {"compare a b --baseline=": "--baseline", "pretrain ''": "RECIPE"}
+    name = names.get(line, "--name")
+    assert str(refused.value) == f"{name} is empty\ngive it a value, or leave it out"

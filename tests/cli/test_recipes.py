@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tomllib
@@ -14,7 +15,7 @@ import pytest
 
 from efftrain_cli.cli.recipes import _numbers
 from efftrain_cli.recipe.recipe import load_recipe
-from tests.conftest import REPOSITORY, python, sets
+from tests.conftest import REPOSITORY, invoke, python, sets
 from tests.terminal import on_terminal
 
 
@@ -203,6 +204,19 @@ def test_a_new_recipe_says_that_the_text_of_its_base_is_not_used(efftrain):
     said = "put your text into my.txt, or name it in data.train: small's is not used"
     assert said in efftrain("recipes new first").stdout
     assert "is not used" not in efftrain("recipes new b --set data.train=b.txt").stdout
+
+
+def test_a_full_disk_leaves_no_part_of_a_new_recipe(tmp_path, monkeypatch):
+    """As under `ulimit -f`: what is left would refuse the same command afterwards."""
+    monkeypatch.chdir(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        refused = invoke("recipes", "new", "mine")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large: 'recipes/mine.toml'" in str(refused.exception)
+    assert invoke("recipes", "new", "mine").exit_code == 0
 
 
 @pytest.mark.parametrize("name", ["../x", "x.toml", "-x", "", "my recipe"])

@@ -21,7 +21,7 @@ from typer.testing import Result
 
 from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
+from efftrain_cli.compare.picture import Plot, curve, draw_figure, draw_in_terminal, letter
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.compare.show import print_tables
 from efftrain_cli.compare.tables import Table, answers, tables_of
@@ -194,6 +194,23 @@ def at(row: dict[str, Any], loss: float) -> dict[str, Any]:
     return row | {"val_loss": None if row["val_loss"] is None else loss}
 
 
+def test_no_text_of_a_figure_is_cut_off():
+    """Eight names below each other, a long title, and powers of ten as plain numbers."""
+    labels = [f"{letter(i)} start 8, {10 * i} steps: unstable at step 100" for i in range(8)]
+    curves = [curve(i, label, [1.0, 2.0], [1.0, 1e3]) for i, label in enumerate(labels)]
+    title = "probes; dotted: the end of the learning-rate warmup (step 60), unstable above 1.3"
+    axis = "validation perplexity (full length) / its best so far"
+    figure = draw_figure([Plot("probes", title, pd.concat(curves), "step", axis, log="y")])
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.bbox.height > 150
+    assert {text.get_text() for text in axes.get_yticklabels()} >= {"1", "10", "100", "1000"}
+    texts = [axes.title, axes.yaxis.label, *figure.legends[0].get_texts()]
+    for box in (text.get_window_extent() for text in texts):
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width, box
+        assert box.y0 >= 0 and box.y1 <= figure.bbox.height, box
+
+
 def test_the_names_of_a_terminal_plot_break_between_words():
     labels = [f"{letter(i)} start 8, {10 * i} steps: stable" for i in range(4)]
     curves = [curve(i, label, [1.0, 2.0], [1.0, 2.0]) for i, label in enumerate(labels)]
@@ -283,8 +300,12 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two, tmp_path, k
     try:
         with pytest.raises(DiskError, match="earlier: File too large"):
             run("small", "small-slw", "--format", kind, "-o", "link")
+        with pytest.raises(DiskError, match=r"figures/.*\.svg: File too large"):
+            run("small", "small-slw", "--figures", "figures")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "figures").iterdir()) == []
+    (tmp_path / "figures").rmdir()
     assert (tmp_path / "earlier").read_text() == "earlier" and sorted(tmp_path.iterdir()) == before
     run("small", "small-slw", "--format", kind, "-o", "link")
     assert len((tmp_path / "earlier").read_text()) > 1000 and (tmp_path / "link").is_symlink()

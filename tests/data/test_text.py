@@ -48,7 +48,7 @@ def test_files_folders_and_globs(tmp_path, monkeypatch):
 
 
 def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path):
-    for name in ("train", "test", "valid"):
+    for name in ("Train", "test", "valid"):
         (tmp_path / "corpus" / name).mkdir(parents=True)
         (tmp_path / "corpus" / name / "text.txt").write_text(name)
     corpus = tmp_path / "corpus"
@@ -56,8 +56,8 @@ def test_a_folder_of_splits_is_not_read_as_one_text(tmp_path):
         find_text(Data(train=str(corpus)))
     fault, fix = str(caught.value).splitlines()
     assert fault.endswith("the folder has valid, test beside train, and would be read as one text")
-    assert fix.startswith(f'  set data.train = "{corpus}/train" and data.valid = "{corpus}/valid"')
-    found = find_text(Data(train=f"{corpus}/train", valid=f"{corpus}/valid"))
+    assert fix.startswith(f'  set data.train = "{corpus}/Train" and data.valid = "{corpus}/valid"')
+    found = find_text(Data(train=f"{corpus}/Train", valid=f"{corpus}/valid"))
     assert [len(side) for side in (found.train, found.valid)] == [1, 1]
     # A run that was trained on all of it is resumed with this --set.
     assert fix.endswith(f'data.train = "{corpus}/**/*"')

@@ -98,6 +98,8 @@ def test_lanes_train_after_the_probe_too(lab):
     assert "note: continued with devices 2 -> 1: by parallel.lanes = 4 the same bits" in errors
     marks = read_numbers(lab.run("r")).marks
     assert "ran on 2 and 1 devices" in [mark.text for mark in marks]
+    again = lab.resume("r", "--steps 4 --devices 2", timeout=120)
+    assert again.output.startswith("nothing to train: run r is after step 4 already")
 
 
 def test_a_killed_rank_ends_the_run_with_its_last_step_saved(lab):

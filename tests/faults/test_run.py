@@ -325,6 +325,19 @@ def test_the_time_left_goes_by_the_pace_after_the_first_step(monkeypatch):
     assert shown[1].endswith("ETA 1 min 38 s") and shown[2].endswith("ETA 1 min 37 s")
 
 
+def test_the_time_left_has_no_milliseconds(monkeypatch):
+    """1 ms a step: 98 ms are left after the second of 100 steps."""
+    now = [0.0]
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
+    with TrainingDisplay(make_console(), total_tokens=100, tokens=0, steps=100) as screen:
+        for step in (1, 2, 100):
+            now[0] = step / 1000
+            screen.show({"step": step, "tokens": step, "loss": 3.0, "val_loss": None})
+            assert not screen._text().endswith("ms")
+        assert screen._text().endswith("ETA 0 s")
+        screen._ended.set()
+
+
 def test_a_line_while_nothing_happens(monkeypatch, capfd):
     """F42: also where one step takes minutes."""
     monkeypatch.setattr(TrainingDisplay, "SILENCE", 0.2)

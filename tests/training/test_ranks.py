@@ -522,6 +522,19 @@ def test_methods_that_depend_on_the_cut_need_lanes_where_it_changes(name, tokens
     check_ranks(in_lanes, summary, Ranks(0, other))
 
 
+@pytest.mark.parametrize(
+    "sequences, devices, lanes",
+    [(16, 2, 4), (16, 3, 4), (16, 6, 4), (16, 16, 16), (3, 2, 2), (3, 3, 2), (2, 2, 2)],
+)
+def test_the_lanes_that_are_advised_are_a_recipe(sequences, devices, lanes):
+    """A power of two, and no more than a step has sequences."""
+    words = [f"train.batch_size={sequences}", "train.micro_batch_tokens=4096"]
+    recipe = load_recipe("small-pld", words)
+    with pytest.raises(UsageError, match=rf"set parallel\.lanes = {lanes}: every number of dev"):
+        check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(0, devices))
+    load_recipe("small-pld", [*words, f"parallel.lanes={lanes}"])
+
+
 def test_what_does_not_depend_on_the_cut_needs_no_lanes():
     per_token = ["standardization_loss.moments=token", "train.micro_batch_tokens=4096"]
     per_step = ["progressive_layer_drop.granularity=step", "train.micro_batch_tokens=4096"]
