@@ -193,6 +193,8 @@ def test_show_says_everything(root):
     ):
         assert word in out
     assert "marks" not in out
+    # One run needs no letter, and a value that it lacks no line.
+    assert not re.search(r"^ +A *$|^study|-$", out, re.MULTILINE)
     # F43: the parts of the time and what they add up to.
     lines = [" ".join(line.split()) for line in out.splitlines()]
     for part in ("train 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
@@ -200,6 +202,13 @@ def test_show_says_everything(root):
     assert "device cpu" in out and "budget 102.4K" in lines
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show small-seed1")
+
+
+def test_a_run_that_was_not_started_is_at_no_step(root):
+    write_run(root, "small", 0, rows=[])
+    (root / "small-seed0" / "metrics.jsonl").unlink()
+    out = run("show small").stdout
+    assert re.search("^marks +unfinished: not started *$", out, re.MULTILINE)
 
 
 def test_show_reads_the_rows_once(root, monkeypatch):
