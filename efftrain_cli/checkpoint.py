@@ -39,8 +39,8 @@ def describe_checkpoints(run: Path) -> list[str]:
     lines = []
     for each in list_checkpoints(run):
         when = f"{datetime.fromisoformat(each['written']).astimezone():%Y-%m-%d %H:%M:%S}"
-        size = human_bytes(each["bytes"])
-        lines.append(f"step {each['step']:>10,}  {size:>9}  {when}  {each['path']}")
+        name = Path(each["path"]).name
+        lines.append(f"{name}  {human_bytes(each['bytes']):>9}  {when}")
     others = set((run / "checkpoints").glob("*")) - set(checkpoints_of(run))
     lines += [f"{'no checkpoint':<15}  {path}" for path in sorted(others)]
     return lines or [f"run {run.name!r} has no checkpoint yet"]

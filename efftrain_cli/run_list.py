@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
 from functools import partial
 from glob import has_magic
 from pathlib import Path
@@ -21,12 +21,14 @@ from efftrain_cli.foundation.records import Record, has_toml_seal, read_record, 
 from efftrain_cli.run.directory import REMOVED, existing_run, run_names, run_path, runs_root
 from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.metrics import check_rows
+from efftrain_cli.run.names import runs_by_recipe, runs_meant
 from efftrain_cli.run.origin import Origin
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from efftrain_cli.compare.reading import RunNumbers
+    from efftrain_cli.compare.tables import Table
 
 TITLES = {
     "name": "run",
@@ -39,7 +41,7 @@ TITLES = {
     "seconds": "training time",
     "updates": "updates",
     "final_loss": "final loss",
-    "best_val_loss": "best val loss",
+    "best_val_loss": "best loss",
     "age_seconds": "age",
     "problem": "problem",
 }
@@ -56,7 +58,7 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
     A run that cannot be read has the status "unreadable" and the reason as its `problem`.
 
     Args:
-        names: runs, or globs over runs; empty: all.
+        names: names of runs or their beginnings, globs over them, or recipes; empty: all.
         sort: age (the run written to last first), name, loss (lowest validation loss first, runs
             without one last) or tokens (most first).
     """
@@ -64,11 +66,14 @@ def read_runs(names: Sequence[str] = (), sort: Order = "age") -> pd.DataFrame:
 
     from efftrain_cli.compare.groups import differing_keys
 
-    chosen = run_names()
+    chosen = existing = run_names()
     if names:
-        chosen = [run for run in chosen if any(fnmatchcase(run, pattern) for pattern in names)]
+        by_recipe = runs_by_recipe(existing)
+        chosen = []
+        for name in names:
+            chosen += fnmatch.filter(existing, name) or runs_meant(name, existing, by_recipe)
     with ThreadPoolExecutor(2) as pool:
-        described = list(pool.map(_describe, chosen))
+        described = list(pool.map(_describe, dict.fromkeys(chosen)))
     frame = pd.DataFrame([row for row, _ in described], columns=list(TITLES))
     frame = frame.astype({"seed": "Int64", "updates": "Int64"})
     keys = differing_keys([recipe for _, recipe in described if recipe])
@@ -87,7 +92,8 @@ _FORMATS: dict[str, Callable[[Any], str]] = {
     "seconds": partial(format_number, axis="seconds"),
     "final_loss": _LOSS,
     "best_val_loss": _LOSS,
-    "age_seconds": human_seconds,
+    # An age's first unit is enough.
+    "age_seconds": lambda seconds: " ".join(human_seconds(seconds).split()[:2]),
 }
 
 
@@ -98,6 +104,25 @@ def format_cell(column: str, value: Any) -> str:
     if pd.isna(value) or value == "":
         return "-"
     return _FORMATS.get(column, format_value)(value)
+
+
+def table_of_runs(frame: pd.DataFrame, fits: Callable[[Table], bool]) -> Table:
+    """Return the runs as a table with as many columns as fit; if no table does, with a line of
+    values below each name."""
+    from efftrain_cli.compare.tables import Table
+
+    others = ("flops", "seconds", "updates", "final_loss", "problem")
+    shown = [name for name in TITLES if name not in others]
+    for left_out in ("", "recipe", "seed", "budget", "age_seconds", "tokens"):
+        shown = [name for name in shown if name != left_out]
+        rows = []
+        for run in frame[shown].to_dict("records"):
+            rows.append(tuple(format_cell(*cell) for cell in run.items()))
+        table = Table("", tuple(TITLES[name] for name in shown), rows)
+        if fits(table):
+            return table
+    below = [(name, f"{status}, best loss {loss}") for name, status, loss in rows]
+    return Table("", ("run", ""), below)
 
 
 def row_of(path: Path, run: RunNumbers) -> dict[str, Any]:
@@ -215,7 +240,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
     paths = {}
     for name in names:
         if has_magic(name):
-            matches = [run_path(run) for run in existing if fnmatchcase(run, name)]
+            matches = [run_path(run) for run in existing if fnmatch.fnmatchcase(run, name)]
             if not matches:
                 raise UsageError(f"no run in {runs_root()} matches {name!r}")
         else:

@@ -94,7 +94,7 @@ def values_of_run(path: Path) -> dict[str, Any]:
 
 
 def _pairs(title: str, values: Mapping[str, Any]) -> Table:
-    rows = [(key, format_value(value)) for key, value in values.items()]
+    rows = [(key, format_value(value)) for key, value in values.items() if value is not None]
     return Table(title, ("", ""), tuple(rows))
 
 

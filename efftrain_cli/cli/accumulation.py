@@ -27,6 +27,7 @@ def accumulation(
         str | None,
         Argument(
             help="Name of a run; leave it out with --shape.",
+            metavar="RUN",
             autocompletion=run_names,
             show_default=False,
         ),

@@ -24,7 +24,7 @@ def calibrate(
         Argument(
             help="Finished runs of two or more recipes, globs over runs, or recipes:"
             " all their seeds.",
-            metavar="RUN...",
+            metavar="RUN",
             autocompletion=run_or_recipe_names,
         ),
     ],

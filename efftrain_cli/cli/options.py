@@ -127,7 +127,7 @@ Baseline = Annotated[
 ]
 CompareFormat = Annotated[
     Literal["table", "markdown", "csv", "json", "latex", "html"],
-    Option("--format", help="Form of the comparison."),
+    Option("--format", metavar="FORM", help="table, markdown, csv, json, latex or html."),
 ]
 Output = Annotated[
     Path | None,

@@ -35,7 +35,7 @@ def pretrain(
     recipe: Annotated[str | None, RECIPE] = None,
     set_: Overrides = None,
     name: Annotated[str | None, Option(help="Run name, by default RECIPE-seedSEED.")] = None,
-    seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
+    seed: Annotated[int | None, Option(help="Seed instead of the recipe's.")] = None,
     device: Device = "auto",
     devices: Annotated[
         int | None,

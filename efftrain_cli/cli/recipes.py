@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from typer import Argument, Option
 from efftrain_cli.cli import complete
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import Overrides, TextOrJson
-from efftrain_cli.foundation.console import print_folded, table_lines
+from efftrain_cli.foundation.console import print_folded, print_json, table_lines
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 
 recipes = Commands(no_args_is_help=True)
@@ -48,7 +47,7 @@ def list_recipes(format: TextOrJson = "text") -> None:
     cards = list(map(summarize_recipe, recipe_names()))
     cards.sort(key=lambda card: (not card["own"], card["name"]))
     if format == "json":
-        print(json.dumps(cards, indent=1))
+        print_json(cards)
         return
     rows = []
     for card in cards:
@@ -146,7 +145,7 @@ def show_recipe(
             "origins": origins,
             "warnings": warnings,
         }
-        print(json.dumps(about, indent=1))
+        print_json(about)
         return
     known = known_keys(Recipe)
     comments = {}
@@ -175,7 +174,7 @@ def diff_recipes(a: RecipeName, b: RecipeName, format: TextOrJson = "text") -> N
 
     differences = recipe_differences(load_recipe(a), load_recipe(b))
     if format == "json":
-        print(json.dumps([{"key": key, "a": x, "b": y} for key, x, y in differences], indent=1))
+        print_json([{"key": key, "a": x, "b": y} for key, x, y in differences])
         return
     if not differences:
         print(f"{a} and {b} are the same")
@@ -260,12 +259,8 @@ def _numbers(card: dict[str, Any]) -> str:
         return ""
     shown = {}
     for key, value in card.items():
-        if value is None:
-            shown[key] = "?"
-        elif isinstance(value, int | float):
-            shown[key] = human_count(value)
-        else:
-            shown[key] = str(value)
+        is_number = isinstance(value, int | float)
+        shown[key] = human_count(value) if is_number else str(value or "?")
     return (
         "{n_layer} x {n_embd}, {parameters_without_embeddings} parameters, context {seq_len}, "
         "batch {batch_size}, {tokens} tokens"

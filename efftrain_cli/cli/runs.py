@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import Commands, app
-from efftrain_cli.cli.complete import run_names
+from efftrain_cli.cli.complete import run_names, run_or_recipe_names
 from efftrain_cli.cli.options import RunArgument, TableOrJson
-from efftrain_cli.foundation.console import print_json
+from efftrain_cli.foundation.console import print_folded, print_json
 from efftrain_cli.foundation.errors import UsageError
 
 runs_app = Commands(no_args_is_help=True, help="List, show, verify and remove runs.")
@@ -29,7 +30,11 @@ app.add_typer(runs_app, name="runs", rich_help_panel="Runs")
 def list_(
     names: Annotated[
         list[str] | None,
-        Argument(help="Names or globs; default all.", metavar="RUN", autocompletion=run_names),
+        Argument(
+            help="Names or their beginnings, globs, or recipes; default all.",
+            metavar="RUN",
+            autocompletion=run_or_recipe_names,
+        ),
     ] = None,
     sort: Annotated[
         Literal["age", "name", "loss", "tokens"],
@@ -39,26 +44,23 @@ def list_(
 ) -> None:
     """List runs: status, recipe, seed, tokens, best validation loss, age."""
     from efftrain_cli.run.directory import runs_root
-    from efftrain_cli.run_list import TITLES, format_cell, read_runs
+    from efftrain_cli.run_list import read_runs, table_of_runs
 
     frame = read_runs(names or [], sort)
     if format_ == "json":
         print_json(frame.astype(object).where(frame.notna(), None).to_dict("records"))
         return
     if frame.empty:
-        which = f" called {' or '.join(names)}" if names else ""
-        print(f"no runs{which} in {runs_root()}; `efftrain pretrain` makes one")
+        which, advice = "", "`efftrain pretrain` makes one"
+        if names:
+            which, advice = f" called {' or '.join(names)}", "`efftrain runs list` shows all"
+        print_folded(f"no runs{which} in {runs_root()}; {advice}")
         return
-    from efftrain_cli.compare.show import print_tables
-    from efftrain_cli.compare.tables import Table
-    from efftrain_cli.foundation.console import make_console, print_folded
+    from efftrain_cli.compare.show import fits, print_tables
+    from efftrain_cli.foundation.console import make_console
 
-    shown = ("name", "status", "recipe", "seed", "tokens", "budget", "best_val_loss", "age_seconds")
-    head = tuple(TITLES[name] for name in shown)
-    rows = []
-    for run in frame[list(shown)].to_dict("records"):
-        rows.append(tuple(format_cell(*cell) for cell in run.items()))
-    print_tables(make_console(result=True), [Table("", head, rows)])
+    console = make_console(result=True)
+    print_tables(console, [table_of_runs(frame, partial(fits, console=console))])
     for problem in filter(None, frame.problem):
         print_folded(f"warning: {problem}", stream=sys.stderr)
 

@@ -38,6 +38,7 @@ def tune_warmup(
     tune: Annotated[
         Tuned | None,
         Option(
+            metavar="length|batch|two-stage|lr",
             help="What to tune: a warmup of lengths,"
             " a batch ramp, the switch between two stages, or the learning-rate warmup's length.",
             show_default="the recipe's",
@@ -61,7 +62,7 @@ def tune_warmup(
     name: Annotated[
         str | None, Option(help="Name of the search's directory in runs/; default RECIPE-tune.")
     ] = None,
-    seed: Annotated[int | None, Option(help="The recipe's seed.")] = None,
+    seed: Annotated[int | None, Option(help="Seed instead of the recipe's.")] = None,
     device: Device = "auto",
     devices: Devices = 1,
     multiples: Annotated[

@@ -53,6 +53,6 @@ def wandb_sync(
     send = wandb_sync.follow if follow else wandb_sync.sync
     synced = send(path, mode, project)
     folder = path / "wandb"
-    print(f"{synced.rows} rows as wandb run {synced.id} ({synced.mode}), files in {folder}")
+    print(f"{synced.rows:,} rows as wandb run {synced.id} ({synced.mode}), files in {folder}")
     if synced.mode == "offline" and not follow:
         print(f"send them with: wandb sync {folder}/offline-run-*-{synced.id}")

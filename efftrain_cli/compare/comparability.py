@@ -7,6 +7,7 @@ from itertools import combinations
 
 from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.groups import Group, differing_keys, finished_runs, runs_of
+from efftrain_cli.compare.picture import letter
 from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.foundation.console import human_count
 from efftrain_cli.foundation.errors import UsageError
@@ -193,13 +194,19 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
 def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
     found = []
     recipes = [group.recipe for group in groups]
+    names = [group.label for group in groups]
+    if " " in "".join(names):  # of settings: the key of the tables is shorter
+        names = [letter(i) for i in range(len(groups))]
     has_moments = any(map(_takes_moments, recipes))
     for key in differing_keys(recipes):
         # The standardization loss is computed within each micro-batch.
         is_cut = has_moments and key in ("parallel.lanes", "train.micro_batch_tokens")
         if not is_cut and not key.startswith(SHARED_SECTIONS):
             continue
-        values = [f"{group.label} {format_value(group.recipe.get(key))}" for group in groups]
+        values = [
+            f"{name} {format_value(recipe.get(key))}"
+            for name, recipe in zip(names, recipes, strict=True)
+        ]
         text = f"different {key}: {', '.join(values)}"
         if is_cut:
             text += "; the standardization loss takes its moments over micro-batches"

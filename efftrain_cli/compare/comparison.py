@@ -162,15 +162,15 @@ def compare(
     every = group_runs(runs, allow)
     named = _named(every, baseline)
     groups, trials = _choose_groups(every, named, every_setting)
+    base = named or _default_baseline(groups)
+    groups = [base, *(group for group in groups if group is not base)]
     labels = [
         *(Why("warning", f"a run is left out: {reason}") for reason in left_out),
         *(Why("warning", f"a calibration is left out: {fault}") for fault in calibrations.faults),
         *_copy_notes(runs, every),
         *check(groups, allow),
     ]
-    base = named or _default_baseline(groups)
     is_best = base.label in {group.label for group in best_settings(every)[0]}
-    groups = [base, *(group for group in groups if group is not base)]
     groups = with_calibration(groups, calibrations.valid)
 
     questions = [

@@ -206,6 +206,9 @@ def judge_question(
     why = withheld or why_unequal or _why_incomparable(question, baseline, method)
     if why and looks.registered:
         return _unjudged(verdict, why, looks)
+    if why and budget_ratio(baseline, method, "tokens") < 1 - SAME_SCHEDULE:
+        # Fewer tokens keep a loss high: only a run that diverged has failed then.
+        verdict = replace(verdict, question=replace(question, stuck_at=math.inf))
 
     # An unregistered question is tested even if it is not judged: the estimate is shown.
     verdict = _test(verdict, sides, looks)

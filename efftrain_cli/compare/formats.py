@@ -56,13 +56,15 @@ _WRITERS: dict[str, Callable[[float], str]] = {
 
 
 def format_number(value: float, unit: str = "", axis: str = "", sd: float | None = None) -> str:
-    """Write a number, rounded for reading: 3.2480, 78.46K, 12 min 30 s, 60.22 ± 0.512.
+    """Write a number, rounded for reading: 3.2480, 78.46K, 12 min 30 s, 60.22 ± 0.51.
 
     Args:
         axis: tokens, flops or seconds, for a number without a unit.
         sd: standard deviation; None or 0: not written.
     """
     write = _WRITERS.get(unit or axis, "{:.4g}".format)
+    if sd and unit not in _WRITERS:
+        sd = float(f"{sd:.2g}")
     return f"{write(value)} ± {write(sd)}" if sd else write(value)
 
 

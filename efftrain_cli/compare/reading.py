@@ -298,9 +298,10 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
             text += f" ({end})"
         if status != "diverged":
             text = f"unfinished: {text}"
-        text += f" at step {step}"
+        if step:
+            text += f" at step {step}"
         budget = run.recipe.get("train", {}).get("tokens")
-        if budget:
+        if budget and step:
             text += f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)"
         marks.append(Why("unfinished", text))
 

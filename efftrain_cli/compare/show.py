@@ -34,17 +34,24 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
     for table in tables:
         if table.title:
             console.print(table.title, style="bold", markup=False, highlight=False)
-        widths = [max(map(len, cells)) for cells in zip(table.header, *table.rows, strict=True)]
-        # The last column is text and may wrap.
-        needed = sum(widths[:-1]) + min(widths[-1], 24) + len(widths) - 1
-        if console.is_terminal and needed > console.width:
-            for line in block_lines(table.header, table.rows, console.width):
-                console.print(Text(line))
-        else:
+        if fits(table, console):
             console.print(_drawn(table))
+        else:
+            for line in block_lines(table.header, table.rows, console.width):
+                console.print(Text(line), soft_wrap=True)
         if table.note:
             console.print(Text(table.note, style="dim"))
         console.print()
+
+
+def fits(table: Table, console: Console) -> bool:
+    """Return whether a table is narrow enough for the terminal; True in a pipe."""
+    first, *others = zip(table.header, *table.rows, strict=True)
+    # The first column may wrap between its words, and the last one, which is text, anywhere.
+    widths = [max(map(len, " ".join(first).split()), default=0)]
+    widths += [max(map(len, cells)) for cells in others]
+    widths[-1] = min(widths[-1], 24)
+    return not console.is_terminal or sum(widths) + len(widths) - 1 <= console.width
 
 
 def _drawn(table: Table) -> RichTable:
@@ -52,8 +59,8 @@ def _drawn(table: Table) -> RichTable:
     # A table of names and values has no header.
     drawn.show_header = any(table.header)
     for i, name in enumerate(table.header):
-        is_last = i == len(table.header) - 1
-        drawn.add_column(Text(name), no_wrap=not is_last, overflow="fold")
+        may_wrap = i in (0, len(table.header) - 1)
+        drawn.add_column(Text(name), no_wrap=not may_wrap, overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn

@@ -16,7 +16,6 @@ from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import PRIMARY
 from efftrain_cli.compare.planning import MOST_SEEDS, assured_sd, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import verdict_sentences
-from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.why import Why
 
 
@@ -70,7 +69,7 @@ def key_table(comparison: Comparison) -> Table:
         name = group.recipe_name
         if group.label == group.runs[0].name:
             name = group.label
-        seeds = counted(len(group.runs), "seed")
+        seeds = str(len(group.runs))
         rows.append((comparison.letter(group), name, seeds, " ".join(settings) or "-"))
     return Table("", ("", "recipe", "seeds", "settings that differ"), rows)
 
@@ -173,8 +172,8 @@ def _trials(comparison: Comparison) -> Table:
         loss = "-"
         if trial.mean_final_loss is not None:
             loss = format_number(trial.mean_final_loss, "nats/token")
-        seeds = counted(len(trial.seeds), "seed")
         unfinished = str(trial.unfinished or "-")
+        seeds = str(len(trial.seeds))
         rows.append((trial.label, loss, seeds, unfinished, "compared" * trial.chosen))
     head = ("setting", "mean final loss", "seeds", "unfinished", "")
     return Table("Settings tried", head, rows)
@@ -185,9 +184,13 @@ def _runs(comparison: Comparison) -> Table:
     for group in comparison.groups:
         for run in group.runs:
             tokens = format_number(run.tokens, axis="tokens")
-            marks = "; ".join(mark.text for mark in run.marks) or "-"
-            rows.append((run.name, group.label, str(run.seed), run.status, tokens, marks))
-    return Table("Runs", ("run", "recipe", "seed", "status", "tokens", "marks"), rows)
+            marks = "; ".join(mark.text for mark in run.marks)
+            letter = comparison.letter(group)
+            rows.append((run.name, letter, str(run.seed), run.status, tokens, marks))
+    head = ("run", "recipe", "seed", "status", "tokens", "marks")
+    if not any(row[-1] for row in rows):
+        return Table("Runs", head[:-1], [row[:-1] for row in rows])
+    return Table("Runs", head, rows)
 
 
 def _recipe_differences(comparison: Comparison) -> Table:
@@ -198,6 +201,8 @@ def _recipe_differences(comparison: Comparison) -> Table:
 
 
 def _letters(comparison: Comparison) -> list[str]:
+    if len(comparison.groups) == 1:
+        return [""]
     return [comparison.letter(group) for group in comparison.groups]
 
 

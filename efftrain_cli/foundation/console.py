@@ -132,7 +132,8 @@ def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
     for first, *cells in rows:
         if first:
             title = f"{header[0]} {first}" if first[0].isdigit() else first
-            lines += textwrap.wrap(title, width)
+            # A terminal breaks a name that is too long without changing it.
+            lines += textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
         for name, cell in zip(header[1:], cells, strict=True):
             if cell not in ("-", ""):
                 lines += textwrap.wrap(

@@ -31,11 +31,12 @@ def find_run(name: str) -> Path:
     if path.name in existing and path.absolute() == (runs_root() / path.name).absolute():
         name = path.name
     by_recipe = {} if name in existing else runs_by_recipe(existing)
-    matches = _runs_meant(name, existing, by_recipe)
+    matches = runs_meant(name, existing, by_recipe)
     if len(matches) > 1:
-        # Runs of studies are named last, and those with the fewest settings in their name first.
+        # Runs of studies are named last, then those with other names than their recipe's, and those
+        # with the fewest settings in their name first.
         studies = tuple(folder.name.removesuffix("study") for folder in runs_root().glob("*-study"))
-        matches.sort(key=lambda run: (run.startswith(studies), len(run)))
+        matches.sort(key=lambda run: (run.startswith(studies), not run.startswith(name), len(run)))
         listed = ", ".join(matches[:8]) + " ..." * (len(matches) > 8)
         what = f"{name!r} is the beginning of"
         if name.removesuffix(".toml") in by_recipe:
@@ -65,7 +66,7 @@ def select_runs(names: Sequence[str]) -> list[Path]:
         if has_magic(name):
             matches = fnmatch.filter(existing, name)
         else:
-            matches = _runs_meant(name, existing, by_recipe)
+            matches = runs_meant(name, existing, by_recipe)
             if len(matches) > 1 and name.removesuffix(".toml") not in by_recipe:
                 matches = []  # the beginning of several names
         if not matches:
@@ -80,9 +81,7 @@ def select_runs(names: Sequence[str]) -> list[Path]:
     return list(selected)
 
 
-def _runs_meant(
-    name: str, existing: Sequence[str], by_recipe: Mapping[str, list[str]]
-) -> list[str]:
+def runs_meant(name: str, existing: Sequence[str], by_recipe: Mapping[str, list[str]]) -> list[str]:
     """Return the run of this name, else those of the recipe of this name, else those whose names
     begin so."""
     if name in existing:

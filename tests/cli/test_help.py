@@ -80,6 +80,13 @@ def test_help_names_every_option_and_choice_whole(path, columns):
     assert "\u2026" not in shown
 
 
+@pytest.mark.parametrize("path", list(commands()), ids=" ".join)
+def test_help_breaks_no_choice_and_doubles_no_sign(path):
+    shown = help_of(*path)
+    assert not re.search(r"<\w+\|[\w|-]*\s", shown)
+    assert "...}..." not in shown
+
+
 def test_help_fits_a_narrow_terminal(tmp_path):
     shown = on_terminal(tmp_path, 60, "pretrain", "--help")
     assert "--override-resume  " in shown

@@ -50,6 +50,7 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
     "typed, said",
     [
         ("small", "recipe 'small' has 2 runs: small-seed1, small-seed2"),
+        ("wid", "recipe 'wid' has 2 runs: wid-seed2, other"),
         ("small-s", "'small-s' is the beginning of 2 runs: small-seed1, small-seed2"),
         ("small-sead1", "did you mean small-seed1"),
         ("zzz", "`efftrain runs list` shows all"),
@@ -57,6 +58,8 @@ def test_a_run_is_meant_before_a_recipe_and_before_a_beginning(root):
     ],
 )
 def test_what_names_no_run_or_several_is_refused(root, typed, said):
+    write_run(root / "runs", "wid", 1, name="other")
+    write_run(root / "runs", "wid", 2)
     with pytest.raises(UsageError, match=said.replace("`", ".")):
         find_run(typed)
 
@@ -66,7 +69,7 @@ def test_the_likeliest_of_several_runs_is_named_first(root):
     write_run(root / "runs", "wide", 7, name="trial-wide-seed7")
     write_run(root / "runs", "wide", 8, name="wide-seed8")
     (root / "runs" / "trial-study").mkdir()
-    shown = "my-wide, wide-seed8, wide-lr0.001-seed3, trial-wide-seed7"
+    shown = "wide-seed8, wide-lr0.001-seed3, my-wide, trial-wide-seed7"
     with pytest.raises(UsageError, match=f"recipe 'wide' has 4 runs: {shown}\n"):
         find_run("wide")
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
+from functools import partial
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import Result
 
 from efftrain_cli.compare import reading
+from efftrain_cli.compare.show import fits, print_tables
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.run.metrics import read_metrics as read
-from efftrain_cli.run_list import read_runs, remove_runs
+from efftrain_cli.run_list import format_cell, read_runs, remove_runs, table_of_runs
 from tests.conftest import cli
 from tests.fake_runs import rows_of, write_run
 
@@ -53,6 +58,61 @@ def test_list_says_status_recipe_seed_tokens_and_best_loss(root):
     assert "is newer: update efftrain" in out.stderr
     value = json.loads(run("list 'small-*' --format json").stdout)
     assert [entry["name"] for entry in value] == ["small-seed3"]
+
+
+SWEPT = "sweep-small-muon-lr1e-3-n-layer2-tokens4096"
+"""Name of a run of a sweep over three settings: with its seed 49 characters."""
+
+
+def listed(width: int) -> list[str]:
+    """The lines of `runs list --sort name` in a terminal of so many columns."""
+    out = StringIO()
+    console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
+    table = table_of_runs(read_runs(sort="name"), partial(fits, console=console))
+    print_tables(console, [table])
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    return [line.rstrip() for line in plain.splitlines()]
+
+
+def test_list_keeps_names_whole_and_leaves_out_columns_in_a_narrow_terminal(root):
+    """A run is one line at 80 columns, and two at 60."""
+    for seed in (1, 2):
+        write_run(root, "small", seed, name=f"{SWEPT}-seed{seed}")
+    head = "run status recipe seed tokens budget best loss age"
+    assert " ".join(listed(120)[0].split()) == head
+    at_80 = listed(80)
+    assert " ".join(at_80[0].split()).startswith("run status tokens best loss")
+    assert at_80[2].startswith(f"{SWEPT}-seed1 finished 102.4K 3.2")
+    assert at_80[3].startswith(f"{SWEPT}-seed2 finished 102.4K 3.2")
+    first, its_values, second, *_ = listed(60)
+    assert (first, second) == (f"{SWEPT}-seed1", f"{SWEPT}-seed2")
+    assert its_values.startswith("  finished, best loss 3.2")
+    assert listed(30)[::2][:2] == [first, second], "a terminal breaks what is wider than it"
+
+
+def test_list_takes_a_beginning_or_a_recipe_as_other_commands_do(root):
+    write_run(root, "small", 1)
+    write_run(root, "small", 11, name="mine")
+    write_run(root, "small-slw", 1)
+    named = {}
+    for name in ("small", "small-s", "small-seed1", "min", "*1"):
+        named[name] = list(read_runs([name], sort="name").name)
+    assert named == {
+        "small": ["mine", "small-seed1"],
+        "small-s": ["small-seed1", "small-slw-seed1"],
+        "small-seed1": ["small-seed1"],
+        "min": ["mine"],
+        "*1": ["small-seed1", "small-slw-seed1"],
+    }
+    assert len(read_runs(["small", "mine", "m*"])) == 2, "each once"
+    assert "no runs called x in" in (out := run("list x").stdout) and "`efftrain runs list`" in out
+
+
+@pytest.mark.parametrize(
+    "seconds, shown", [(59, "59 s"), (3599, "59 min"), (7500, "2 h"), (4 * 86400, "4.0 days")]
+)
+def test_an_age_has_one_unit(seconds, shown):
+    assert format_cell("age_seconds", seconds) == shown
 
 
 def test_a_grown_run_has_its_own_name_and_best_loss(root):
@@ -133,6 +193,8 @@ def test_show_says_everything(root):
     ):
         assert word in out
     assert "marks" not in out
+    # One run needs no letter, and a value that it lacks no line.
+    assert not re.search(r"^ +A *$|^study|-$", out, re.MULTILINE)
     # F43: the parts of the time and what they add up to.
     lines = [" ".join(line.split()) for line in out.splitlines()]
     for part in ("train 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
@@ -140,6 +202,13 @@ def test_show_says_everything(root):
     assert "device cpu" in out and "budget 102.4K" in lines
     with pytest.raises(UsageError, match="did you mean small-seed0"):
         run("show small-seed1")
+
+
+def test_a_run_that_was_not_started_is_at_no_step(root):
+    write_run(root, "small", 0, rows=[])
+    (root / "small-seed0" / "metrics.jsonl").unlink()
+    out = run("show small").stdout
+    assert re.search("^marks +unfinished: not started *$", out, re.MULTILINE)
 
 
 def test_show_reads_the_rows_once(root, monkeypatch):

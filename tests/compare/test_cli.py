@@ -20,6 +20,7 @@ from rich.console import Console
 from typer.testing import Result
 
 from efftrain_cli.compare.comparison import compare, read_valid_runs
+from efftrain_cli.compare.formats import format_number
 from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.picture import Plot, curve, draw_figure, draw_in_terminal, letter
 from efftrain_cli.compare.plots import plots_of
@@ -348,6 +349,36 @@ def drawn(tables: Sequence[Table], width: int) -> list[str]:
 
 def test_a_title_is_text_and_no_markup():
     assert drawn([Table("a [b] c", ("", "x"), (("y", "1"),))], 60)[0] == "a [b] c"
+
+
+def test_a_first_column_wraps_between_words():
+    rows = [("steps with a loss ratio above 1.2, %", "0.00", "0.00")]
+    lines = drawn([Table("", ("", "A", "B"), rows)], 33)
+    assert lines[2:4] == ["steps with a loss ratio 0.00 0.00", "above 1.2, %"]
+
+
+@pytest.mark.parametrize(
+    "mean, unit, axis, sd, text",
+    [
+        (60.22, "", "", 0.512, "60.22 ± 0.51"),
+        (2.1281, "", "seconds", 0.42494, "2.128 s ± 0.42 s"),
+        (7891.0, "", "", 1435.2, "7891 ± 1400"),
+        (6.0652, "nats/token", "", 0.12345, "6.0652 ± 0.1235"),
+        (52.125, "%", "", 3.456, "52.12 ± 3.46"),
+    ],
+)
+def test_a_spread_has_two_digits_or_the_decimals_of_its_unit(mean, unit, axis, sd, text):
+    assert format_number(mean, unit, axis, sd) == text
+
+
+def test_runs_have_a_column_of_marks_only_if_one_is_marked(two):
+    """Their recipes are told by the letters of the other tables."""
+    *_, runs = tables_of(compare(read_valid_runs(select_runs(["small", "small-slw"]))[0]))
+    assert runs.header == ("run", "recipe", "seed", "status", "tokens")
+    assert runs.rows[-1] == ("small-slw-seed2", "B", "2", "finished", "102.4K")
+    write_run(two, "small", 3, events=[{"event": "start"}, {"event": "resume"}])
+    *_, runs = tables_of(compare(read_valid_runs(select_runs(["small"]))[0]))
+    assert runs.rows[-1][-2:] == ("102.4K", "resumed 1 time")
 
 
 @pytest.mark.parametrize("width", [40, 60])

@@ -39,6 +39,14 @@ def test_recipe_differences_are_exactly_the_keys_that_differ(root):
     ]
 
 
+def test_settings_of_a_recipe_are_told_apart_by_their_letters(root):
+    write_run(root, "small", 0, lr=2e-3)
+    write_run(root, "small", 0, lr=1e-3, name="slow")
+    write_run(root, "small-slw", 0, more=SLW)
+    labels = of("small", "small-slw", every_setting=True, baseline="slow").labels
+    assert "different optim.lr: A 0.001, B 0.002, C 0.001" in [label.text for label in labels]
+
+
 @pytest.mark.parametrize(
     ("data", "word"),
     [

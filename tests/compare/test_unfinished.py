@@ -302,3 +302,22 @@ def test_a_run_that_failed_after_the_target_is_the_worst_rank(root):
         curve(root, [6.0, 2.0, 2.0, 2.0], "method", seed, more=SLW, **dead)
     tokens = verdict_of("tokens_to_target", "method", "base", target_loss=3.2)
     assert tokens.exact.wins == 0 and tokens.text == "worse"
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_run_with_fewer_tokens_is_not_stuck(root, dead):
+    """After 12 of the baseline's 100 steps a loss is above the baseline's at 20; a run that
+    diverged has failed."""
+    for seed in range(4):
+        write_run(root, "small", seed)
+        options = {"steps": 12}
+        if dead and seed == 3:
+            options = {"steps": 10, "budget": 12288, "events": DEAD["events"]}
+        write_run(root, "short", seed, more=SLW, **options)
+    comparison = of("small", "short")
+    final = comparison.verdict("final_loss", "short")
+    assert final.why.kind == "not_judged" and "short spent 0.12x the tokens" in final.why.text
+    assert ("got stuck: small 0 of 4 (0 to 60 %), short 1 of 4 (1 to 81 %)" in final.note) == dead
+    assert ("stuck" in answers(comparison).note) == dead
+    # The same noise on both sides: 3 exp(-12 / 40) - 3 exp(-100 / 40).
+    assert final.estimate.mean == pytest.approx(1.9762, abs=1e-4)

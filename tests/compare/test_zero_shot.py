@@ -86,7 +86,7 @@ def test_zero_shot_over_seeds_uses_the_seeds(root):
     # Items speak for two single checkpoints only.
     assert found.items is None and found.items_p is None
     tables = {table.title: table for table in tables_of(of("small", "small-slw"))}
-    assert tables["Zero-shot"].rows[0][1] == "0.3667 ± 0.03333"
+    assert tables["Zero-shot"].rows[0][1] == "0.3667 ± 0.033"
     assert tables[""].rows[0][0] == "final loss"
     assert [row[0] for row in tables["Zero-shot scores"].rows] == ["lambada (p), acc"]
 
