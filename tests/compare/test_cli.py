@@ -115,6 +115,7 @@ def test_report_is_one_small_file_without_network(two):
     assert page.index("B small-slw is better than A small") < page.index("<svg")
     run("small", "small-slw", "--format", "html", "-o", "again.html")
     assert Path("again.html").read_text() == page
+    assert "_<wbr>" in page and ".<wbr>" not in page  # "10.6 GFLOPs" stays whole
     for word in (
         "&lt;script&gt;",
         "small-slw-seed2: finished",
