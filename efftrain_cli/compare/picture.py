@@ -183,14 +183,10 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     for end in plot.ends:
         axes.axvline(end, **thin)
 
-    low, high = plot.low_high
     if "y" in plot.log:
         axes.set_yscale("log")
-        if 0 < high < 10 * low:
-            # Within a decade "1.3" is clearer than a power of ten.
-            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                which(FuncFormatter(lambda value, _: f"{value:.3g}"))
     else:
+        low, high = plot.low_high
         margin = 0.05 * (high - low) or 0.01
         axes.set_ylim(low - margin, high + margin)
     if "x" in plot.log:
@@ -203,10 +199,9 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
-    # Longer lines would be cut at the figure's edge.
-    axes.set_title(textwrap.fill(plot.title, 56), fontsize=11, loc="left")
+    axes.set_title(plot.title, fontsize=11, loc="left")
     axes.set_xlabel(plot.x)
-    axes.set_ylabel(textwrap.fill(plot.y, 44))
+    axes.set_ylabel(plot.y)
     axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
 

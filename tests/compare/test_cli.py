@@ -21,7 +21,7 @@ from typer.testing import Result
 
 from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.groups import Group
-from efftrain_cli.compare.picture import Plot, curve, draw_figure, draw_in_terminal, letter
+from efftrain_cli.compare.picture import Plot, curve, draw_in_terminal, letter
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.compare.show import print_tables
 from efftrain_cli.compare.tables import Table, answers, tables_of
@@ -225,22 +225,6 @@ def test_the_names_of_a_terminal_plot_break_between_words():
     drawn = draw_in_terminal(Plot("probes", "probes", pd.concat(curves), "step", "loss"), 60)
     assert max(map(len, drawn.splitlines())) == 60
     assert " ".join(drawn.splitlines()).endswith(", ".join(labels))
-
-
-def test_a_figure_cuts_no_word_and_counts_plainly_within_a_decade():
-    """Title and label of tune-warmup's probes."""
-    title = "probes; dotted: the end of the learning-rate warmup (step 15), unstable above 1.3"
-    label = "validation perplexity (full length) / its best so far"
-    points = curve(0, "A start 16", [1.0, 2.0], [1.0, 1.8])
-    figure = draw_figure([Plot("probes", title, points, "step", label, log="y")])
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    for text in (axes._left_title, axes.yaxis.label):  # type: ignore[attr-defined]
-        box = text.get_window_extent()
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
-    ticks = [tick.get_text() for tick in axes.get_yticklabels(which="both")]
-    assert {"1", "1.3", "1.8"} <= set(ticks)
 
 
 def test_every_recipe_has_one_letter_in_tables_and_plots(two):
