@@ -337,7 +337,7 @@ def _cells(row: Any) -> tuple[str, ...]:
         str(row.n),
         str(row.product_bits),
         f"{row.mean_over_sd:.3f}{'*' if row.has_mean else ' '}",
-        f"{row.outlier_share:.2%}{'o' if row.outlier_share > MANY else ' '}",
+        f"{row.outlier_share:.2%}{' o' if row.outlier_share > MANY else '  '}",
         str(row.vrr),
         str(row.vrr_chunked),
         _format_bits(row.bits),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.console import human_count, human_flops
 from efftrain_cli.foundation.files import made_beside
 
 if TYPE_CHECKING:
@@ -75,6 +75,12 @@ class Plot:
         values = [*late[["y", "low", "high"]].to_numpy().ravel(), *self.include]
         values += [y for _, _, y in self.crosses]
         return float(np.nanmin(values)), float(np.nanmax(values))
+
+    def tick(self, value: float) -> str:
+        """Format a number of tokens, FLOPs, seconds or steps beside the x axis."""
+        if self.x.startswith("FLOPs"):
+            return human_flops(value).removesuffix("FLOP").strip()
+        return f"{value:.3g}" if abs(value) >= 1e15 else human_count(value, 4)
 
 
 Values = Sequence[float] | np.ndarray
@@ -192,7 +198,7 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log")
     elif not plot.ticks:
         axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plot.tick(value)))
         axes.set_xlim(left=plot.start)
     if plot.ticks:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
@@ -204,11 +210,6 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     axes.set_ylabel(textwrap.fill(plot.y, 40))
     axes.grid(alpha=0.18, linewidth=0.6, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def tick(value: float) -> str:
-    """Format a number of tokens, FLOPs, seconds or steps beside an axis."""
-    return f"{value:.3g}" if abs(value) >= 1e15 else human_count(value, 4)
 
 
 def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> None:
@@ -294,7 +295,9 @@ def draw_in_terminal(plot: Plot, width: int, colour: bool = False) -> str:
 
     plotext.xlim(*ends)
     plotext.ylim(*heights)
-    ticks = plot.ticks or {mark: tick(mark) for mark in MaxNLocator(5).tick_values(left, right)}
+    ticks = plot.ticks or {
+        mark: plot.tick(mark) for mark in MaxNLocator(5).tick_values(left, right)
+    }
     marks = {mark: text for mark, text in ticks.items() if left <= mark <= right}
     plotext.xticks(scale_x(list(marks)).tolist(), list(marks.values()))
     places = np.linspace(heights[0], heights[1], 6)

@@ -64,7 +64,7 @@ def terminal_plots(comparison: Comparison) -> list[Plot]:
 def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
     """Plot the mean validation loss over the seeds, with a band from the lowest to the highest.
 
-    At each cost the seeds that reached it count.
+    The curve ends where the first finished run does: with fewer seeds the mean would jump.
 
     Args:
         axis: tokens, flops or seconds.
@@ -77,6 +77,9 @@ def loss_plot(comparison: Comparison, axis: str, late: bool = False) -> Plot:
         if not runs:
             continue
         grid = _thin([run.evaluated[axis] for run in runs])
+        finished = [run for run in runs if run.status == "finished"]
+        end = min((run.evaluated[axis][-1] for run in finished), default=grid[-1])
+        grid = np.append(grid[grid < end], end)
         losses = _losses_at(grid, runs, axis)
         label = _label(comparison, group)
         if len(runs) > 1:

@@ -205,7 +205,7 @@ class TrialRunner:
             already = f"{len(self._ends)} of {len(trials)} trained already"
             self._progress(f"{title or 'sweep'}, {already}")
         elif self._waiting and title:
-            self._progress(f"{title}, {counted(len(trials), 'run')}")
+            self._progress(f"{title}, {counted(len(trials), 'run')}; time left is for these")
         with self._signals():
             try:
                 self._work()

@@ -95,6 +95,7 @@ def test_formats_agree(two):
 def test_latex_escapes(two):
     out = run("small", "small-slw", "--format", "latex").stdout
     assert r"seq\_len\_warmup.start" in out and r"95 \%" in out and "±" not in out
+    assert r"\caption{}" not in out
 
 
 def test_report_is_one_small_file_without_network(two):
@@ -116,6 +117,7 @@ def test_report_is_one_small_file_without_network(two):
     assert page.index("B small-slw is better than A small") < page.index("<svg")
     run("small", "small-slw", "--format", "html", "-o", "again.html")
     assert Path("again.html").read_text() == page
+    assert "_<wbr>" in page and ".<wbr>" not in page  # "10.6 GFLOPs" stays whole
     for word in (
         "&lt;script&gt;",
         "small-slw-seed2: finished",
@@ -188,6 +190,29 @@ def test_the_figure_of_differences_ends_where_the_shorter_run_does(two):
     plot = next(plot for plot in plots_of(comparison) if plot.name == "difference")
     start, last = plot.curves.itertuples()
     assert (start.y, last.y) == pytest.approx((0.0, 3.0))
+
+
+def test_a_mean_curve_ends_where_its_first_finished_run_does(two):
+    """Seeds at 3 and 5 nats, a step in 0.1 and in 0.2 s: 4 until the first ends after 10 s, never 5
+    alone. The third, which diverged after 6 s, cuts nothing."""
+    for seed, loss, seconds in ((0, 3.0, 0.1), (1, 5.0, 0.2)):
+        rows = [
+            at(row, loss) | {"train_seconds": row["step"] * seconds} for row in rows_of(100, seed)
+        ]
+        write_run(two, "flat", seed, rows=rows)
+    rows = [at(row, 4.0) | {"train_seconds": row["step"] * 0.2} for row in rows_of(30, 2)]
+    write_run(two, "flat", 2, rows=rows, **DEAD)
+    comparison = compare(read_valid_runs([*two.glob("flat-*")])[0])
+    plot = next(plot for plot in plots_of(comparison) if plot.name == "loss-seconds")
+    assert set(plot.curves.y) == {4.0}
+    assert plot.curves.x.max() == pytest.approx(10.0)
+
+
+def test_the_axis_of_flops_counts_as_the_tables_do(two):
+    comparison = compare(read_valid_runs([two / "small-seed0"])[0])
+    plots = {plot.name: plot for plot in plots_of(comparison)}
+    assert [plots["loss-flops"].tick(flops) for flops in (0, 2.5e9, 5e18)] == ["0", "2.5 G", "5 E"]
+    assert plots["loss-tokens"].tick(2.5e9) == "2.5B"
 
 
 def at(row: dict[str, Any], loss: float) -> dict[str, Any]:

@@ -104,6 +104,14 @@ def test_a_stopped_sweep_continues_without_training_anything_twice(folder):
     assert third.calls == []
 
 
+def test_a_phase_says_that_later_ones_are_not_in_its_time(folder):
+    trials = plain(0, 1)
+    lines: list[str] = []
+    trainer = TrialRunner(folder / "state", say=lines.append, launch=Pretrain(trials))
+    trainer.train(trials, "tuning")
+    assert lines[0] == "tuning, 2 runs; time left is for these"
+
+
 def test_a_run_that_ended_is_counted_among_all(folder):
     """Two of three are left; the stubs take no time."""
     trials = [*both(0), *plain(1)]
