@@ -64,7 +64,7 @@ def import_hf(
     for override in overrides:
         if override.startswith(("model.", "data.tokenizer", "stages")):
             raise UsageError(
-                f"--set {override}: model and tokenizer come from {directory}; leave it out"
+                f"--set {override}: model and tokenizer come from {directory}\n  leave it out"
             )
     tokenizer = load_tokenizer(directory)
     names_text = text_is_meant or any(
@@ -95,7 +95,8 @@ def import_hf(
     )
     if recipe.stages:
         raise UsageError(
-            f"recipe {recipe_name} has stages, which say how large the model is; choose one without"
+            f"recipe {recipe_name} has stages, which say how large the model is\n"
+            "  choose one without"
         )
     assert (
         model_config(recipe, tokenizer.vocab_size).padded_vocab_size
@@ -129,7 +130,8 @@ def _local_copy(directory: Path) -> Path:
     named = hub.MODEL_NAME.fullmatch(str(directory))
     if named is None or directory.exists():
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote,"
+            f"{directory} is not a directory\n"
+            "  name one that transformers' save_pretrained wrote,"
             " or a model of the Hub, as openai-community/gpt2"
         )
     import huggingface_hub

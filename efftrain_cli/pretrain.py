@@ -303,7 +303,7 @@ def _without_trace() -> Iterator[None]:
 
     def stopped() -> str:
         when = "while data and model were prepared: no step was trained"
-        return f"stopped by {stop_reason()} {when}; give the same command again"
+        return f"stopped by {stop_reason()} {when}\n  give the same command again"
 
     try:
         with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):

@@ -235,8 +235,8 @@ def check_tally(tally: Tally, data: Data) -> None:
         if tally.documents[side] == 0:
             raise DataError(
                 f"no text is left for {wanted};"
-                f" the other side has {counted(tally.documents[other], 'document')}."
-                " Give more documents, or name validation text in data.valid,"
+                f" the other side has {counted(tally.documents[other], 'document')}\n"
+                "  give more documents, or name validation text in data.valid,"
                 f" or change data.valid_fraction ({data.valid_fraction:g})"
             )
 

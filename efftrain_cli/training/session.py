@@ -86,11 +86,11 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
+        raise UsageError(f"there is no device {name!r}\n  give auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device;"
-            " use --device cpu"
+            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device\n"
+            "  use --device cpu"
         )
     if device.type == "cuda" and device.index is not None:
         count = torch.cuda.device_count()
@@ -100,7 +100,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
                 existing = "there is only cuda:0"
             hidden = "CUDA_VISIBLE_DEVICES may hide others"
             raise UsageError(
-                f"--device {name}: {existing}; {hidden}. Use --device cuda for the first"
+                f"--device {name}: {existing}; {hidden}\n  use --device cuda for the first"
             )
         # Allocations, timers and compilation without a named device then use this one.
         torch.cuda.set_device(device)
