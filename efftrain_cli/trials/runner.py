@@ -290,8 +290,7 @@ class TrialRunner:
         result = status
         if status == "finished" and loss is not None:
             result = f"val loss {loss:.4f}"
-        number = list(self._tokens).index(name) + 1
-        line = f"[{number}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
+        line = f"[{len(self._ends)}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
         self._line(line + self._eta())
 
     def _eta(self) -> str:
