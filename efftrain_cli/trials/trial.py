@@ -225,7 +225,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
         values = flat_values(recipe_of(trial))
         deciding = {key: values.get(key) for key in VALIDATED_ON}
         # Without a validation text of its own, validation is cut from the training text.
-        cut = (values.get("data.train"), values.get("data.valid_fraction"))
+        cut = f"{values.get('data.valid_fraction')} of {values.get('data.train')}"
         deciding["the validation text"] = values.get("data.valid") or cut
         for key, value in deciding.items():
             arms = decided.setdefault(key, {}).setdefault(str(value), [])
