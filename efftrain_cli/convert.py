@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import from_hf_config, read_hf, read_hf_config
 from efftrain_cli.plan.plan import model_config
@@ -82,10 +82,9 @@ def import_hf(
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is
         # a multiple of.
         multiple = rows
-        print(
+        say(
             f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens"
-            " of the tokenizer; they are kept as padding and get no probability",
-            file=sys.stderr,
+            " of the tokenizer; they are kept as padding and get no probability"
         )
     model = read_hf(directory, vocab_multiple=multiple)
     target = (run_path(name) / "tokenizer.json").absolute()

@@ -290,11 +290,10 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
             f" of run {trained.run.name!r} has {positions} positions\n  give 2 to {positions}"
         )
     if length < positions and config.context_length is None and ranks.rank == 0:
-        print(
+        say(
             f"warning: up to step {trained.progress.step} this run"
             f" has trained on sequences of at most {length} of its {positions} positions;"
-            f" evaluating with {length}, because the others' embeddings are untrained",
-            file=sys.stderr,
+            f" evaluating with {length}, because the others' embeddings are untrained"
         )
     return Evaluator(
         model=model,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.foundation.console import listed, printable
+from efftrain_cli.foundation.console import listed, printable, say
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     DiskError,
@@ -126,10 +125,9 @@ def newest_checkpoint(run: Run) -> Path | None:
     for path in sorted(run.path.glob("checkpoints/*")):
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
-            print(
+            say(
                 f"warning: {printable(str(path))} is not named like a checkpoint"
-                " (step-00000000); ignored",
-                file=sys.stderr,
+                " (step-00000000); ignored"
             )
     newest, passed_over = newest_sound(paths)
     for path, error in passed_over:
@@ -166,7 +164,7 @@ def newest_sound(
             raise
         except CheckpointError as error:
             passed_over.append((path, error))
-            print(f"warning: {error}; trying the one before", file=sys.stderr)
+            say(f"warning: {error}; trying the one before")
     return None, passed_over
 
 
@@ -365,7 +363,7 @@ def new_differences(
             " (the difference is recorded), or start a new run"
         )
     if fresh:
-        print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
+        say(f"warning: continuing although {what}: {_described(fresh)}")
     return fresh
 
 

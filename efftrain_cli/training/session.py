@@ -22,7 +22,7 @@ from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import counted, human_count, make_console, printable
+from efftrain_cli.foundation.console import counted, human_count, make_console, printable, say
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
@@ -255,7 +255,7 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
     if not changed:
         return now
     meaning = note_on_change(session.recipe, list(changed))
-    print(f"note: continued with {', '.join(changed.values())}: {meaning}", file=sys.stderr)
+    say(f"note: continued with {', '.join(changed.values())}: {meaning}")
     return {**now, "changed": list(changed.values())}
 
 
