@@ -105,7 +105,8 @@ class HubReader:
                 if self.text_field not in record:
                     raise DataError(
                         f"dataset {source.name!r}: no field {self.text_field!r};"
-                        f" it has {', '.join(map(repr, record))} (data.text_field names the field)"
+                        f" it has {', '.join(map(repr, record))}\n"
+                        "  name the field of the text: --set data.text_field=FIELD"
                     )
                 text = record[self.text_field]
                 if problem := problem_of(text, self.text_field):

@@ -249,14 +249,14 @@ def check_findings(findings: dict[str, Any], data: Data) -> None:
         problems.append(
             f"the validation text holds {counted(findings['overlap'], 'training document')} word"
             " for word, so validation would measure memory:"
-            f" {'; '.join(findings['overlap_examples'])}."
-            " Remove them from one side, or set data.allow_overlap = true"
+            f" {'; '.join(findings['overlap_examples'])}\n"
+            "  remove them from one side, or set data.allow_overlap = true"
         )
     if findings["skipped"] and data.on_bad_document == "error":
         problems.append(
             f"{counted(findings['skipped'], 'document')} that cannot be read:"
-            f" {'; '.join(findings['skipped_examples'])}."
-            ' Repair or remove them, or set data.on_bad_document = "skip"'
+            f" {'; '.join(findings['skipped_examples'])}\n"
+            '  repair or remove them, or set data.on_bad_document = "skip"'
         )
     if problems:
         raise DataError("\n".join(problems))

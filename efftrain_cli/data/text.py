@@ -102,7 +102,7 @@ class BadDocuments:
         where = printable(where)
         if self.policy == "error":
             raise DataError(
-                f'{where}: {what}. Repair or remove it, or set data.on_bad_document = "skip" '
+                f'{where}: {what}\n  repair or remove it, or set data.on_bad_document = "skip" '
                 f"(at most {SKIPPED_SHARE:.1%} of the documents may be skipped)"
             )
         self.skipped += 1
@@ -288,7 +288,7 @@ def _hub_dataset(entry: str, path: Path, purpose: Side, data: Data) -> HubDatase
     if named is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:
         if "," in entry:
             several = ", ".join(f'"{part.strip()}"' for part in entry.split(","))
-            raise DataError(f"no such file; several are written as a list: [{several}]")
+            raise DataError(f"no such file\n  several are written as a list: [{several}]")
         raise DataError(
             f"no such file or folder (looked in {Path.cwd()})\n"
             f'  name files, folders or globs of {_KINDS}, a Hub dataset "owner/name", or "stdlib"'
@@ -306,7 +306,7 @@ def _check_no_splits(path: Path) -> None:
             f"the folder has {', '.join(folder.name for folder in held_out)} beside train,"
             " and would be read as one text\n"
             f'  set data.train = "{path / "train"}" and data.valid = "{held_out[0]}";'
-            f' or, to read all of it as before, data.train = "{path}/**/*"'
+            f' or, to read all of it as one text, data.train = "{path}/**/*"'
         )
 
 

@@ -150,7 +150,7 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache, stories):
         DataError,
         match=(
             r"^1 document that cannot be read: .*stories\.jsonl:2001, byte 153428:"
-            r" .*on_bad_document"
+            r" .*\n  repair .*on_bad_document"
         ),
     ):
         prepare(data(stories))
