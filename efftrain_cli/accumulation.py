@@ -292,7 +292,8 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     )
     yield ""
     head = "layer|role|n|m_p|mean/sd|beyond 6 sd|VRR|VRR c64|bits|bits c64|cheapest"
-    yield from table_lines(tuple(head.split("|")), [_cells(row) for row in needs.itertuples()])
+    rows = [_cells(row) for row in needs.itertuples()]
+    yield from table_lines(tuple(head.split("|")), rows, ("m_p", "mean/sd", "beyond 6 sd"))
     yield ""
     yield (
         "n: products in a sum; m_p: mantissa bits of a product;"

@@ -99,8 +99,8 @@ def check_machine(groups: Sequence[Group], device: torch.device) -> None:
     """
     if len(groups) < 2:
         raise UsageError(
-            "calibrate times recipes side by side: name finished runs of two or more;"
-            " `efftrain runs list` shows them"
+            "calibrate times two recipes or more side by side\n"
+            "  name finished runs of each; `efftrain runs list` shows them"
         )
     runs = runs_of(groups)
     reason = why_seconds_differ(runs)

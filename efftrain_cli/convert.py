@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from efftrain_cli.data import hub
 from efftrain_cli.data.tokenizer import Tokenizer, load_tokenizer
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import CheckpointError, DataError, UsageError
 from efftrain_cli.model.hf import from_hf_config, read_hf, read_hf_config
 from efftrain_cli.plan.plan import model_config
@@ -64,7 +64,7 @@ def import_hf(
     for override in overrides:
         if override.startswith(("model.", "data.tokenizer", "stages")):
             raise UsageError(
-                f"--set {override}: model and tokenizer come from {directory}; leave it out"
+                f"--set {override}: model and tokenizer come from {directory}\n  leave it out"
             )
     tokenizer = load_tokenizer(directory)
     names_text = text_is_meant or any(
@@ -82,10 +82,9 @@ def import_hf(
         # Rows beyond the tokenizer's are padding to us; the matrix keeps its size, whatever that is
         # a multiple of.
         multiple = rows
-        print(
+        say(
             f"warning: {rows - tokenizer.vocab_size} of the embedding's {rows} rows are not tokens"
-            " of the tokenizer; they are kept as padding and get no probability",
-            file=sys.stderr,
+            " of the tokenizer; they are kept as padding and get no probability"
         )
     model = read_hf(directory, vocab_multiple=multiple)
     target = (run_path(name) / "tokenizer.json").absolute()
@@ -95,7 +94,8 @@ def import_hf(
     )
     if recipe.stages:
         raise UsageError(
-            f"recipe {recipe_name} has stages, which say how large the model is; choose one without"
+            f"recipe {recipe_name} has stages, which say how large the model is\n"
+            "  choose one without"
         )
     assert (
         model_config(recipe, tokenizer.vocab_size).padded_vocab_size
@@ -129,7 +129,8 @@ def _local_copy(directory: Path) -> Path:
     named = hub.MODEL_NAME.fullmatch(str(directory))
     if named is None or directory.exists():
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote,"
+            f"{directory} is not a directory\n"
+            "  name one that transformers' save_pretrained wrote,"
             " or a model of the Hub, as openai-community/gpt2"
         )
     import huggingface_hub

@@ -220,7 +220,7 @@ def _check_tasks(name: str, config: EvalConfig) -> tuple[list[str], bool]:
         if run is None:
             raise UsageError(
                 f"{name} is an exported directory, and offline tasks are made from a run's"
-                " validation documents: name others with --tasks (`--tasks gpt2`, or --data-dir)"
+                " validation documents\n  name others with --tasks (`--tasks gpt2`, or --data-dir)"
             )
         if imported_without_text(run):
             raise UsageError(
@@ -287,14 +287,13 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
     if not 2 <= length <= positions:
         raise UsageError(
             f"--context-length {length}: the model"
-            f" of run {trained.run.name!r} has {positions} positions; give 2 to {positions}"
+            f" of run {trained.run.name!r} has {positions} positions\n  give 2 to {positions}"
         )
     if length < positions and config.context_length is None and ranks.rank == 0:
-        print(
+        say(
             f"warning: up to step {trained.progress.step} this run"
             f" has trained on sequences of at most {length} of its {positions} positions;"
-            f" evaluating with {length}, because the others' embeddings are untrained",
-            file=sys.stderr,
+            f" evaluating with {length}, because the others' embeddings are untrained"
         )
     return Evaluator(
         model=model,
@@ -347,8 +346,8 @@ def validation_documents(trained: TrainedModel) -> list[str]:
     if other:
         raise DataError(
             f"the data of run {trained.run.name!r} now gives another {other} than the run has;"
-            " its validation documents are not those it was trained beside."
-            " Restore the text, or name tasks with --tasks and --data-dir instead"
+            " its validation documents are not those it was trained beside\n"
+            "  restore the text, or name tasks with --tasks and --data-dir instead"
         )
     tokens = corpus.valid.read([0], min(OFFLINE_TOKENS, corpus.valid.tokens))[0]
     parts = np.split(tokens, np.flatnonzero(tokens == corpus.eot_id))

@@ -3,7 +3,6 @@ killed and continued."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +21,9 @@ from efftrain_cli.foundation.console import (
     human_perplexity,
     human_seconds,
     make_console,
+    print_folded,
     print_labelled,
+    say,
     steady_output,
 )
 from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
@@ -166,7 +167,7 @@ def resume(
 
             plan = _plan(session, state.progress, steps)
             if plan.steps == state.progress.step and not _lacks_evaluation(run, state.progress):
-                print(_nothing_left(run, state.progress, recipe, steps))
+                print_folded(_nothing_left(run, state.progress, recipe, steps))
                 release_workers(ranks)
                 return run.path
             _show_rate(run, state.progress, written, recipe)
@@ -199,7 +200,7 @@ def _begin_segment(
     beginning."""
     reason = checkpoints.drop_in_flight(run, state, written, session.recipe)
     if reason is not None:
-        print(f"warning: {reason}", file=sys.stderr)
+        say(f"warning: {reason}")
     checkpoints.record_first_data(run, origin_of(session, run.name)["data"])
     run.report_gaps(state.progress.step)
     segment = run.next_segment(-1 if checkpoint is None else state.progress.segment)
@@ -269,8 +270,8 @@ def _nothing_left(run: Run, progress: Progress, recipe: Recipe, steps: int | Non
     return (
         f"nothing to train: run {run.name} has used its budget of {recipe.train.tokens:,} tokens,"
         f" after step {progress.step:,}\n"
-        "  to train longer:"
-        f" efftrain pretrain --resume {run.name} --set train.tokens=N   (N tokens in all)"
+        "  to train to N tokens in all:"
+        f" `efftrain pretrain --resume {run.name} --set train.tokens=N`"
     )
 
 
@@ -304,10 +305,10 @@ def _without_trace() -> Iterator[None]:
 
     def stopped() -> str:
         when = "while data and model were prepared: no step was trained"
-        return f"stopped by {stop_reason()} {when}; give the same command again"
+        return f"stopped by {stop_reason()} {when}\n  give the same command again"
 
     try:
-        with rescued_by(lambda: print(stopped(), file=sys.stderr)), interruptible(rescuable=True):
+        with rescued_by(lambda: say(stopped())), interruptible(rescuable=True):
             yield
     except Stop:
         raise StoppedError(stopped()) from None
@@ -352,8 +353,9 @@ def _train(
                         rewound = rewind(run, state, session) if rewinding else None
                         if rewound is None:
                             raise
-                        where = f"step {rewound.progress.step}; the batches up to there are skipped"
-                        screen.say(f"{error}\nrewound to {where}")
+                        where = f"step {rewound.progress.step}; the batches since are skipped"
+                        fault = str(error).partition("\n")[0]
+                        screen.say(f"{fault}\nrewound to {where}")
                         state = rewound
                         devices.rewind()
                         start_workers(run.path, state, session, until, attempt)
@@ -449,9 +451,9 @@ def show_header(
     if mix:
         of_each = ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
         lines.append(f"           of each source: {of_each}")
-    lines.append(
-        f"compute    {human_flops(plan.flops - before.flops)}s on {_describe_place(session)}"
-    )
+    whole = f" of {human_flops(plan.flops)}s" if before.step else ""
+    left = human_flops(plan.flops - before.flops)
+    lines.append(f"compute    {left}s{whole} on {_describe_place(session)}")
     on_disk = human_bytes(checkpoint_bytes(recipe, config))
     lines.append(f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {on_disk}")
     print_labelled(console, lines)

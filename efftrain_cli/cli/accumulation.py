@@ -107,7 +107,7 @@ def accumulation(
     if out is None:
         folder /= f"step-{analysis.step:08d}"
     for path in save(analysis, folder, error):
-        print(f"written: {path}")
+        print_folded(f"written: {path}")
 
 
 def _predict(

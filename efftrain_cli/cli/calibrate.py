@@ -45,7 +45,7 @@ def calibrate(
     from efftrain_cli.compare.calibrated import describe_seconds, with_calibration
     from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.groups import finished_runs, group_runs, runs_of
-    from efftrain_cli.foundation.console import counted, human_seconds, say
+    from efftrain_cli.foundation.console import counted, human_seconds, print_folded, say
     from efftrain_cli.run.calibrations import write_calibration
     from efftrain_cli.training.session import choose_device
 
@@ -69,4 +69,4 @@ def calibrate(
     file = write_calibration(calibration)
     base, *others = with_calibration(groups, [calibration])
     lines = [describe_seconds(base, group) for group in others]
-    print("\n".join([*filter(None, lines), f"saved      {file}"]))
+    print_folded("\n".join([*filter(None, lines), f"saved      {file}"]))

@@ -36,7 +36,5 @@ def export(
     directory = out or Path(f"{run}-hf")
     trained = export_run(run, checkpoint, directory)
     print(f"{directory}: step {trained.progress.step} of run {run}")
-    print(
-        f'  AutoModelForCausalLM.from_pretrained("{directory}"),'
-        f' AutoTokenizer.from_pretrained("{directory}")'
-    )
+    print(f'  AutoModelForCausalLM.from_pretrained("{directory}")')
+    print(f'  AutoTokenizer.from_pretrained("{directory}")')

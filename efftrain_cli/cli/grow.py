@@ -115,7 +115,7 @@ def grow(
     if plan:
         if run is not None:
             raise UsageError(
-                f"--plan grows nothing: leave out {run!r}, or give it as --small {run}"
+                f"--plan grows nothing\n  leave out {run!r}, or give it as --small {run}"
             )
         if small is not None:
             _plan_by_curves(operators, small, target, threshold, window | 1)
@@ -182,8 +182,8 @@ def _plan_by_law(
             raise UsageError(f"--target-size: {error}") from None
     if fit and batch == "varying":
         raise UsageError(
-            "--batch varying needs the critical batch, which runs of one batch size do not show:"
-            " leave out one of the two"
+            "--batch varying needs the critical batch, which runs of one batch size do not show\n"
+            "  leave out --batch or --fit"
         )
     law = KAPLAN
     fitted = None

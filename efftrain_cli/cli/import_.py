@@ -53,7 +53,8 @@ def import_(
     folder = Path(directory)
     if not folder.is_dir() and MODEL_NAME.fullmatch(directory) is None:
         raise UsageError(
-            f"{directory} is not a directory; name one that transformers' save_pretrained wrote,"
+            f"{directory} is not a directory\n"
+            "  name one that transformers' save_pretrained wrote,"
             " or a model of the Hub as owner/name"
         )
     from efftrain_cli.convert import import_hf

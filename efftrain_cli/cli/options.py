@@ -102,8 +102,8 @@ TakeOver = Annotated[
 def _checked_loss(value: float | None) -> float | None:
     if value is not None and not 0 < value < math.inf:
         raise UsageError(
-            f"--target-loss {value:g}: a loss is a positive number of nats per token;"
-            " give one such as 3.5"
+            f"--target-loss {value:g}: a loss is a positive number of nats per token\n"
+            "  give one such as 3.5"
         )
     return value
 

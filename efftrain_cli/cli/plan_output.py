@@ -56,10 +56,12 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
         return
     rows = []
     for reason, plan, after in points:
-        shape = (str(plan.seq_len), str(plan.batch_size), f"{plan.batch_size * plan.seq_len:,}")
-        rows.append((f"{plan.step:,}", f"{after.tokens:,}", *shape, f"{plan.lr:.3g}", reason))
+        counts = (after.tokens, plan.seq_len, plan.batch_size, plan.batch_size * plan.seq_len)
+        sizes = [f"{count:,}" for count in (plan.step, *counts)]
+        rows.append((*sizes, f"{plan.lr:.3g}", reason))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    table = table_lines(("step", "tokens", "seq_len", "batch", "tokens/step", "lr", ""), rows)
+    header = ("step", "tokens", "seq_len", "batch", "tokens/step", "lr", "")
+    table = table_lines(header, rows, ("tokens/step",))
     if left_out:
         table.append(f"... {counted(left_out, 'more change')}; every step: --format csv")
     print("\n".join([*table, ""]))

@@ -110,7 +110,8 @@ def pretrain(
     """
     if format_ is not None and not plan:
         raise UsageError(
-            f"--format {format_} only applies to a printed plan: add --plan, or leave --format out"
+            f"--format {format_} only applies to a printed plan\n"
+            "  add --plan, or leave --format out"
         )
     if bandwidth is None and (nodes > 1 or (plan and devices is not None and devices > 1)):
         raise UsageError(
@@ -138,8 +139,8 @@ def pretrain(
         given = {"--recipe": recipe, "--name": name, "--seed": seed, "--plan": plan or None}
         if forbidden := [option for option, value in given.items() if value is not None]:
             raise UsageError(
-                f"--resume {resume} continues the run"
-                f" with its own recipe; leave out {', '.join(forbidden)}"
+                f"--resume {resume} continues the run with its own recipe\n"
+                f"  leave out {', '.join(forbidden)}"
             )
         from efftrain_cli.run.lock import take_lock
         from efftrain_cli.run.names import find_run
@@ -162,7 +163,9 @@ def pretrain(
         )
         return
     if override_resume:
-        raise UsageError("--override-resume only works with --resume RUN")
+        raise UsageError(
+            "--override-resume only works with --resume\n  add --resume RUN, or leave it out"
+        )
     if recipe is None:
         raise UsageError(
             "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all) or"

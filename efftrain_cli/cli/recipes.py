@@ -77,6 +77,7 @@ def new_recipe(
     """Write a recipe to begin with, commented, for your own text."""
     from efftrain_cli.foundation.files import write_whole
     from efftrain_cli.recipe.draft import is_path, shown_path
+    from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.starter import starter
 
     path = Path("recipes") / f"{name}.toml"
@@ -92,9 +93,12 @@ def new_recipe(
     overrides = list(set_ or [])
     keys = {override.partition("=")[0].strip() for override in overrides}
     needs_text = keys.isdisjoint({"data.train", "data.sources"})
+    # A base of one's own, on a text that is here, keeps its text: the two can be compared.
+    keeps_text = needs_text and Path(str(load_recipe(base).data.train)).exists()
+    needs_text = needs_text and not keeps_text
     if needs_text:
         overrides.append('data.train="my.txt"')
-    if "data.valid_fraction" not in keys:
+    if "data.valid_fraction" not in keys and not keeps_text:
         # A hundredth of a small text, the default, is too little to validate on.
         overrides.append("data.valid_fraction=0.05")
     text = starter(name, base, overrides)

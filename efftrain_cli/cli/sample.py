@@ -59,7 +59,7 @@ def sample(
     from efftrain_cli.run.names import find_run
 
     if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise UsageError("--prompt holds bytes that are not UTF-8 text: give it as UTF-8")
+        raise UsageError("--prompt holds bytes that are not UTF-8 text\n  give it as UTF-8")
     if temperature != 0 and not 0.001 <= temperature <= 1000:
         raise UsageError(
             f"--temperature {temperature:g} cannot be sampled with\n"
@@ -67,7 +67,8 @@ def sample(
         )
     if top_p is not None and not 0 < top_p <= 1:
         raise UsageError(
-            f"--top-p {top_p:g}: give a probability above 0 and at most 1, such as 0.9"
+            f"--top-p {top_p:g} is no share of the probability\n"
+            "  give a number above 0 and at most 1, such as 0.9"
         )
     run = find_run(run).name  # before PyTorch is imported, which takes seconds
     from efftrain_cli.model.generate import Sampling

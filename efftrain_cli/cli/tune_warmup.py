@@ -106,7 +106,7 @@ def tune_warmup(
     if seed is not None:
         overrides.append(f"seed={seed}")
     if seed is not None and seeds is not None:
-        raise UsageError("--seed and --seeds exclude each other: give only --seeds")
+        raise UsageError("--seed and --seeds exclude each other\n  give only --seeds")
     loaded = load_recipe(recipe, overrides)
     search = Search(
         recipe=loaded,
@@ -119,7 +119,8 @@ def tune_warmup(
     )
     if format_ is not None and not plan:
         raise UsageError(
-            f"--format {format_} only applies to a printed plan: add --plan, or leave --format out"
+            f"--format {format_} only applies to a printed plan\n"
+            "  add --plan, or leave --format out"
         )
     if format_ == "json":
         import json
@@ -167,5 +168,6 @@ def parse_budget(text: str, tokens: int) -> int:
     except ValueError:
         pass
     raise UsageError(
-        f"--budget {text!r}: write a share of a full run, such as 10%, or tokens, such as 500M"
+        f"--budget {text!r} is no number of tokens\n"
+        "  give a share of a full run, such as 10%, or tokens, such as 500M"
     )

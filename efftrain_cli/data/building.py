@@ -168,8 +168,9 @@ class Building:
         if needed > free:
             raise DiskError(
                 f"the disk of the cache {self.folder.parent} has too little room:"
-                f" about {needed:,} bytes needed, {free:,} bytes free. Make room,"
-                " set EFFTRAIN_CACHE to a folder on another disk, or lower data.max_tokens"
+                f" about {needed:,} bytes needed, {free:,} bytes free\n"
+                "  make room, set EFFTRAIN_CACHE to a folder on another disk,"
+                " or lower data.max_tokens"
             )
         if needed > 1 << 28:
             self.tell(

@@ -45,8 +45,8 @@ def disk_errors(folder: Path, needed: int | None = None) -> Iterator[None]:
             need = "an unknown number of" if needed is None else f"about {needed:,}"
             raise DiskError(
                 f"the disk of the cache {folder} is full:"
-                f" {need} bytes needed, {free_bytes(folder):,} bytes free."
-                " Make room, or set EFFTRAIN_CACHE to a folder on another disk"
+                f" {need} bytes needed, {free_bytes(folder):,} bytes free\n"
+                "  make room, or set EFFTRAIN_CACHE to a folder on another disk"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise UsageError(

@@ -322,8 +322,8 @@ def _declared_bytes(metadata: Any, column_name: str) -> int:
 def _require_column(path: Path, name: str, columns: list[str]) -> None:
     if name not in columns:
         raise DataError(
-            f"{path}: no column {name!r}; it"
-            f" has {_names(columns)} (data.text_field names the column)"
+            f"{path}: no column {name!r}; it has {_names(columns)}\n"
+            "  name the column of the text: --set data.text_field=COLUMN"
         )
 
 

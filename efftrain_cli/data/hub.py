@@ -105,7 +105,8 @@ class HubReader:
                 if self.text_field not in record:
                     raise DataError(
                         f"dataset {source.name!r}: no field {self.text_field!r};"
-                        f" it has {', '.join(map(repr, record))} (data.text_field names the field)"
+                        f" it has {', '.join(map(repr, record))}\n"
+                        "  name the field of the text: --set data.text_field=FIELD"
                     )
                 text = record[self.text_field]
                 if problem := problem_of(text, self.text_field):
@@ -122,14 +123,15 @@ class HubReader:
                 raise DataError(
                     f"data.{source.purpose} = {source.name!r} is neither a file nor a folder here,"
                     f" the Hugging Face Hub cannot be asked ({reason}),"
-                    f" and the Hub's caches have no {copy}."
-                    f" Connect, or name local files, or use data.{source.purpose}=stdlib"
+                    f" and the Hub's caches have no {copy}\n"
+                    f"  connect, or name local files, or use data.{source.purpose}=stdlib"
                 ) from error
             summary = " ".join(str(error).split())[:400]
             raise DataError(
                 f"dataset {source.name!r}, after {self._row:,} rows: {type(error).__name__}:"
-                f' {summary}. Write "owner/name/config" where a dataset has several configurations;'
-                " data.split names a split. The same command goes on where this one stopped"
+                f" {summary}\n"
+                '  write "owner/name/config" if a dataset has several configurations;'
+                " data.split names a split\n  the same command goes on where this one stopped"
             ) from error
 
 

@@ -235,8 +235,8 @@ def check_tally(tally: Tally, data: Data) -> None:
         if tally.documents[side] == 0:
             raise DataError(
                 f"no text is left for {wanted};"
-                f" the other side has {counted(tally.documents[other], 'document')}."
-                " Give more documents, or name validation text in data.valid,"
+                f" the other side has {counted(tally.documents[other], 'document')}\n"
+                "  give more documents, or name validation text in data.valid,"
                 f" or change data.valid_fraction ({data.valid_fraction:g})"
             )
 
@@ -249,14 +249,14 @@ def check_findings(findings: dict[str, Any], data: Data) -> None:
         problems.append(
             f"the validation text holds {counted(findings['overlap'], 'training document')} word"
             " for word, so validation would measure memory:"
-            f" {'; '.join(findings['overlap_examples'])}."
-            " Remove them from one side, or set data.allow_overlap = true"
+            f" {'; '.join(findings['overlap_examples'])}\n"
+            "  remove them from one side, or set data.allow_overlap = true"
         )
     if findings["skipped"] and data.on_bad_document == "error":
         problems.append(
             f"{counted(findings['skipped'], 'document')} that cannot be read:"
-            f" {'; '.join(findings['skipped_examples'])}."
-            ' Repair or remove them, or set data.on_bad_document = "skip"'
+            f" {'; '.join(findings['skipped_examples'])}\n"
+            '  repair or remove them, or set data.on_bad_document = "skip"'
         )
     if problems:
         raise DataError("\n".join(problems))

@@ -102,7 +102,7 @@ class BadDocuments:
         where = printable(where)
         if self.policy == "error":
             raise DataError(
-                f'{where}: {what}. Repair or remove it, or set data.on_bad_document = "skip" '
+                f'{where}: {what}\n  repair or remove it, or set data.on_bad_document = "skip" '
                 f"(at most {SKIPPED_SHARE:.1%} of the documents may be skipped)"
             )
         self.skipped += 1
@@ -275,8 +275,8 @@ def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         paths = sorted(folder.rglob("*"))
     except OSError as error:
         raise DataError(
-            f"{error.filename} cannot be listed: {error.strerror}."
-            " Give a folder that nothing else changes meanwhile, or a glob of files"
+            f"{error.filename} cannot be listed: {error.strerror}\n"
+            "  give a folder that nothing else changes meanwhile, or a glob of files"
         ) from None
     hidden = dict.fromkeys(path for path in paths if "/." in f"/{path.relative_to(folder)}")
     return [path for path in paths if path not in hidden], list(hidden)
@@ -288,10 +288,10 @@ def _hub_dataset(entry: str, path: Path, purpose: Side, data: Data) -> HubDatase
     if named is None or _kind_of(path, SUFFIXES | MORE_SUFFIXES) is not None:
         if "," in entry:
             several = ", ".join(f'"{part.strip()}"' for part in entry.split(","))
-            raise DataError(f"no such file; several are written as a list: [{several}]")
+            raise DataError(f"no such file\n  several are written as a list: [{several}]")
         raise DataError(
-            f"no such file or folder (looked in {Path.cwd()});"
-            f' name files, folders or globs of {_KINDS}, a Hub dataset "owner/name", or "stdlib"'
+            f"no such file or folder (looked in {Path.cwd()})\n"
+            f'  name files, folders or globs of {_KINDS}, a Hub dataset "owner/name", or "stdlib"'
         )
     split = data.split if purpose == "train" else None
     return HubDataset(named[1], named[2], named[3] or data.revision, purpose, split=split)
@@ -305,7 +305,7 @@ def _check_no_splits(path: Path) -> None:
         raise DataError(
             f"the folder has {', '.join(names)} beside train, and would be read as one text\n"
             f'  set data.train = "{folders["train"]}" and data.valid = "{folders[names[0]]}";'
-            f' or, to read all of it, data.train = "{path}/**/*"'
+            f' or, to read all of it as one text, data.train = "{path}/**/*"'
         )
 
 
@@ -327,8 +327,9 @@ def _left_out(files: list[Path], chosen: list[Path]) -> str:
     )
     if unread > read:
         raise DataError(
-            f"{what}: read is only {_suffixes(chosen)}. Name what you mean by a glob,"
-            ' as "folder/**/*.md", or set data.format = "txt" to read every file as text'
+            f"{what}: read is only {_suffixes(chosen)}\n"
+            '  name what you mean by a glob, as "folder/**/*.md", or set data.format = "txt"'
+            " to read every file as text"
         )
     return what
 
@@ -369,8 +370,8 @@ def stdlib_files() -> list[Source]:
                 files.append(os.path.join(folder, name))
     if not files:
         raise DataError(
-            f"this Python has no source of its standard library in {root};"
-            " give data.train files of your own"
+            f"this Python has no source of its standard library in {root}\n"
+            "  give data.train files of your own"
         )
     prefix = len(str(root)) + 1
     files.sort(key=lambda name: name[prefix:].replace(os.sep, "/"))

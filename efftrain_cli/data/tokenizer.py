@@ -199,8 +199,9 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
             files: tuple[Path, ...] = (hub.hub_file("openai-community/gpt2", "tokenizer.json"),)
         except DataError as error:
             raise DataError(
-                f'data.tokenizer = "gpt2": {error}. Give the folder with GPT-2\'s vocabulary'
-                " and merges instead, a tokenizer.json, or bpe:N, which is trained on the corpus"
+                f'data.tokenizer = "gpt2": {error}\n'
+                "  connect, or give the folder with GPT-2's vocabulary and merges,"
+                " a tokenizer.json, or bpe:N, which is trained on the corpus"
             ) from error
     else:
         files = tokenizer_files(spec)

@@ -74,8 +74,8 @@ class Windows:
             if windows < 1:
                 raise DataError(
                     f"{part.name} has {part.tokens:,} tokens, too few for windows"
-                    f" of {self.seq_len:,} tokens (at least {2 * self.seq_len:,} are needed):"
-                    " give more text or a smaller model.seq_len"
+                    f" of {self.seq_len:,} tokens (at least {2 * self.seq_len:,} are needed)\n"
+                    "  give more text or a smaller model.seq_len"
                 )
         return min(
             windows * _MIX // share
@@ -109,15 +109,15 @@ class Windows:
                     f"{name} {count:.2f}" for name, count in self.epochs_of_sources(windows).items()
                 )
                 raise RecipeError(
-                    f"the budget needs {epochs:.2f} epochs of one of the sources ({each})."
-                    " Set data.repeat = true to read it more than once, lower its weight"
+                    f"the budget needs {epochs:.2f} epochs of one of the sources ({each})\n"
+                    "  set data.repeat = true to read it more than once, lower its weight"
                     " or train.tokens, or give more text"
                 )
             raise RecipeError(
                 f"the budget needs {epochs:.2f} epochs: {windows:,} windows"
-                f" of {self.seq_len:,} tokens, and the corpus has {self.per_epoch:,}."
-                " Set data.repeat = true to read it more than once,"
-                f" lower train.tokens to about {self.per_epoch / windows:.0%} of its value,"
+                f" of {self.seq_len:,} tokens, and the corpus has {self.per_epoch:,}\n"
+                "  set data.repeat = true to read it more than once,"
+                f" divide train.tokens by {int(epochs) + 1:,},"
                 " or give more text (data.train)"
             )
         return epochs
@@ -188,8 +188,8 @@ class Windows:
         if fits < 1:
             raise DataError(
                 f"the validation text has {self.shards.tokens:,} tokens,"
-                f" too few for one window of {self.seq_len:,} and its last target:"
-                " raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
+                f" too few for one window of {self.seq_len:,} and its last target\n"
+                "  raise data.valid_fraction, give data.valid more text, or lower model.seq_len"
             )
         starts = []
         base = 0

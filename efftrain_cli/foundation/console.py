@@ -104,14 +104,18 @@ Row = tuple[str, ...]
 """Cells of a table."""
 
 
-def table_lines(header: Row, rows: Sequence[Row]) -> list[str]:
-    """Format a plain table: columns two spaces apart, numbers to the right; blocks if the terminal
-    is too narrow."""
+def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
+    """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
+    narrow gets it without the columns `spare`, or else as blocks."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     terminal = shutil.get_terminal_size().columns
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > terminal:
-        return block_lines(header, rows, terminal)
+        if not spare:
+            return block_lines(header, rows, terminal)
+        kept = [column for column in columns if column[0] not in spare]
+        header, *rows = zip(*kept, strict=True)
+        return table_lines(header, rows)
     padded = []
     for column, width in zip(columns, widths, strict=True):
         pad = str.ljust
@@ -153,7 +157,8 @@ def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> 
 
 
 def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
-    """Break a line at words to the width of the terminal, later lines indented by `indent` columns.
+    """Break a line at words to the width of the terminal, later lines indented by `indent` columns,
+    or as the first, or to the text behind its label.
 
     The line stays as it is if `stream`, standard output by default, is no terminal: programs read
     lines. A command in backquotes is not broken.
@@ -164,7 +169,7 @@ def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
     broken = textwrap.fill(
         whole,
         shutil.get_terminal_size().columns,
-        subsequent_indent=" " * indent,
+        subsequent_indent=" " * max(indent, len(re.findall(r"^\S{1,12} {2,}|^ *", line)[0])),
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -124,7 +124,8 @@ def _stop_at_once(number: int, frame: FrameType | None) -> None:
     with contextlib.suppress(OSError):
         name = signal.Signals(number).name
         message = (
-            f"stopped by {name} outside of training: nothing is lost; give the same command again\n"
+            f"stopped by {name} outside of training: nothing is lost\n"
+            "  give the same command again\n"
         )
         os.write(2, message.encode())
     os._exit(75)

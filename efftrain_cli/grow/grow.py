@@ -264,8 +264,8 @@ def _check_data(source: Path, session: Session, overrides: Sequence[str]) -> Non
     changed = origin["train_hash"] not in (None, session.corpus.train.sha256)
     if changed and not any(override.startswith("data.") for override in overrides):
         raise UsageError(
-            f"run {source.name!r} was trained on another text than data.train names now."
-            " Restore the text, or say that it is meant by naming it: --set data.train=..."
+            f"run {source.name!r} was trained on another text than data.train names now\n"
+            "  restore the text, or say that it is meant by naming it: --set data.train=..."
         )
 
 

@@ -67,8 +67,8 @@ def make_curve(
     if len(steps) < FEWEST_POINTS:
         raise UsageError(
             f"{name}: {len(steps)} validation losses are too few to fit a slope to;"
-            f" at least {FEWEST_POINTS} are needed:"
-            " train longer, or evaluate more often (eval.every)"
+            f" at least {FEWEST_POINTS} are needed\n"
+            "  train longer, or evaluate more often (eval.every)"
         )
     if not all(math.isfinite(loss) and loss > 0 for loss in losses):
         raise UsageError(f"{name}: a validation loss is not a positive finite number")

@@ -115,7 +115,8 @@ def fit_law(curves: Sequence[tuple[float, Curve]], batch_tokens: float) -> Fitte
     sizes = sorted({size for size, _ in curves})
     if len(sizes) < 2:
         raise UsageError(
-            "a scaling law is fitted to curves of two sizes or more: give runs of another size too"
+            "a scaling law is fitted to curves of two sizes or more\n"
+            "  give runs of another size too"
         )
 
     columns = []

@@ -459,7 +459,7 @@ def check_empty(directory: Path) -> None:
     """Refuse, by a UsageError, a directory that holds files."""
     is_empty = directory.is_dir() and not any(directory.iterdir())
     if directory.exists() and not is_empty:
-        raise UsageError(f"{directory} exists and is not an empty directory; name another one")
+        raise UsageError(f"{directory} exists and is not an empty directory\n  name another one")
 
 
 def write_hf(

@@ -78,11 +78,11 @@ def run_path(name: str) -> Path:
     """
     if _NAME.fullmatch(name) is None:
         raise UsageError(
-            f"run name {name!r}: use 1 to 64 letters, digits, '.', '_'"
-            " and '-', beginning with a letter or digit"
+            f"run name {name!r} is no portable file name\n"
+            "  use 1 to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )
     if _WINDOWS_DEVICE.fullmatch(name):
-        raise UsageError(f"run name {name!r} is a device name on Windows; choose another")
+        raise UsageError(f"run name {name!r} is a device name on Windows\n  choose another")
     path = runs_root() / name
     if path.is_symlink():
         raise UsageError(f"{path} is a symbolic link; a run must be a real directory")
@@ -98,7 +98,7 @@ def run_names(root: Path | None = None) -> list[str]:
         return []
     except OSError as error:
         raise DataError(
-            f"{root} cannot be read: {error.strerror}. Make it readable, or set EFFTRAIN_RUNS"
+            f"{root} cannot be read: {error.strerror}\n  make it readable, or set EFFTRAIN_RUNS"
         ) from None
 
 
@@ -137,7 +137,7 @@ def existing_run(name: str) -> Path:
     path = run_path(name)
     if not _is_run(path):
         hint = nearest(name, run_names()) or "`efftrain runs list` shows all"
-        raise UsageError(f"there is no run {name!r} in {runs_root()}; {hint}")
+        raise UsageError(f"there is no run {name!r} in {runs_root()}\n  {hint}")
     read_origin(path)
     return path
 
@@ -200,8 +200,8 @@ class Run:
         except OSError as error:
             raise DiskError(
                 f"{error.filename or path}: {error.strerror}: the run cannot be continued"
-                " where nothing can be written."
-                " Make it writable, or copy the run to another disk and set EFFTRAIN_RUNS"
+                " where nothing can be written\n"
+                "  make it writable, or copy the run to another disk and set EFFTRAIN_RUNS"
             ) from None
         for left in abandoned_in(path / "checkpoints", any_machine=True):
             discard(left)
@@ -331,8 +331,8 @@ class Run:
 def taken(name: str) -> UsageError:
     """Return the error of a name that a run has already."""
     return UsageError(
-        f"run {name!r} exists already in {runs_root()};"
-        f" continue it with `efftrain pretrain --resume {name}`,"
+        f"run {name!r} exists already in {runs_root()}\n"
+        f"  continue it with `efftrain pretrain --resume {name}`,"
         f" or give another --name, for example {unused_name(name)}"
     )
 
@@ -368,8 +368,8 @@ def new_run(
         if path.exists():
             raise taken(name) from None
         raise DiskError(
-            f"{error.filename}: {error.strerror}: no run can be made in {path.parent}."
-            " Make room, make it writable, or set EFFTRAIN_RUNS to another folder"
+            f"{error.filename}: {error.strerror}: no run can be made in {path.parent}\n"
+            "  make room, make it writable, or set EFFTRAIN_RUNS to another folder"
         ) from None
 
 

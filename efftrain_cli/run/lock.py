@@ -103,7 +103,7 @@ def take_lock(path: Path) -> RunLock:
         os.close(lock.descriptor)
         owner = owner_of(run) or "another process"
         raise RunLockedError(
-            f"run {run.name!r} is owned by {owner}; wait for it to end, or stop it with Ctrl-C"
+            f"run {run.name!r} is owned by {owner}\n  wait for it to end, or stop it with Ctrl-C"
         ) from None
     try:
         _write_owner(run)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.files import make_folder, open_to_write, write_whole
 from efftrain_cli.foundation.records import digest_of, read_json, text_digest
@@ -137,7 +138,7 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
     _finish(session)
     write_whole(state, json.dumps({"last_step": sent}))
     if warning:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     return Synced(count, run_id, mode)
 
 
@@ -171,7 +172,7 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
     try:
         follower = start_follower(run, options, log)
     except OSError as error:
-        print(f"warning: {what} could not be started: {error}", file=sys.stderr)
+        say(f"warning: {what} could not be started: {error}")
         yield
         return
     try:
@@ -187,12 +188,11 @@ def _followed(run: Path, what: str, options: list[str], log: str) -> Iterator[No
             fix = f"\n  metrics.jsonl has every row: {again} sends them"
             if "wandb-sync" in said:
                 fix = ""
-            print(f"warning: {what}: {said}{fix}", file=sys.stderr)
+            say(f"warning: {what}: {said}{fix}")
         elif follower.returncode is None:
-            print(
+            say(
                 f"warning: {what} is still busy in process {follower.pid}\n"
-                f"  if it does not finish: {again} sends the metrics again",
-                file=sys.stderr,
+                f"  if it does not finish: {again} sends the metrics again"
             )
 
 

@@ -106,7 +106,7 @@ def print_status(file: StudyFile, jobs: int, as_json: bool) -> None:
         return
 
     head = ("phase", "arm", "seed", "run", "state", "done", "val loss")
-    print("\n".join([*table_lines(head, rows), ""]))
+    print("\n".join([*table_lines(head, rows, ("phase", "arm", "seed")), ""]))
     print_folded("\n".join([*total_lines(costs, jobs), ""]))
     if registration is not None:
         print_folded("\n".join(text.verdict_lines(judgement, registration)))
@@ -223,7 +223,7 @@ def run_study(
     if plot:
         print("\n".join(f"\n{draw_in_terminal(each, 80)}" for each in plots))
     if figures:
-        print(f"figures: {', '.join(map(str, figures))}")
+        print_folded(f"figures: {', '.join(map(str, figures))}")
     print_folded(
         f"\nreceipts: {folder / 'receipts.csv'}; everything else about the runs, exploratory: "
         f"`efftrain compare --study {file.path}`"

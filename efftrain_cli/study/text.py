@@ -93,7 +93,7 @@ def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
             )
         )
     head = ("phase", "arm", "runs", "done", "tokens left", "time left", "disk")
-    lines += ["", *table_lines(head, rows), "", *total_lines(costs, jobs)]
+    lines += ["", *table_lines(head, rows, ("tokens left",)), "", *total_lines(costs, jobs)]
     if study.looks > 1:
         lines.append(
             "It ends at the first look at which every primary is decided, and is cheaper then."

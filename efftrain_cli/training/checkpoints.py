@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from efftrain_cli.data.corpus import Corpus
-from efftrain_cli.foundation.console import listed, printable
+from efftrain_cli.foundation.console import listed, printable, say
 from efftrain_cli.foundation.errors import (
     CheckpointError,
     DiskError,
@@ -126,10 +125,9 @@ def newest_checkpoint(run: Run) -> Path | None:
     for path in sorted(run.path.glob("checkpoints/*")):
         if path not in paths and not _is_set_aside(path):
             run.event("ignored", {"path": path.name, "reason": "not named like a checkpoint"})
-            print(
+            say(
                 f"warning: {printable(str(path))} is not named like a checkpoint"
-                " (step-00000000); ignored",
-                file=sys.stderr,
+                " (step-00000000); ignored"
             )
     newest, passed_over = newest_sound(paths)
     for path, error in passed_over:
@@ -166,7 +164,7 @@ def newest_sound(
             raise
         except CheckpointError as error:
             passed_over.append((path, error))
-            print(f"warning: {error}; trying the one before", file=sys.stderr)
+            say(f"warning: {error}; trying the one before")
     return None, passed_over
 
 
@@ -243,9 +241,9 @@ def check_recipe(
     shapes = [entry for entry in differences if entry[0].startswith(_SHAPE_KEYS)]
     if shapes and checkpoint is not None:
         raise CheckpointError(
-            f"{checkpoint} was written with another model or optimizer: {_described(shapes)}."
-            " A checkpoint only continues with the tensors it has;"
-            " restore the values, or start a new run"
+            f"{checkpoint} was written with another model or optimizer: {_described(shapes)}:"
+            " a checkpoint only continues with the tensors it has\n"
+            "  restore the values, or start a new run"
         )
     named: Differences = []
     # An imported run: its first text is named now, which changes nothing.
@@ -303,7 +301,7 @@ def check_tokenizer(name: str, origin: Mapping[str, Any], corpus: Corpus) -> Non
             f"run {name!r} was trained with another tokenizer ({origin['vocab_size']} tokens,"
             f" {origin['tokenizer_hash'][:12]}...) than data.train and data.tokenizer make now"
             f" ({corpus.vocab_size} tokens, {corpus.tokenizer_sha256[:12]}...):"
-            " its weights belong to other tokens. Restore the text, or start a new run"
+            " its weights belong to other tokens\n  restore the text, or start a new run"
         )
 
 
@@ -319,8 +317,8 @@ def check_text_is_named(run: Run, overrides: Sequence[str]) -> None:
         return
     if imported_without_text(run.path):
         raise UsageError(
-            f"run {run.path.name!r} was imported without text to train on:"
-            f" name it, as `efftrain pretrain --resume {run.path.name} --set data.train=my.txt"
+            f"run {run.path.name!r} was imported without text to train on\n"
+            f"  name it, as `efftrain pretrain --resume {run.path.name} --set data.train=my.txt"
             " --set data.repeat=true` (data.train=stdlib for the source of Python's library)"
         )
 
@@ -360,12 +358,12 @@ def new_differences(
     fresh = [entry for entry in differences if entry not in accepted]
     if fresh and not override:
         raise UsageError(
-            f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}. The run"
-            " would no longer be what its recipe says; give --override-resume to continue anyway"
+            f"run {run.name!r}: {what} since its checkpoint: {_described(fresh)}\n"
+            "  give --override-resume to continue anyway"
             " (the difference is recorded), or start a new run"
         )
     if fresh:
-        print(f"warning: continuing although {what}: {_described(fresh)}", file=sys.stderr)
+        say(f"warning: continuing although {what}: {_described(fresh)}")
     return fresh
 
 
@@ -386,8 +384,9 @@ def check_disk(folder: Path, recipe: Recipe, vocab_size: int, existing: int = 0)
     if free < needed:
         raise DiskError(
             f"{folder}: too little disk space: {missing} more checkpoints of {size:,} bytes,"
-            f" and 10 % for rows and logs: {needed:,} bytes needed, {free:,} bytes free. Make room,"
-            f" lower checkpoint.keep (now {keep}), or set EFFTRAIN_RUNS to a folder on another disk"
+            f" and 10 % for rows and logs: {needed:,} bytes needed, {free:,} bytes free\n"
+            f"  make room, lower checkpoint.keep (now {keep}),"
+            " or set EFFTRAIN_RUNS to a folder on another disk"
         )
 
 

@@ -103,17 +103,20 @@ class TrainingDisplay:
             parts.append(f"loss {row['loss']:.3f}")
         if self._val_loss is not None:
             parts.append(f"val {self._val_loss:.3f}")
-        narrow = self._bar is not None and self._console.width < 70
-        if row.get("tokens_per_second") is not None and not narrow:
+        if row.get("tokens_per_second") is not None:
             parts.append(f"{human_count(row['tokens_per_second'])} tok/s")  # type: ignore
         if self._pace is not None:
             since, tokens_then = self._pace
             tokens = int(row["tokens"])  # type: ignore
             done = tokens - tokens_then
-            if done > 0:
+            if done > 0 and tokens < self._total_tokens:
                 elapsed = time.monotonic() - since
                 left = max(0.0, elapsed * (self._total_tokens - tokens) / done)
                 parts.append(f"ETA {human_seconds(math.ceil(left))}")
+        # A terminal's line keeps eight columns for the bar.
+        if self._bar is not None:
+            while len(parts) > 1 and len("  ".join(parts)) > self._console.width - 8:
+                del parts[-2]
         return "  ".join(parts)
 
     def _print_line(self, text: str) -> None:

@@ -146,8 +146,8 @@ def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
     if recipe.optim.min_lr > lr:
         changes += f" --set optim.min_lr={lr:.6g}"
     return (
-        f"{ADVICE}. To continue at half the learning rate:"
-        f" efftrain pretrain --resume {run.name} {changes} --override-resume"
+        f"{ADVICE}\nto continue at half the learning rate:"
+        f" `efftrain pretrain --resume {run.name} {changes} --override-resume`"
     )
 
 

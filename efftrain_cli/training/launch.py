@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.environment import environment_number, usable_cores
 from efftrain_cli.foundation.errors import LostProcessError, StoppedError, UsageError
 from efftrain_cli.foundation.signals import STOPPABLE, describe_end, end_with
@@ -138,7 +139,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
             if HUNG not in ends:  # else the message is out
                 names = ", ".join(map(str, sorted(stuck)))
                 what = f"did not end within {PATIENCE:.0f} s of another and was killed"
-                print(f"error: rank {names} {what}", file=sys.stderr)
+                say(f"error: rank {names} {what}")
             for rank in stuck:
                 children[rank].kill()
             killed |= stuck
@@ -151,8 +152,10 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
     for rank, code in causes.items():
         if code < 0 and -code not in asked:
             how = describe_end(code)[0]
-            print(f"error: rank {rank} {how}; the others have stopped", file=sys.stderr)
-            print("resume the run from its last checkpoint", file=sys.stderr)
+            say(
+                f"error: rank {rank} {how}; the others have stopped\n"
+                "  resume the run from its last checkpoint"
+            )
     if causes:
         cause = causes.get(0) or next(iter(causes.values()))
         return describe_end(cause)[1]
@@ -161,7 +164,7 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], asked: Sequence[int] = ()
     if ends == {0}:
         return 0
     if ends <= {0, LOST}:
-        print("error: the processes lost their connection to each other", file=sys.stderr)
+        say("error: the processes lost their connection to each other")
     return LostProcessError.exit_code
 
 

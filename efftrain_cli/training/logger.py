@@ -332,4 +332,4 @@ def report_stop(run: Run, state: TrainState) -> str:
     where = "before the first step"
     if step:
         where = f"after step {step}, which is saved"
-    return f"stopped by {reason} {where}; continue with `efftrain pretrain --resume {run.name}`"
+    return f"stopped by {reason} {where}\n  continue: efftrain pretrain --resume {run.name}"

@@ -22,7 +22,7 @@ from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare
 from efftrain_cli.data.windows import Windows
-from efftrain_cli.foundation.console import counted, human_count, make_console, printable
+from efftrain_cli.foundation.console import counted, human_count, make_console, printable, say
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.signals import interruptible
@@ -86,11 +86,11 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UsageError(f"--device {name!r}: use auto, cpu, cuda or cuda:N") from None
+        raise UsageError(f"there is no device {name!r}\n  give auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(
-            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device;"
-            " use --device cpu"
+            f"--device {name}: this PyTorch ({torch.__version__}) sees no CUDA device\n"
+            "  use --device cpu"
         )
     if device.type == "cuda" and device.index is not None:
         count = torch.cuda.device_count()
@@ -100,7 +100,7 @@ def choose_device(name: str, ranks: Ranks = ALONE) -> torch.device:
                 existing = "there is only cuda:0"
             hidden = "CUDA_VISIBLE_DEVICES may hide others"
             raise UsageError(
-                f"--device {name}: {existing}; {hidden}. Use --device cuda for the first"
+                f"--device {name}: {existing}; {hidden}\n  use --device cuda for the first"
             )
         # Allocations, timers and compilation without a named device then use this one.
         torch.cuda.set_device(device)
@@ -255,7 +255,7 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
     if not changed:
         return now
     meaning = note_on_change(session.recipe, list(changed))
-    print(f"note: continued with {', '.join(changed.values())}: {meaning}", file=sys.stderr)
+    say(f"note: continued with {', '.join(changed.values())}: {meaning}")
     return {**now, "changed": list(changed.values())}
 
 

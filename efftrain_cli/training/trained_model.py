@@ -129,7 +129,7 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
         check_not_orphaned(run)
         raise CheckpointError(
             f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every"
-            f" of its recipe and at the end; `efftrain pretrain --resume {run.name}` continues it"
+            f" of its recipe and at the end\n  `efftrain pretrain --resume {run.name}` continues it"
         )
     if wanted is not None:
         for path in checkpoints:

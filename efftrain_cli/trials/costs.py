@@ -19,15 +19,16 @@ Costs = Sequence[Mapping[str, Any]]
 
 def needs_of(trial: Trial, state: str) -> dict[str, Any]:
     """Return what a trial in this state still needs: tokens, seconds (None if nothing was measured
-    here), and the bytes that its run keeps."""
+    here), and bytes of disk."""
     recipe = recipe_of(trial)
-    left = 0
+    left = needed = 0
     if state not in ENDED:
+        needed = disk_bytes(recipe)
         left = max(0, recipe.train.tokens - tokens_so_far(trial.name))
     return {
         "tokens_left": left,
         "seconds_left": seconds_left(recipe, left),
-        "disk_bytes": disk_bytes(recipe),
+        "disk_bytes": needed,
     }
 
 

@@ -112,8 +112,8 @@ def environments(jobs: int, device: str) -> list[tuple[str, dict[str, str]]]:
     cores = usable_cores()
     if jobs > cores:
         raise UsageError(
-            f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one;"
-            f" use --jobs {cores} or fewer"
+            f"--jobs {jobs}: there are {cores} processor threads here, and each run needs one\n"
+            f"  use --jobs {cores} or fewer"
         )
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     each = cores // jobs
@@ -225,8 +225,8 @@ class TrialRunner:
                     self._ended(slot, code)
             if self._stopping is not None:
                 raise StoppedError(
-                    f"stopped by {self._stopping}; every run is saved:"
-                    " give the same command again to continue"
+                    f"stopped by {self._stopping}; every run is saved\n"
+                    "  give the same command again to continue"
                 )
             if self._elsewhere and not self._waiting and not self._active:
                 time.sleep(9 * TICK)
@@ -278,8 +278,8 @@ class TrialRunner:
         status = state_of(slot.trial)
         if status not in ENDED:
             raise EfftrainError(
-                f"{name} ended before its budget was used up; the same command continues."
-                f" Its output: {slot.log}"
+                f"{name} ended before its budget was used up\n"
+                f"  the same command continues; its output: {slot.log}"
             )
         self._ends[name] = status
         self._tokens_done += tokens_so_far(name) - slot.tokens_before
@@ -290,8 +290,7 @@ class TrialRunner:
         result = status
         if status == "finished" and loss is not None:
             result = f"val loss {loss:.4f}"
-        number = list(self._tokens).index(name) + 1
-        line = f"[{number}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
+        line = f"[{len(self._ends)}/{len(self._tokens)}] {name}: {result}, {human_seconds(seconds)}"
         self._line(line + self._eta())
 
     def _eta(self) -> str:

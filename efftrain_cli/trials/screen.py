@@ -27,7 +27,8 @@ def plan_lines(runs: Costs, jobs: int) -> list[str]:
         )
         for run in runs
     ]
-    lines = table_lines(("run", "recipe", "settings", "seed", "state", "tokens left"), rows)
+    header = ("run", "recipe", "settings", "seed", "state", "tokens left")
+    lines = table_lines(header, rows, ("recipe", "settings", "seed"))
     return [*lines, "", *map(folded, total_lines(runs, jobs))]
 
 

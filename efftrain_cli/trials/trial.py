@@ -57,7 +57,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,19})\s*(?:\.\.\s*(\d{1,19})\s*)?", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise UsageError(f"--seeds {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
+            raise UsageError(
+                f"--seeds {text[:40]!r} names no seeds\n  give 0..4 (both included), 1,3,5 or 7"
+            )
         first = int(match[1])
         last = int(match[2] or match[1])
         check_number_of_runs(len(seeds) + last - first + 1)
@@ -94,15 +96,17 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
         parts = _split(values)
         if not sign or not key or not all(parts):
             raise UsageError(
-                f"--set {text!r}: write key=value or key=value,value,"
-                " for example optim.lr=1e-3,2e-3"
+                f"--set {text!r} names no key and value\n"
+                "  give key=value or key=value,value, for example optim.lr=1e-3,2e-3"
             )
         if key in ("seed", "base"):
             raise UsageError(f"--set {text!r}: use {'--seeds' if key == 'seed' else '--recipe'}")
         if key.startswith(NOT_COMPUTED) and len(parts) > 1:
-            raise UsageError(f"--set {text!r}: {key} does not change the result; give it one value")
+            raise UsageError(
+                f"--set {text!r}: {key} does not change the result\n  give it one value"
+            )
         if key in found:
-            raise UsageError(f"--set {key} is given twice; write {key}=value,value")
+            raise UsageError(f"--set {key} is given twice\n  give {key}=value,value")
         found[key] = parts
     return list(found.items())
 
@@ -221,7 +225,7 @@ def check_comparable(trials: Sequence[Trial]) -> None:
         values = flat_values(recipe_of(trial))
         deciding = {key: values.get(key) for key in VALIDATED_ON}
         # Without a validation text of its own, validation is cut from the training text.
-        cut = (values.get("data.train"), values.get("data.valid_fraction"))
+        cut = f"{values.get('data.valid_fraction')} of {values.get('data.train')}"
         deciding["the validation text"] = values.get("data.valid") or cut
         for key, value in deciding.items():
             arms = decided.setdefault(key, {}).setdefault(str(value), [])

@@ -64,48 +64,48 @@ class Grid:
         if self.lr_warmup_steps < 1:
             raise UsageError(
                 "tune-warmup measures its probes in multiples of the learning-rate warmup,"
-                " and optim.warmup_steps is 0; set it, for example --set optim.warmup_steps=100"
+                " and optim.warmup_steps is 0\n  set it, for example --set optim.warmup_steps=100"
             )
         if self.recipe.stages:
             raise UsageError(
-                "tune-warmup searches recipes without stages; give it the recipe of one stage"
+                "tune-warmup searches recipes without stages\n  give it the recipe of one stage"
             )
         for name in varying(self.recipe.methods, "steps"):
             raise UsageError(
                 f"tune-warmup counts a probe's tokens before it runs, and {name} decides the batch"
-                f" while training; tune without it: --set {name}=false"
+                f" while training\n  tune without it: --set {name}=false"
             )
         if self.kind == "batch" and self.recipe.batch_size_warmup is None:
             raise UsageError(
-                "--tune batch needs a [batch_size_warmup] to begin with;"
-                " add one, or give a recipe that has one"
+                "--tune batch needs a [batch_size_warmup] to begin with\n"
+                "  add one, or give a recipe that has one"
             )
         if self.kind in ("length", "two-stage") and self.recipe.batch_size_warmup is not None:
             raise UsageError(
-                f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup];"
-                " add --set batch_size_warmup=false"
+                f"--tune {self.kind} cannot be combined with the recipe's [batch_size_warmup]\n"
+                "  add --set batch_size_warmup=false"
             )
         if self.kind == "batch" and warmup is not None:
             raise UsageError(
-                "--tune batch cannot be combined with the recipe's [seq_len_warmup];"
-                " add --set seq_len_warmup=false"
+                "--tune batch cannot be combined with the recipe's [seq_len_warmup]\n"
+                "  add --set seq_len_warmup=false"
             )
         if self.kind == "two-stage" and warmup is not None and len(warmup.lengths) != 2:
             raise UsageError(
                 "--tune two-stage searches one length and the step where the full one follows,"
-                f" and the recipe has {len(warmup.lengths) or 'no'} lengths; set"
+                f" and the recipe has {len(warmup.lengths) or 'no'} lengths\n  set"
                 " seq_len_warmup.lengths to two and until to one, or add --set seq_len_warmup=false"
             )
         if self.kind == "length" and warmup is not None and warmup.steps is None:
             raise UsageError(
-                '--tune length searches start and steps, and pacing = "discrete" has neither;'
-                " use --tune two-stage,"
+                '--tune length searches start and steps, and pacing = "discrete" has neither\n'
+                "  use --tune two-stage,"
                 " or --set seq_len_warmup.pacing=linear with a start and steps"
             )
         if not self.starts:
             raise UsageError(
                 f"there is no {self.start_name} to search between the recipe's"
-                f" and the full {self.full}; lower it"
+                f" and the full {self.full}\n  lower it"
             )
         for start in (self.starts[0], self.starts[-1]):
             if not self.durations(start):

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from efftrain_cli.foundation.console import human_count, human_seconds, print_labelled, table_lines
+from efftrain_cli.foundation.console import (
+    counted,
+    human_count,
+    human_seconds,
+    print_labelled,
+    table_lines,
+)
 from efftrain_cli.tune_warmup.probe import Probe, Receipt
 from efftrain_cli.tune_warmup.search import Search
 
@@ -100,7 +106,7 @@ def show_plan(console: Console, search: Search, finished: int = 0) -> None:
             " it; if it does not reach to the end of the search, the best setting verified is taken"
         )
     if finished:
-        lines.append(f"resuming   {finished} probes are finished and will not be repeated")
+        lines.append(f"resuming   {counted(finished, 'finished probe')} will not be repeated")
     print_labelled(console, lines)
 
 
@@ -125,7 +131,7 @@ def announce(
     tokens = sum(receipt.tokens for receipt in receipts.values())
     if tokens:
         text += f" (so far {tokens_text(tokens, search.recipe.train.tokens)})"
-    console.print(text, markup=False)
+    print_labelled(console, [text], indent=2)
 
 
 def _setting(search: Search, probe: Probe) -> str:
@@ -144,11 +150,8 @@ def _seed(search: Search, probe: Probe) -> str:
 def show_receipt(console: Console, receipt: Receipt) -> None:
     """Print a probe's verdict, the reason and the cost."""
     why = f"largest fluctuation {receipt.max_fluctuation:.2f} at step {receipt.fluctuation_step:,}"
-    console.print(
-        f"  {receipt.verdict}: {why}; {human_count(receipt.tokens)} tokens,"
-        f" {human_seconds(receipt.seconds)}",
-        markup=False,
-    )
+    spent = f"{human_count(receipt.tokens)} tokens, {human_seconds(receipt.seconds)}"
+    print_labelled(console, [f"  {receipt.verdict}: {why}; {spent}"])
 
 
 SHOWN = (
@@ -156,6 +159,8 @@ SHOWN = (
     "max_fluctuation,fluctuation_step,verdict"
 )
 """Columns of the receipts that the terminal has."""
+SPARE = ("stopped_at_step", "horizon", "share_of_budget", "seconds", "fluctuation_step")
+"""Those that a narrow terminal does without."""
 
 
 def show_table(console: Console, search: Search, rows: Sequence[Mapping[str, object]]) -> None:
@@ -165,7 +170,7 @@ def show_table(console: Console, search: Search, rows: Sequence[Mapping[str, obj
     for row in rows:
         cells.append(tuple(str(row[column]) for column in columns))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    for line in table_lines(tuple(columns), cells):
+    for line in table_lines(tuple(columns), cells, SPARE):
         console.print(line, markup=False)
 
 

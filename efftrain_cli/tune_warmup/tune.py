@@ -120,13 +120,13 @@ def _claim(folder: Path, search: Search) -> None:
         same = read_record(folder / "search.json", SearchFile).to_json() == options.to_json()
         same = same and load_recipe(str(folder / "search.toml")) == search.recipe
     except FileNotFoundError:
-        raise UsageError(f"{folder} exists but holds no search; give another --name") from None
+        raise UsageError(f"{folder} exists but holds no search\n  give another --name") from None
     except RecipeError:
         same = False
     if not same:
         raise UsageError(
             f"{folder} holds a search with another recipe or other options"
-            " (search.toml and search.json there say which); give another --name, or remove it"
+            " (search.toml and search.json there say which)\n  give another --name, or remove it"
         )
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.hub import hub_unreachable
-from efftrain_cli.foundation.console import counted
+from efftrain_cli.foundation.console import counted, say
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.zeroshot import squad_metrics
 from efftrain_cli.zeroshot.local_data import check_items, example, local_file
@@ -329,14 +328,11 @@ def evaluate_foreign(
 
     is_file = name.endswith((".yaml", ".yml"))
     if not is_file:
-        print(
-            f"{name}: looking it up among the tasks of lm_eval {harness_version()} ...",
-            file=sys.stderr,
-        )
+        say(f"{name}: looking it up among the tasks of lm_eval {harness_version()} ...")
     manager = lm_eval.tasks.TaskManager(include_defaults=not is_file)
     if not is_file and name not in manager.task_index:
         raise UsageError(
-            f"lm_eval {harness_version()} has no task {name!r}; `lm-eval ls tasks` lists all"
+            f"lm_eval {harness_version()} has no task {name!r}\n  `lm-eval ls tasks` lists all"
         )
     try:
         loaded = manager.load([str(Path(name).resolve()) if is_file else name])["tasks"]

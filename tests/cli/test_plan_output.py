@@ -146,6 +146,21 @@ def test_a_narrow_terminal_cuts_no_number_short(home, monkeypatch):
     ]
 
 
+def test_a_narrow_terminal_does_without_tokens_per_step(home):
+    wide = on_terminal(home, 80, "pretrain", "tiny.toml", "--plan")
+    narrow = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan")
+    assert wide.split("\n")[0].split() == [
+        "step",
+        "tokens",
+        "seq_len",
+        "batch",
+        "tokens/step",
+        "lr",
+    ]
+    assert narrow.split("\n")[0].split() == ["step", "tokens", "seq_len", "batch", "lr"]
+    assert narrow.split("\n")[1].split()[:5] == ["1", "256", "32", "8", "0.003"]
+
+
 def test_a_narrow_terminal_breaks_costs_between_words(home):
     shown = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan")
     costs = shown[shown.index("compute") :].splitlines()

@@ -219,6 +219,15 @@ def test_a_full_disk_leaves_no_part_of_a_new_recipe(tmp_path, monkeypatch):
     assert invoke("recipes", "new", "mine").exit_code == 0
 
 
+def test_a_new_recipe_keeps_the_text_of_a_base_of_ones_own(efftrain, tmp_path, monkeypatch):
+    (tmp_path / "books.txt").write_text("text")
+    efftrain("recipes new books --set data.train=books.txt --set data.valid_fraction=0.1")
+    said = efftrain("recipes new books-slw --base books --set seq_len_warmup.steps=9").stdout
+    assert "is not used" not in said
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("books-slw") == load_recipe("books", ["seq_len_warmup.steps=9"])
+
+
 @pytest.mark.parametrize("name", ["../x", "x.toml", "-x", "", "my recipe"])
 def test_a_new_recipe_needs_a_plain_name(efftrain, tmp_path, name):
     efftrain("recipes new --", name, code=2)

@@ -197,7 +197,11 @@ def made(root: Path, seconds: float = 5.0, seeds: int = 2, **more: Any) -> None:
 @pytest.mark.parametrize(
     ("names", "origin", "message"),
     [
-        (("small",), {}, "calibrate times recipes side by side: name finished runs of two or more"),
+        (
+            ("small",),
+            {},
+            "calibrate times two recipes or more side by side\n  name finished runs of each",
+        ),
         (("small", "small-slw"), {}, "were trained with device Some CPU, and this is "),
         (("small", "small-slw"), {"world_size": 2}, "steps are timed on one device"),
         (("no-such",), {}, "no run, glob of runs or recipe"),

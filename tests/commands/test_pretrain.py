@@ -21,6 +21,7 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.rates import digest_of_training
 from tests.fake_runs import read_jsonl
 from tests.launch import Laboratory, made_text
+from tests.terminal import on_terminal
 from tests.tiny import fresh
 
 
@@ -44,6 +45,8 @@ def test_a_resume_with_nothing_to_train_says_so_and_leaves_no_mark(trained):
     said = trained.resume().output
     assert "used its budget of 2,560 tokens, after step 20" in said
     assert "efftrain pretrain --resume r --set train.tokens=N" in said
+    shown = on_terminal(trained.folder, 60, "pretrain", "--resume", "r", "--no-probe")
+    assert max(map(len, shown.splitlines())) <= 60, "no word is broken"
     behind = trained.resume("r", "--set train.tokens=5120 --steps 20")
     assert "after step 20 already, and --steps 20 ends there" in behind.output
     # A budget that the text does not have is refused once its data is prepared, and an accepted
@@ -196,7 +199,7 @@ def test_the_header_says_what_is_left_to_spend(lab, shown, monkeypatch):
         "model      2 layers x 64, 2 heads, context 32: 123K parameters (100K without embeddings)",
         "data       stdlib: 50K tokens in 1 document, 4 validation windows, vocabulary 300",
         "budget     2,560 tokens, 20 steps, 1.50 epochs of the data",
-        "compute    3 GFLOPs on cpu in fp32, 2 threads, deterministic kernels",
+        "compute    3 GFLOPs of 4 GFLOPs on cpu in fp32, 2 threads, deterministic kernels",
         "disk       2 checkpoints of 1.5 MB",
         "warning: a note",
         "warning: little text",

@@ -150,7 +150,7 @@ def test_skipped_documents_are_counted_and_refused_by_others(cache, stories):
         DataError,
         match=(
             r"^1 document that cannot be read: .*stories\.jsonl:2001, byte 153428:"
-            r" .*on_bad_document"
+            r" .*\n  repair .*on_bad_document"
         ),
     ):
         prepare(data(stories))
@@ -171,7 +171,10 @@ def test_too_little_text(cache, tmp_path, content, said):
         prepare(data(path))
     line = tmp_path / "line.txt"
     line.write_text("no second line")
-    with pytest.raises(DataError, match=r"no text is left for validation.*data\.valid"):
+    with pytest.raises(
+        DataError,
+        match=r"(?s)no text is left for validation.*\n  give more documents, .*data\.valid",
+    ):
         prepare(data(line))
 
 

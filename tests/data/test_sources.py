@@ -142,7 +142,7 @@ def test_what_a_folder_leaves_out_is_said_or_refused(tmp_path):
     assert "bytes, are not read (1 .md, 1 .html)" in note  # as often: README.md comes first
     (folder / "big.rst").write_text("z" * 100_000)
     with pytest.raises(
-        DataError, match=r"are not read .*read is only 1 \.txt.*data\.format = \"txt\""
+        DataError, match=r"(?s)are not read .*read is only 1 \.txt\n  name .*data\.format = \"txt\""
     ):
         find_text(Data(train=str(folder)))
     everything = find_text(Data(train=str(folder), format="txt"))
@@ -315,7 +315,7 @@ def test_a_mix_is_a_function_of_position(tmp_path):
     )
     assert windows.epochs(windows.per_epoch) == 1 and windows.per_epoch == 299 * 10_000 // 7000
     with pytest.raises(
-        RecipeError, match=r"one of the sources \(a 7\.00, b 3\.01, c 3\.02\).*data\.repeat"
+        RecipeError, match=r"one of the sources \(a 7\.00, b 3\.01, c 3\.02\)\n.*data\.repeat"
     ):
         windows.check_budget(2990, Data())
     valid = windows.validation_starts(20)

@@ -70,7 +70,7 @@ def test_a_folder_that_changes_while_it_is_listed_is_named(tmp_path, monkeypatch
 
     monkeypatch.setattr(Path, "rglob", gone)
     with pytest.raises(
-        DataError, match=r"part-7 cannot be listed: No such file or directory\. Give a folder"
+        DataError, match=r"part-7 cannot be listed: No such file or directory\n  give a folder"
     ):
         find_text(Data(train=str(tmp_path)))
 
@@ -103,6 +103,8 @@ def test_everything_that_is_not_there_is_said_at_once(tmp_path, monkeypatch):
             )
         )
     lines = str(refused.value).splitlines()
+    assert lines[1].startswith("  name files, folders or globs of .txt")
+    lines = [line for line in lines if not line.startswith("  ")]
     assert len(lines) == 6
     assert all(line.startswith("data.valid = ") for line in lines)
     assert "no such file" in lines[0] and str(tmp_path) in lines[0]
@@ -145,7 +147,8 @@ def test_parquet(tmp_path):
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"body": ["one", "", "two"], "id": [1, 2, 3]}), path)
     assert texts(path, field="body") == ["one", "two"]
-    assert "no column 'text'; it has 'body', 'id' (data.text_field" in complaint(path)
+    said = "it has 'body', 'id'\n  name the column of the text: --set data.text_field="
+    assert said in complaint(path)
     content = path.read_bytes()
     assert "damaged, cut short" in complaint(path, content[:-20], field="body")
     pyarrow.parquet.write_table(pyarrow.table({"text": ["one", None]}), path)

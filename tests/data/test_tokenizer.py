@@ -260,7 +260,7 @@ def test_without_network_the_hub_is_given_up_quickly(monkeypatch, tmp_path):
 
     monkeypatch.setattr("efftrain_cli.data.hub.socket.create_connection", never_answers)
     with pytest.raises(
-        DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*bpe:N"
+        DataError, match=r"Hub cannot be asked: 192\.0\.2\.1:80 does not answer.*\n  connect.*bpe:N"
     ):
         load_tokenizer("gpt2")
     (source,) = find_text(Data(train="owner/name")).train

@@ -173,7 +173,9 @@ def test_a_budget_of_more_than_one_epoch_needs_permission(tmp_path):
     """F37"""
     windows = Windows(counting_shards(tmp_path, 64 * 101), 64, seed=1)
     assert windows.check_budget(100, Data()) == 1.0
-    with pytest.raises(RecipeError, match=r"2\.50 epochs.*data\.repeat = true") as refused:
+    with pytest.raises(
+        RecipeError, match=r"2\.50 epochs.*\n  set data\.repeat = true .*divide train\.tokens by 3,"
+    ) as refused:
         windows.check_budget(250, Data())
     assert refused.value.exit_code == 2
     assert windows.check_budget(250, Data(repeat=True)) == 2.5

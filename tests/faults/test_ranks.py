@@ -108,7 +108,7 @@ def test_a_killed_rank_ends_the_run_with_its_last_step_saved(lab):
     os.kill(process_of(run, 1), signal.SIGKILL)
     assert end(run, 128 + signal.SIGKILL).splitlines() == [
         "error: rank 1 was ended by SIGKILL; the others have stopped",
-        "resume the run from its last checkpoint",
+        "  resume the run from its last checkpoint",
     ]
     assert saved(lab) == lab.last_step("r")
 

@@ -230,7 +230,7 @@ lines.os = Broken()
 def test_a_place_where_no_run_can_be_made(tmp_path, monkeypatch):
     """F64: exit 6, the folder and what to set."""
     (tmp_path / "runs").write_text("a file")
-    with pytest.raises(DiskError, match=r"no run can be made in .*runs.*EFFTRAIN_RUNS"):
+    with pytest.raises(DiskError, match=r"no run can be made in .*runs\n.*EFFTRAIN_RUNS"):
         Run.create("r", "", {})
     (tmp_path / "runs").unlink()
     mkdir = Path.mkdir

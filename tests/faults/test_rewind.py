@@ -62,9 +62,12 @@ def events(run: Path, kind: str) -> list[dict]:
     return [event for event in read_events(run) if event["event"] == kind]
 
 
-def test_the_bad_batches_are_skipped_and_the_run_ends(recipe, monkeypatch):
+def test_the_bad_batches_are_skipped_and_the_run_ends(recipe, monkeypatch, capsys):
     poison(monkeypatch, lambda window: window == 12 * BATCH)  # step 13
     run = start(recipe, rewinding=True)
+    said = capsys.readouterr().out
+    assert "rewound to step 12; the batches since are skipped" in said
+    assert "pretrain --resume" not in said[: said.index("rewound")], "nothing is to be done"
     (event,) = events(run, "rewind")
     # The state before step 13 was saved when it diverged, and its loss was as usual.
     assert (event["from_step"], event["to_step"], event["skipped_windows"]) == (

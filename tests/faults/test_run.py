@@ -13,10 +13,12 @@ import termios
 import time
 from collections.abc import Iterator
 from fcntl import ioctl
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from efftrain_cli.foundation.console import make_console
 from efftrain_cli.foundation.errors import UsageError
@@ -330,12 +332,35 @@ def test_the_time_left_has_no_milliseconds(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
     with TrainingDisplay(make_console(), total_tokens=100, tokens=0, steps=100) as screen:
-        for step in (1, 2, 100):
+        for step in (1, 2):
             now[0] = step / 1000
             screen.show({"step": step, "tokens": step, "loss": 3.0, "val_loss": None})
             assert not screen._text().endswith("ms")
-        assert screen._text().endswith("ETA 0 s")
+        assert screen._text().endswith("ETA 1 s")
         screen._ended.set()
+
+
+@pytest.mark.parametrize(
+    "columns, numbers",
+    [
+        (80, "loss 3.000  val 3.500  10K tok/s  ETA 9 s"),
+        (60, "loss 3.000  val 3.500  ETA 9 s"),
+        (40, "loss 3.000  ETA 9 s"),
+    ],
+)
+def test_a_narrow_bar_leaves_numbers_out_whole(monkeypatch, columns, numbers):
+    """Eight columns are the bar's. After the last step no time is left to tell."""
+    now = [0.0]
+    monkeypatch.setattr(screen_module.time, "monotonic", lambda: now[0])
+    console = Console(file=StringIO(), force_terminal=True, width=columns)
+    with TrainingDisplay(console, total_tokens=11, tokens=0, steps=235) as screen:
+        row = {"step": 1, "tokens": 1, "loss": 3.0, "val_loss": 3.5, "tokens_per_second": 1e4}
+        screen.show(row)
+        now[0] = 1.0
+        screen.show(row | {"step": 2, "tokens": 2})
+        assert screen._text() == f"step 2/235  {numbers}"
+        screen.show(row | {"step": 11, "tokens": 11})
+        assert screen._text().startswith("step 11/235") and "ETA" not in screen._text()
 
 
 def test_a_line_while_nothing_happens(monkeypatch, capfd):

@@ -49,7 +49,7 @@ program.main()
         early = code.replace("MODULE", module)
         result = python(early, cwd=tmp_path, code=75, EFFTRAIN_RUNS=runs)
         assert (
-            "stopped by SIGTERM outside of training: nothing is lost; give the same command again"
+            "stopped by SIGTERM outside of training: nothing is lost\n  give the same command again"
             in result.stderr
         )
         assert not (tmp_path / "runs").exists()

@@ -49,7 +49,7 @@ MOMENT = (
 
 def command_in(process: Process) -> list[str]:
     """The command that the message prints as the way on."""
-    (found,) = re.findall(r"efftrain (pretrain --resume .*)", process.errors)
+    (found,) = re.findall(r"`efftrain (pretrain --resume .*)`", process.errors)
     return shlex.split(found)
 
 

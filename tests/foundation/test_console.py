@@ -149,3 +149,32 @@ def test_lines_break_between_words_and_never_in_a_command(monkeypatch):
         "  give --name",
     ]
     assert folded(line, 2, pipe) == line
+
+
+def test_a_broken_line_goes_on_below_its_first_word(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    shown = folded("    must divide model.n_embd; or set model.head_dim", 2, terminal)
+    assert shown == "    must divide model.n_embd; or set\n    model.head_dim"
+
+
+def test_a_broken_line_goes_on_below_the_text_of_its_label(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    shown = folded("looks      2, at nominal levels 0.017, 0.037", 2, terminal)
+    assert shown == "looks      2, at nominal levels 0.017,\n           0.037"
+
+
+def test_a_narrow_table_drops_what_it_can_spare_before_it_becomes_blocks(monkeypatch):
+    terminal = StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdout", terminal)
+    head, rows = ("run", "recipe", "loss"), [("a-seed1", "a", "3.5"), ("b-seed1", "b", "3.4")]
+    dropped = ["run      loss", "a-seed1   3.5", "b-seed1   3.4"]
+    for columns, lines in (("21", 3), ("20", 3), ("13", 3), ("12", 4)):
+        monkeypatch.setenv("COLUMNS", columns)
+        shown = table_lines(head, rows, ("recipe",))
+        assert len(shown) == lines
+        assert (shown == dropped) == (columns in ("20", "13"))

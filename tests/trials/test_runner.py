@@ -28,6 +28,7 @@ from efftrain_cli.run.directory import run_path
 from efftrain_cli.run.lock import OWNER, TRIAL, owner_of, this_process
 from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.trials import runner
+from efftrain_cli.trials.costs import needs_of
 from efftrain_cli.trials.runner import TrialRunner, environments, pretrain_arguments
 from efftrain_cli.trials.trial import Trial, grid
 from tests.conftest import REPOSITORY
@@ -123,6 +124,16 @@ def test_a_run_that_ended_is_counted_among_all(folder):
     assert begun == "look 1, 1 of 3 trained already"
     assert second.startswith(f"[2/3] warm-seed0: val loss {val_loss(100, 0, 1.3):.4f}, ")
     assert third.startswith(f"[3/3] plain-seed1: val loss {val_loss(100, 1, 1.0):.4f}, ")
+
+
+def test_runs_are_numbered_in_the_order_of_their_ends(folder, monkeypatch):
+    cores(monkeypatch, 2)
+    trials = plain(0, 1)
+    launch = Pretrain(trials)
+    launch.on_launch = lambda name: setattr(launch.children["plain-seed0"], "left", 9)
+    lines: list[str] = []
+    TrialRunner(folder / "state", jobs=2, say=lines.append, launch=launch).train(trials)
+    assert [line.split(":")[0] for line in lines] == ["[1/2] plain-seed1", "[2/2] plain-seed0"]
 
 
 def test_as_many_runs_at_once_as_jobs_and_no_more(folder, monkeypatch):
@@ -420,6 +431,9 @@ def test_disk_of_a_run_is_that_of_its_checkpoints(folder):
     # each
     parameters = 320 * 32 + 32 * 32 + 12 * 32 * 32 + 13 * 32 + 2 * 32
     assert cost.disk_bytes(recipe) == 2 * 12 * parameters + 11 * cost.ROW
+    (trial,) = plain(0)
+    assert needs_of(trial, "new")["disk_bytes"] == 3 * 12 * parameters + 11 * cost.ROW
+    assert needs_of(trial, "finished")["disk_bytes"] == 0, "it has what it needs"
 
 
 def rate(**values: Any) -> None:

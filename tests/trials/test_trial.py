@@ -6,7 +6,7 @@ import pytest
 
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.trials.trial import check_comparable, grid, parse_seeds, parse_settings
-from tests.trials.stubs import both
+from tests.trials.stubs import TINY, both
 
 
 def test_seeds():
@@ -24,7 +24,7 @@ def test_seeds():
 )
 def test_too_many_seeds_are_refused_before_they_are_listed(text):
     """F97."""
-    with pytest.raises(UsageError, match=r"more than the 10,000|write 0\.\.4"):
+    with pytest.raises(UsageError, match=r"more than the 10,000|\n  give 0\.\.4"):
         parse_seeds(text)
 
 
@@ -82,3 +82,9 @@ def test_what_could_not_be_compared_is_refused_before_training(folder):
     check_comparable(both(0, 1))
     with pytest.raises(UsageError, match="validation text"):
         check_comparable(grid(["plain.toml"], (0,), [("data.valid", ["valid.txt", "text.txt"])]))
+    for name, fraction in (("cut", 0.05), ("less", 0.01)):
+        held_out = f"valid_fraction = {fraction}"
+        (folder / f"{name}.toml").write_text(TINY.replace('valid = "valid.txt"', held_out))
+    said = "the validation text: 0.05 of text.txt in cut.toml; 0.01 of text.txt in less.toml"
+    with pytest.raises(UsageError, match=said):
+        check_comparable(grid(["cut.toml", "less.toml"], (0,), []))
