@@ -133,6 +133,7 @@ def test_show_says_everything(root):
     ):
         assert word in out
     assert "marks" not in out
+    assert f" {'b' * 16} " in out and "b" * 17 not in out  # a hash of 64 digits
     # F43: the parts of the time and what they add up to.
     lines = [" ".join(line.split()) for line in out.splitlines()]
     for part in ("train 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):
