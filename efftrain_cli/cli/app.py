@@ -60,10 +60,10 @@ class _Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         for parameter in self.params:
             if ctx.params.get(parameter.name) == "" != parameter.default:
-                name = parameter.opts[0]
-                if not name.startswith("-"):
-                    name = parameter.metavar or name.upper()
-                raise UsageError(f"{name} is empty\ngive it a value, or leave it out")
+                raise UsageError(
+                    f"{parameter.opts[0].removesuffix('_argument')} is empty\n"
+                    "give it a value, or leave it out"
+                )
         return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -126,8 +126,7 @@ def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
         # Below the axes, where it hides no curve, in as many columns as fit.
         fitting = max(1, min(len(handles), 70 * columns // (8 + max(map(len, labels)))))
         # The legend's further lines take nothing from the axes.
-        more = (len(handles) - 1) // fitting
-        figure.set_figheight(figure.get_figheight() + 0.18 * more)
+        figure.set_figheight(figure.get_figheight() + 0.18 * ((len(handles) - 1) // fitting))
         figure.legend(
             handles,
             labels,
@@ -204,8 +203,7 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
         axes.set_xticks(list(plot.ticks), list(plot.ticks.values()))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
-    title = "\n".join(textwrap.fill(line, 54) for line in plot.title.split("\n"))
-    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_title(plot.title, fontsize=11, loc="left")
     axes.set_xlabel(plot.x)
     axes.set_ylabel(textwrap.fill(plot.y, 40))
     axes.grid(alpha=0.18, linewidth=0.6, color=_INK)

@@ -85,7 +85,8 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
     rows = []
     for base, *others in rows_by_question(comparison):
         judged = [row for row in others if row["text"]]
-        is_none = all(row["kind"] == "nothing" for row in judged)
+        has_any = any(row["mean"] for row in (base, *others))
+        is_none = base["test"] in ("rank", "failures") and not has_any
         if is_none or (base["test"] == "score") != scores:
             continue
         title = base["title"]

@@ -304,7 +304,7 @@ def _hint(line: str) -> str:
         )
     if re.fullmatch(r"[+-]?(\d+\.|\.\d+)(e[+-]?\d+)?", value, re.IGNORECASE):
         return "; a number has digits on both sides of its dot, such as 0.5 or 1.0"
-    if re.fullmatch(r"[\w./:*~-]+", value):
+    if re.fullmatch(r"(?!([\d_.e-]+|true|false)$)[\w./:*~-]+", value):
         return f'; text takes quotes: {key} = "{value}"'
     return ""
 

@@ -121,12 +121,12 @@ def check_ranks(recipe: Recipe, summary: PlanSummary, ranks: Ranks) -> None:
     lanes = recipe.lanes
     cut = [name for name, method in recipe.methods.items() if method.cut_matters()]
     if not lanes and cut and not _cut_alike(recipe, summary, sharing):
-        most = 1 << min(smallest, max(ranks.world_size, 4)).bit_length() - 1
+        most = min(smallest, max(ranks.world_size, 4))
         raise UsageError(
             f"[{cut[0]}] depends on how a step is cut into micro-batches,"
             f" which {sharing} {what} cut differently from one\n"
-            f"set parallel.lanes = {most}: every number of devices that divides it"
-            " cuts a step the same way"
+            f"set parallel.lanes = {1 << most.bit_length() - 1}:"
+            " every number of devices that divides it cuts a step the same way"
         )
     if lanes and lanes % ranks.world_size:
         raise UsageError(

@@ -207,8 +207,8 @@ def _probes(search: Search, receipts: Sequence[Receipt]) -> Plot:
         curves.append(curve(i, label, [step for step, _ in receipt.curve], ratios))
     return Plot(
         "probes",
-        f"probes; dotted: the end of the learning-rate warmup (step {search.lr_warmup_steps}),"
-        f" unstable above {search.threshold:g}",
+        f"probes; dotted: unstable above {search.threshold:g}, and\n"
+        f"the end of the learning-rate warmup (step {search.lr_warmup_steps:,})",
         pd.concat(curves, ignore_index=True),
         "step",
         "validation perplexity (full length) / its best so far",

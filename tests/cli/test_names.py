@@ -186,6 +186,6 @@ def test_a_usable_temperature_is_accepted(temperature):
 def test_an_empty_option_is_not_taken_for_its_default(line):
     with pytest.raises(UsageError) as refused:
         cli(line)
-    names = {"compare a b --baseline=": "--baseline", "pretrain ''": "RECIPE"}
+    names = {"compare a b --baseline=": "--baseline", "pretrain ''": "recipe"}
     name = names.get(line, "--name")
     assert str(refused.value) == f"{name} is empty\ngive it a value, or leave it out"

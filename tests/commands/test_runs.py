@@ -195,6 +195,7 @@ def test_show_says_everything(root):
     assert "marks" not in out
     # One run needs no letter, and a value that it lacks no line.
     assert not re.search(r"^ +A *$|^study|-$", out, re.MULTILINE)
+    assert f" {'b' * 16} " in out and "b" * 17 not in out  # a hash of 64 digits
     # F43: the parts of the time and what they add up to.
     lines = [" ".join(line.split()) for line in out.splitlines()]
     for part in ("train 5 s", "eval 2.75 s", "other 1.25 s", "wall 9 s"):

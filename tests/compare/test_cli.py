@@ -221,10 +221,10 @@ def at(row: dict[str, Any], loss: float) -> dict[str, Any]:
 
 
 def test_no_text_of_a_figure_is_cut_off():
-    """Eight names below each other, a long title, and powers of ten as plain numbers."""
+    """Eight names below each other, a long axis, and powers of ten as plain numbers."""
     labels = [f"{letter(i)} start 8, {10 * i} steps: unstable at step 100" for i in range(8)]
     curves = [curve(i, label, [1.0, 2.0], [1.0, 1e3]) for i, label in enumerate(labels)]
-    title = "probes; dotted: the end of the learning-rate warmup (step 60), unstable above 1.3"
+    title = "probes; dotted: unstable above 1.3, and\nthe end of the learning-rate warmup (step 60)"
     axis = "validation perplexity (full length) / its best so far"
     figure = draw_figure([Plot("probes", title, pd.concat(curves), "step", axis, log="y")])
     figure.draw_without_rendering()
@@ -326,7 +326,7 @@ def test_a_comparison_that_does_not_fit_leaves_the_earlier_file(two, tmp_path, k
     try:
         with pytest.raises(DiskError, match="earlier: File too large"):
             run("small", "small-slw", "--format", kind, "-o", "link")
-        with pytest.raises(DiskError, match=r"figures/.*\.svg: File too large"):
+        with pytest.raises(DiskError, match=r"figures/.*: File too large"):
             run("small", "small-slw", "--figures", "figures")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

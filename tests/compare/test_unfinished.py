@@ -47,6 +47,10 @@ def test_a_run_that_was_not_started_is_pending(root):
     write_pair(root)
     (root / "small-slw-seed1" / "metrics.jsonl").unlink()
     assert verdict_of("final_loss").text.startswith("pending: 1 of 6")
+    # No run has diverged or jumped so far: lines of zeros are left out.
+    titles = {row[0] for row in answers(of("small", "small-slw")).rows}
+    assert "final loss" in titles
+    assert titles.isdisjoint({"runs that diverged", "validation jumps"})
 
 
 def write_failing(

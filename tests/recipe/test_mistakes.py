@@ -130,7 +130,9 @@ def test_every_mistake_is_reported_at_once_with_its_place_and_meaning(folder):
         ("[optim]\nlr = .5", 2, "digits on both sides"),
         ("[train]\ntokens = 300M", 2, 'tokens = "300M"'),
         ("[optim]\nschedule = cosine", 2, 'text takes quotes: schedule = "cosine"'),
-        ("seed = 1\nseed = 2", 2, "cannot overwrite a value"),
+        ("seed = 1\nseed = 2", 2, "cannot overwrite a value\n"),
+        ("[optim]\nlr = 1e-3\nlr = 2.5e-3", 3, "cannot overwrite a value\n"),
+        ("[data]\nrepeat = true\nrepeat = false", 3, "cannot overwrite a value\n"),
         ("[optim\nlr = 1", 1, "expected"),
         ('x = "open', 1, ""),
     ],
@@ -141,7 +143,7 @@ def test_lines_that_are_not_toml_are_pointed_at(folder, text, line, hint):
         load_recipe("bad")
     (problem,) = caught.value.problems
     assert problem.source == f"recipes/bad.toml:{line}"
-    assert hint in problem.rule
+    assert hint in f"{problem.rule}\n"
     assert str(caught.value).startswith("recipe 'bad' has 1 mistake; nothing was run")
 
 
