@@ -13,7 +13,6 @@ import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from efftrain_cli.compare.groups import Group, runs_of
 from efftrain_cli.compare.reading import STEP_COLUMNS, kinds_of_steps
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.errors import DivergedError, UsageError
+from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.foundation.step import Batch, Progress, StepPlan
 from efftrain_cli.model.kernels import choose_determinism
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
@@ -319,7 +319,7 @@ def measure(arms: Sequence[Arm], plan: Design, device: torch.device) -> Calibrat
         )
     return Calibration(
         schema_version=Calibration.newest,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=utc_now(),
         efftrain=__version__,
         torch=torch.__version__,
         python=platform.python_version(),

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +22,7 @@ from efftrain_cli.data.hub import hub_off
 from efftrain_cli.foundation.console import counted, human_seconds, say, silence, silent
 from efftrain_cli.foundation.errors import DataError, EfftrainError, LostProcessError, UsageError
 from efftrain_cli.foundation.files import sha256_of
+from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.run.directory import existing_run
 from efftrain_cli.run.lines import finite
 from efftrain_cli.run.origin import imported_without_text, read_origin
@@ -412,7 +412,7 @@ def entry_of(
         "lm_eval": None if task.name in OFFLINE else harness_version(),
         "torch": torch.__version__,
         "efftrain": __version__,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": utc_now(),
         "seconds": round(seconds, 3),
     }
 

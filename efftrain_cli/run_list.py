@@ -23,6 +23,7 @@ from efftrain_cli.run.lines import read_file
 from efftrain_cli.run.metrics import check_rows
 from efftrain_cli.run.names import runs_by_recipe, runs_meant
 from efftrain_cli.run.origin import Origin
+from efftrain_cli.run.small_files import read_recipe_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,8 +112,8 @@ def table_of_runs(frame: pd.DataFrame, fits: Callable[[Table], bool]) -> Table:
     values below each name."""
     from efftrain_cli.compare.tables import Table
 
-    others = ("flops", "seconds", "updates", "final_loss", "problem")
-    shown = [name for name in TITLES if name not in others]
+    shown = ["name", "status", "recipe", "seed", "tokens", "budget"]
+    shown += ["best_val_loss", "age_seconds"]
     for left_out in ("", "recipe", "seed", "budget", "age_seconds", "tokens"):
         shown = [name for name in shown if name != left_out]
         rows = []
@@ -164,7 +165,8 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         run = read_numbers(path, zero_shot=False)
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
-        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": printable(reason)}
+        problem = "\n".join(map(printable, reason.split("\n")))
+        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": problem}
         return row, {}
     return row_of(path, run), run.recipe
 
@@ -219,6 +221,8 @@ def verify_small_files(path: Path) -> tuple[list[str], int]:
     sealed = []
     for file in (*path.glob("*"), *path.glob("probes/*/probe.json")):
         try:
+            if file.name == "recipe.toml":
+                read_recipe_values(path)
             if file.name in ("recipe.toml", "search.toml"):
                 sealed.append(has_toml_seal(read_toml_text(file)))
             elif file.name == "zeroshot.json":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from efftrain_cli.compare.comparison import Comparison, compare, read_valid_runs
 from efftrain_cli.compare.groups import Group, best_settings, group_runs, rank_of, runs_of
 from efftrain_cli.compare.picture import draw_in_terminal, write_figures
 from efftrain_cli.compare.sisters import count_sisters
+from efftrain_cli.foundation.console import print_json
 from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.trials import screen
@@ -37,7 +37,7 @@ def print_plan(trials: Sequence[Trial], jobs: int, as_json: bool) -> None:
         }
         runs.append(run | needs_of(trial, state))
     if as_json:
-        print(json.dumps({"schema_version": 1, "runs": runs}, indent=1))
+        print_json({"schema_version": 1, "runs": runs})
     else:
         print("\n".join(screen.plan_lines(runs, jobs)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from efftrain_cli.cli.app import Commands, app
 from efftrain_cli.cli.options import RunArgument, TableOrJson
-from efftrain_cli.foundation.console import print_json
+from efftrain_cli.foundation.console import print_folded, print_json
 from efftrain_cli.foundation.errors import CheckpointError
 
 group = Commands(help="List a run's checkpoints, or verify them bit by bit.", no_args_is_help=True)
@@ -36,7 +36,7 @@ def verify(run: RunArgument, format_: TableOrJson = "table") -> None:
     if format_ == "json":
         print_json(verified)
     else:
-        print("\n".join(describe_verified(verified)))
+        print_folded("\n".join(describe_verified(verified)), indent=9)
     damaged = sum(not each["sound"] for each in verified)
     if damaged:
         raise CheckpointError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
+
 _HELP_WIDTH = 45
 """Characters of a candidate's description; Typer breaks longer lines, which shells take for further
 candidates."""
@@ -9,8 +11,6 @@ candidates."""
 
 def recipe_names(incomplete: str) -> list[tuple[str, str]]:
     """List recipe names with what they are; none of a path, which the shell completes by itself."""
-    from textwrap import shorten
-
     from efftrain_cli.foundation.errors import RecipeError
     from efftrain_cli.recipe import draft
 
@@ -43,8 +43,6 @@ def override_keys(incomplete: str) -> list[tuple[str, str]]:
     """List the dotted keys of a recipe, for --set; nothing once the value is being typed."""
     if "=" in incomplete:
         return []
-    from textwrap import shorten
-
     from efftrain_cli.recipe.check import known_keys
     from efftrain_cli.recipe.recipe import Recipe
 

@@ -49,6 +49,7 @@ RunArgument = Annotated[
         autocompletion=run_names,
     ),
 ]
+Seed = Annotated[int | None, Option(help="Seed instead of the recipe's.")]
 CheckpointOption = Annotated[
     str | None, Option(help="Checkpoint, by step or name.", show_default="the newest")
 ]

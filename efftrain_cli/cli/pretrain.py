@@ -8,7 +8,7 @@ from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names, run_names
-from efftrain_cli.cli.options import RECIPE, Device, Overrides, Quiet, share
+from efftrain_cli.cli.options import RECIPE, Device, Overrides, Quiet, Seed, share
 from efftrain_cli.foundation.console import say
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.launch import check_devices, should_log
@@ -35,7 +35,7 @@ def pretrain(
     recipe: Annotated[str | None, RECIPE] = None,
     set_: Overrides = None,
     name: Annotated[str | None, Option(help="Run name, by default RECIPE-seedSEED.")] = None,
-    seed: Annotated[int | None, Option(help="Seed instead of the recipe's.")] = None,
+    seed: Seed = None,
     device: Device = "auto",
     devices: Annotated[
         int | None,

@@ -208,6 +208,7 @@ def summarize_recipe(name: str) -> dict[str, Any]:
         shown_path,
     )
     from efftrain_cli.recipe.sections import Model, config_of
+    from efftrain_cli.recipe.toml import flatten
 
     path = find_recipe(name)
     own = path.resolve().parent != shipped_recipes()
@@ -228,16 +229,11 @@ def summarize_recipe(name: str) -> dict[str, Any]:
         card["mistake"] = mistake.split("\n")[0]
         return card
 
-    shown_keys = {
-        "model": ("n_layer", "n_embd", "seq_len"),
-        "train": ("batch_size", "tokens"),
-    }
-    for section, keys in shown_keys.items():
-        table = draft.values.get(section)
-        if not isinstance(table, dict):
-            table = {}
-        for key in keys:
-            card[key] = table.get(key)
+    values = flatten(draft.values)
+    for key in ("model.n_layer", "model.n_embd", "model.seq_len"):
+        card[key.removeprefix("model.")] = values.get(key)
+    for key in ("batch_size", "tokens"):
+        card[key] = values.get(f"train.{key}")
 
     # A wrong value is shown as it is written, and leaves the number of parameters unknown.
     with contextlib.suppress(ValueError):

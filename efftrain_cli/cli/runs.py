@@ -51,10 +51,11 @@ def list_(
         print_json(frame.astype(object).where(frame.notna(), None).to_dict("records"))
         return
     if frame.empty:
-        which, advice = "", "`efftrain pretrain` makes one"
+        said = f"no runs in {runs_root()}; `efftrain pretrain` makes one"
         if names:
-            which, advice = f" called {' or '.join(names)}", "`efftrain runs list` shows all"
-        print_folded(f"no runs{which} in {runs_root()}; {advice}")
+            called = " or ".join(names)
+            said = f"no runs called {called} in {runs_root()}; `efftrain runs list` shows all"
+        print_folded(said)
         return
     from efftrain_cli.compare.show import fits, print_tables
     from efftrain_cli.foundation.console import make_console

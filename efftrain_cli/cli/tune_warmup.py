@@ -9,7 +9,7 @@ from typer import Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import recipe_names
-from efftrain_cli.cli.options import Device, Devices, Overrides
+from efftrain_cli.cli.options import Device, Devices, Overrides, Seed
 from efftrain_cli.foundation.errors import UsageError
 
 Tuned = Literal["length", "batch", "two-stage", "lr"]
@@ -62,7 +62,7 @@ def tune_warmup(
     name: Annotated[
         str | None, Option(help="Name of the search's directory in runs/; default RECIPE-tune.")
     ] = None,
-    seed: Annotated[int | None, Option(help="Seed instead of the recipe's.")] = None,
+    seed: Seed = None,
     device: Device = "auto",
     devices: Devices = 1,
     multiples: Annotated[
@@ -123,11 +123,10 @@ def tune_warmup(
             "  add --plan, or leave --format out"
         )
     if format_ == "json":
-        import json
-
+        from efftrain_cli.foundation.console import print_json
         from efftrain_cli.tune_warmup.printing import plan_values
 
-        print(json.dumps(plan_values(search), indent=1))
+        print_json(plan_values(search))
         return
     if plan:
         from efftrain_cli.foundation.console import make_console

@@ -9,7 +9,7 @@ from efftrain_cli.compare.formats import format_value
 from efftrain_cli.compare.groups import Group, differing_keys, finished_runs, runs_of
 from efftrain_cli.compare.picture import letter
 from efftrain_cli.compare.reading import RunNumbers
-from efftrain_cli.foundation.console import human_count
+from efftrain_cli.foundation.console import human_count, listed
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.toml import flatten
@@ -147,7 +147,7 @@ def why_flops_not_judged(runs: Sequence[RunNumbers]) -> str:
     lacking = [run.name for run in runs if run.flops_lack_optimizer]
     if lacking:
         return (
-            f"{name_some(lacking)}: begun before the FLOPs"
+            f"{listed(lacking)}: begun before the FLOPs"
             " of Muon's Newton-Schulz iterations were counted"
         )
     return ""
@@ -159,7 +159,7 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
         names = _names_by_value(runs, f"data.{key}")
         unknown = names.get("None")
         if unknown:
-            found.append(f"{title} of {name_some(unknown)} is unknown (origin.json does not say)")
+            found.append(f"{title} of {listed(unknown)} is unknown (origin.json does not say)")
         elif len(names) > 1:
             found.append(f"{title} differs: {_split(names)}")
     by_losses: dict[bytes, RunNumbers] = {}
@@ -193,20 +193,18 @@ def _origin_warnings(runs: Sequence[RunNumbers]) -> list[str]:
 
 def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
     found = []
-    recipes = [group.recipe for group in groups]
-    names = [group.label for group in groups]
-    if " " in "".join(names):  # of settings: the key of the tables is shorter
-        names = [letter(i) for i in range(len(groups))]
+    named = {group.label: group.recipe for group in groups}
+    # A setting's name is long: its letter is in every table.
+    if " " in "".join(named):
+        named = {letter(i): group.recipe for i, group in enumerate(groups)}
+    recipes = list(named.values())
     has_moments = any(map(_takes_moments, recipes))
     for key in differing_keys(recipes):
         # The standardization loss is computed within each micro-batch.
         is_cut = has_moments and key in ("parallel.lanes", "train.micro_batch_tokens")
         if not is_cut and not key.startswith(SHARED_SECTIONS):
             continue
-        values = [
-            f"{name} {format_value(recipe.get(key))}"
-            for name, recipe in zip(names, recipes, strict=True)
-        ]
+        values = [f"{name} {format_value(recipe.get(key))}" for name, recipe in named.items()]
         text = f"different {key}: {', '.join(values)}"
         if is_cut:
             text += "; the standardization loss takes its moments over micro-batches"
@@ -227,7 +225,7 @@ def _parent_warnings(groups: Sequence[Group]) -> list[str]:
         for parent, begun in names.items():
             if len(begun) > 1:
                 found.append(
-                    f"{name_some(begun)} began with the weights of {parent}: intervals and p hold"
+                    f"{listed(begun)} began with the weights of {parent}: intervals and p hold"
                     " for these weights only"
                 )
     return found
@@ -251,17 +249,9 @@ def _names_by_value(
 
 
 def _split(values: dict[str, list[str]]) -> str:
-    return "; ".join(f"{_short(value)} in {name_some(names)}" for value, names in values.items())
+    return "; ".join(f"{_short(value)} in {listed(names)}" for value, names in values.items())
 
 
 def _short(value: str) -> str:
     """Return the first digits of a hash; any other value as it is."""
     return value[:12] if len(value) >= 40 and " " not in value else value
-
-
-def name_some(names: Sequence[str]) -> str:
-    """Return names as a list in words: all of up to four, else three and the number of others."""
-    listed = list(names)
-    if len(listed) > 4:
-        listed[3:] = [f"and {len(listed) - 3} more"]
-    return ", ".join(listed)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from efftrain_cli.compare.calibrated import with_calibration
-from efftrain_cli.compare.comparability import INCOMPARABLE, SIGNS, check, name_some
+from efftrain_cli.compare.comparability import INCOMPARABLE, SIGNS, check
 from efftrain_cli.compare.engine import Verdict, correct, judge_question
 from efftrain_cli.compare.groups import (
     BEST_RULE,
@@ -36,7 +36,7 @@ from efftrain_cli.compare.measures import (
 from efftrain_cli.compare.picture import letter
 from efftrain_cli.compare.reading import RunNumbers, read_numbers
 from efftrain_cli.compare.zero_shot import score_questions
-from efftrain_cli.foundation.console import counted
+from efftrain_cli.foundation.console import counted, listed
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.recipe import methods_among
@@ -190,7 +190,7 @@ def compare(
         if group.recipe_name in chosen_from:
             waiting += [run.name for run in group.runs if run.pending]
     if waiting and withheld is None:
-        withheld = Why("pending", f"pending: the best setting waits for {name_some(waiting)}")
+        withheld = Why("pending", f"pending: the best setting waits for {listed(waiting)}")
 
     verdicts = _judge(questions, groups, labels, withheld)
     labels += [*grid_notes, *_trial_notes(every, groups, trials, is_best)]
@@ -400,9 +400,10 @@ def _trial_notes(
         same = [other for other in every if other.recipe_name == group.recipe_name]
         tried[group.recipe_name] = len(same), len(runs_of(same))
     if len(set(tried.values())) > 1:
-        parts = []
-        for name, (settings, runs) in tried.items():
-            parts.append(f"{name} {counted(settings, 'setting')} in {counted(runs, 'run')}")
+        parts = [
+            f"{name} {counted(settings, 'setting')} in {counted(runs, 'run')}"
+            for name, (settings, runs) in tried.items()
+        ]
         text = (
             f"not tuned alike: {', '.join(parts)}; the best of more settings, or of fewer runs of"
             " each, looks better than it is (20 settings against one: false claims in 15 % of"

@@ -195,15 +195,16 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 def _group_values(comparison: Comparison, group: Group) -> dict[str, Any]:
     runs = []
     for run in group.runs:
-        values = {
-            "name": run.name,
-            "seed": run.seed,
-            "status": run.status,
-            "marks": [mark.text for mark in run.marks],
-            "steps": run.step,
-            "seconds": run.spent,
-        }
-        runs.append(values)
+        runs.append(
+            {
+                "name": run.name,
+                "seed": run.seed,
+                "status": run.status,
+                "marks": [mark.text for mark in run.marks],
+                "steps": run.step,
+                "seconds": run.spent,
+            }
+        )
     return {
         "letter": comparison.letter(group),
         "label": group.label,

@@ -180,11 +180,11 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
 
     fewest = min(SETTINGS_SHOWN, len(keys))
     for n_shown in range(fewest, len(keys) + 1):
-        labels = {_settings(other, keys[:n_shown]) for other in namesakes}
+        labels = {settings_of(other, keys[:n_shown]) for other in namesakes}
         if len(labels) == len(namesakes):
-            shown = _settings(group, keys[:n_shown])
+            shown = settings_of(group, keys[:n_shown])
             words = [group.recipe_name, *shown]
-            n_more = len(_settings(group, keys)) - len(shown)
+            n_more = len(settings_of(group, keys)) - len(shown)
             if n_more:
                 words.append(f"and {n_more} more")
             return " ".join(words)
@@ -192,14 +192,12 @@ def _label(group: Group, groups: Sequence[Group]) -> str:
     return first_run
 
 
-def _settings(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
+def settings_of(group: Group, keys: Sequence[str]) -> tuple[str, ...]:
     """Return `key=value` for each of the keys that the group has."""
-    settings = []
-    for key in keys:
-        value = group.conditions.get(key)
-        if value is not None:
-            settings.append(f"{key}={format_value(value)}")
-    return tuple(settings)
+    values = group.conditions
+    return tuple(
+        f"{key}={format_value(values[key])}" for key in keys if values.get(key) is not None
+    )
 
 
 @dataclass(frozen=True)

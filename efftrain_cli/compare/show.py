@@ -33,12 +33,12 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
     """Print tables; if the terminal is too narrow for one, its rows become blocks of lines."""
     for table in tables:
         if table.title:
-            console.print(table.title, style="bold", markup=False, highlight=False)
+            console.print(table.title, style="bold", markup=False)
         if fits(table, console):
             console.print(_drawn(table))
         else:
-            for line in block_lines(table.header, table.rows, console.width):
-                console.print(Text(line), soft_wrap=True)
+            lines = block_lines(table.header, table.rows, console.width)
+            console.print(Text("\n".join(lines)), soft_wrap=True)
         if table.note:
             console.print(Text(table.note, style="dim"))
         console.print()
@@ -48,16 +48,21 @@ def fits(table: Table, console: Console) -> bool:
     """Return whether a table is narrow enough for the terminal; True in a pipe."""
     first, *others = zip(table.header, *table.rows, strict=True)
     # The first column may wrap between its words, and the last one, which is text, anywhere.
-    widths = [max(map(len, " ".join(first).split()), default=0)]
+    widths = [max(map(len, " ".join(first).split()))]
     widths += [max(map(len, cells)) for cells in others]
     widths[-1] = min(widths[-1], 24)
     return not console.is_terminal or sum(widths) + len(widths) - 1 <= console.width
 
 
 def _drawn(table: Table) -> RichTable:
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     # A table of names and values has no header.
-    drawn.show_header = any(table.header)
+    drawn = RichTable(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        padding=0,
+        show_header=any(table.header),
+    )
     for i, name in enumerate(table.header):
         may_wrap = i in (0, len(table.header) - 1)
         drawn.add_column(Text(name), no_wrap=not may_wrap, overflow="fold")
@@ -165,14 +170,14 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
 
 def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
     lines = [*opening_lines(comparison), ""]
-    console.print("\n".join(lines), markup=False, highlight=False)
+    console.print("\n".join(lines), markup=False)
     print_tables(console, tables_of(comparison, details))
     for label in comparison.labels:
         style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}[label.kind]
         console.print(Text.assemble((f"{SIGNS[label.kind]}:", style), f" {label.text}"))
     if not details and len(comparison.groups) > 1:
         more = "Every measure, test and run: --details; curves: --plot, --format html"
-        console.print(more, style="dim", highlight=False)
+        console.print(more, style="dim")
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,10 +12,12 @@ from efftrain_cli.compare.comparison import Comparison
 from efftrain_cli.compare.engine import count_members
 from efftrain_cli.compare.formats import format_estimate, format_number, format_p, format_value
 from efftrain_cli.compare.frames import Row, rows_by_question
+from efftrain_cli.compare.groups import settings_of
 from efftrain_cli.compare.inference import ALPHA
 from efftrain_cli.compare.measures import PRIMARY
 from efftrain_cli.compare.planning import MOST_SEEDS, assured_sd, sd_interval, seeds_needed
 from efftrain_cli.compare.verdicts import verdict_sentences
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.why import Why
 
 
@@ -59,18 +61,14 @@ def opening_lines(comparison: Comparison) -> list[str]:
 def key_table(comparison: Comparison) -> Table:
     """Say what the letters stand for, with the first four settings that differ."""
     rows = []
-    for i, group in enumerate(comparison.groups):
-        settings = []
-        for key, values in comparison.recipe_differences.items():
-            if values[i] is not None:
-                settings.append(f"{key}={format_value(values[i])}")
-        if len(settings) > 4:
-            settings[4:] = [f"and {len(settings) - 4} more"]
+    keys = list(comparison.recipe_differences)
+    for group in comparison.groups:
         name = group.recipe_name
         if group.label == group.runs[0].name:
             name = group.label
         seeds = str(len(group.runs))
-        rows.append((comparison.letter(group), name, seeds, " ".join(settings) or "-"))
+        settings = listed(settings_of(group, keys))
+        rows.append((comparison.letter(group), name, seeds, settings or "-"))
     return Table("", ("", "recipe", "seeds", "settings that differ"), rows)
 
 
@@ -185,13 +183,9 @@ def _runs(comparison: Comparison) -> Table:
     for group in comparison.groups:
         for run in group.runs:
             tokens = format_number(run.tokens, axis="tokens")
-            marks = "; ".join(mark.text for mark in run.marks)
             letter = comparison.letter(group)
-            rows.append((run.name, letter, str(run.seed), run.status, tokens, marks))
-    head = ("run", "recipe", "seed", "status", "tokens", "marks")
-    if not any(row[-1] for row in rows):
-        return Table("Runs", head[:-1], [row[:-1] for row in rows])
-    return Table("Runs", head, rows)
+            rows.append((run.name, letter, str(run.seed), run.status, tokens))
+    return Table("Runs", ("run", "recipe", "seed", "status", "tokens"), rows)
 
 
 def _recipe_differences(comparison: Comparison) -> Table:

@@ -14,6 +14,7 @@ import math
 import re
 import stat
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -27,6 +28,11 @@ LARGEST = 64 << 20
 """Bytes of the largest file that is read whole."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _SEAL_LINE = "# sha256 "
+
+
+def utc_now() -> str:
+    """Return the time as ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 class Part(BaseModel):

@@ -20,7 +20,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from efftrain_cli.foundation.files import (
     refuse_link,
     temporary_beside,
 )
-from efftrain_cli.foundation.records import sealed_toml
+from efftrain_cli.foundation.records import sealed_toml, utc_now
 from efftrain_cli.run.lines import Fields, JsonLines, Values, read_lines
 from efftrain_cli.run.lock import take_lock
 from efftrain_cli.run.metrics import all_rows, latest_rows
@@ -218,9 +217,7 @@ class Run:
 
     def event(self, kind: str, fields: Fields) -> None:
         """Append to events.jsonl what is not a step, with the time of day."""
-        self._events.write(
-            [{"event": kind, "time": datetime.now(UTC).isoformat(timespec="seconds"), **fields}]
-        )
+        self._events.write([{"event": kind, "time": utc_now(), **fields}])
 
     def events(self) -> list[Values]:
         """Read events.jsonl, oldest first; lines that are not JSON are passed over."""

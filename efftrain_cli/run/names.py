@@ -9,6 +9,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
+from efftrain_cli.foundation.console import listed
 from efftrain_cli.foundation.errors import EfftrainError, UsageError, nearest
 from efftrain_cli.run.directory import existing_run, run_names, runs_root
 from efftrain_cli.run.origin import read_origin
@@ -37,11 +38,10 @@ def find_run(name: str) -> Path:
         # with the fewest settings in their name first.
         studies = tuple(folder.name.removesuffix("study") for folder in runs_root().glob("*-study"))
         matches.sort(key=lambda run: (run.startswith(studies), not run.startswith(name), len(run)))
-        listed = ", ".join(matches[:8]) + " ..." * (len(matches) > 8)
         what = f"{name!r} is the beginning of"
         if name.removesuffix(".toml") in by_recipe:
             what = f"recipe {name!r} has"
-        raise UsageError(f"{what} {len(matches)} runs: {listed}\n  name one of them")
+        raise UsageError(f"{what} {len(matches)} runs: {listed(matches, 8)}\n  name one of them")
     return existing_run(matches[0] if matches else name)
 
 

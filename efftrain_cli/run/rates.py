@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from datetime import UTC, datetime
 from functools import lru_cache
 from statistics import median
 
@@ -16,7 +15,7 @@ from efftrain_cli.data.cache import cache_root
 from efftrain_cli.foundation.environment import planned_device
 from efftrain_cli.foundation.errors import CheckpointError
 from efftrain_cli.foundation.files import open_to_write
-from efftrain_cli.foundation.records import Part, digest_of
+from efftrain_cli.foundation.records import Part, digest_of, utc_now
 from efftrain_cli.model.flops import flops_per_token
 from efftrain_cli.plan.cost import likely_vocabulary
 from efftrain_cli.plan.plan import model_config
@@ -31,15 +30,11 @@ START_SECONDS = 5.0
 metrics.jsonl counts it."""
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 class Rate(Part):
     """One measured rate of training on one device; a line of bench.jsonl."""
 
     machine: str = Field(default_factory=lambda: os.uname().nodename)
-    time: str = Field(default_factory=_now)
+    time: str = Field(default_factory=utc_now)
     """ISO 8601, UTC."""
     device: str
     """Its name, for people."""

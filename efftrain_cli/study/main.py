@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from efftrain_cli.foundation.console import (
     counted,
     human_seconds,
     print_folded,
+    print_json,
     say,
     silent,
     table_lines,
@@ -295,11 +295,6 @@ def plots_of(judgement: StudyState) -> list[Plot]:
     if lowest:
         plots.append(best_of_k_plot(lowest))
     return plots
-
-
-def print_json(values: Mapping[str, Any]) -> None:
-    """Print values as a JSON document."""
-    print(json.dumps(values, indent=1))
 
 
 # --- for `compare --study` --------------------------------------------------------------------

@@ -12,7 +12,7 @@ import fnmatch
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from efftrain_cli.compare.sisters import is_alike
 from efftrain_cli.foundation.console import counted, human_count
 from efftrain_cli.foundation.errors import DataError, RecipeError, UsageError
 from efftrain_cli.foundation.files import make_folder
-from efftrain_cli.foundation.records import digest_of, read_record, write_record
+from efftrain_cli.foundation.records import digest_of, read_record, utc_now, write_record
 from efftrain_cli.recipe.recipe import flat_values, load_recipe
 from efftrain_cli.run.directory import recipes_seen, removed_recipes, run_path, runs_root
 from efftrain_cli.study.file import MEASURES, StudyFile
@@ -70,7 +70,7 @@ def register(file: StudyFile, allow: bool) -> Plan:
     plan = Plan(
         schema_version=Plan.newest,
         study=file.name,
-        registered=_now(),
+        registered=utc_now(),
         efftrain=__version__,
         sha256=file.sha256,
         values=file.values(),
@@ -139,7 +139,7 @@ def check_registered(file: StudyFile, allow: bool, record: bool = False) -> Plan
             " to begin a new study, or give --allow: its verdicts are exploratory from then on"
         )
     change = Change(
-        time=_now(),
+        time=utc_now(),
         sha256=digest_of(values),
         differing=differing,
         values=values,
@@ -163,10 +163,6 @@ def _shown(differing: list[list[Any]]) -> str:
 
 def _word(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 # --- the ledger: what registrations and runs in the folder of runs have seen ---------------

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import counted, human_count, make_console, printable, say
 from efftrain_cli.foundation.environment import environment_number
 from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.step import Batch
 from efftrain_cli.model.flops import flops_per_token
@@ -264,7 +264,7 @@ def software_origin(recipe_name: str) -> dict[str, object]:
     return {
         "recipe": recipe_name,
         "command": ["efftrain", *sys.argv[1:]],
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": utc_now(),
         "efftrain": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

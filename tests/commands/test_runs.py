@@ -16,7 +16,7 @@ from typer.testing import Result
 
 from efftrain_cli.compare import reading
 from efftrain_cli.compare.show import fits, print_tables
-from efftrain_cli.foundation.errors import UsageError
+from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.run.metrics import read_metrics as read
 from efftrain_cli.run_list import format_cell, read_runs, remove_runs, table_of_runs
 from tests.conftest import cli
@@ -163,6 +163,15 @@ def test_runs_that_differ_in_many_settings_are_one_frame(root):
 def test_list_of_nothing(root):
     assert "no runs in" in run("list").stdout
     assert "no runs called x-\\* in".replace("\\", "") in run("list 'x-*'").stdout
+
+
+def test_a_recipe_that_is_no_toml_is_damage_and_a_warning_of_two_lines(root):
+    path = write_run(root, "small", 0) / "recipe.toml"
+    path.write_text(path.read_text() + "x = [\n")
+    with pytest.raises(DataError, match=r"recipe.toml is damaged: Invalid value"):
+        run("verify small-seed0")
+    warning = run("list").stderr
+    assert "\n  Restore it from a copy of the run" in warning and "\\n" not in warning
 
 
 def test_a_locked_run_is_running(root):

@@ -396,14 +396,14 @@ def test_a_spread_has_two_digits_or_the_decimals_of_its_unit(mean, unit, axis, s
     assert format_number(mean, unit, axis, sd) == text
 
 
-def test_runs_have_a_column_of_marks_only_if_one_is_marked(two):
-    """Their recipes are told by the letters of the other tables."""
+def test_the_table_of_runs_names_recipes_by_their_letters(two):
+    """A mark is a line below the tables, and no column."""
+    write_run(two, "small", 3, events=[{"event": "start"}, {"event": "resume"}])
     *_, runs = tables_of(compare(read_valid_runs(select_runs(["small", "small-slw"]))[0]))
     assert runs.header == ("run", "recipe", "seed", "status", "tokens")
+    assert runs.rows[3] == ("small-seed3", "A", "3", "finished", "102.4K")
     assert runs.rows[-1] == ("small-slw-seed2", "B", "2", "finished", "102.4K")
-    write_run(two, "small", 3, events=[{"event": "start"}, {"event": "resume"}])
-    *_, runs = tables_of(compare(read_valid_runs(select_runs(["small"]))[0]))
-    assert runs.rows[-1][-2:] == ("102.4K", "resumed 1 time")
+    assert "note: small-seed3: resumed 1 time\n" in run("small", "small-slw", "--details").stdout
 
 
 @pytest.mark.parametrize("width", [40, 60])
