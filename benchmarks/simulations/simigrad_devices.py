@@ -74,7 +74,7 @@ def main() -> None:
         ]
         first = first or times
         cells = (
-            f"{time:,.0f} s, {time / base - 1:+.0%}"
+            f"{time:,.0f} s, {round(100 * (time / base - 1)):+d} %".replace("+0 ", "0 ")
             for time, base in zip(times, first, strict=True)
         )
         print(f"| {arm} | {len(rows)} | " + " | ".join(cells) + " |")
