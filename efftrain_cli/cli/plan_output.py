@@ -56,9 +56,8 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
         return
     rows = []
     for reason, plan, after in points:
-        counts = (after.tokens, plan.seq_len, plan.batch_size, plan.batch_size * plan.seq_len)
-        sizes = [f"{count:,}" for count in (plan.step, *counts)]
-        rows.append((*sizes, f"{plan.lr:.3g}", reason))
+        size = (f"{plan.seq_len:,}", f"{plan.batch_size:,}", f"{plan.batch_size * plan.seq_len:,}")
+        rows.append((f"{plan.step:,}", f"{after.tokens:,}", *size, f"{plan.lr:.3g}", reason))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
     header = ("step", "tokens", "seq_len", "batch", "tokens/step", "lr", "")
     table = table_lines(header, rows, ("tokens/step",))
