@@ -38,6 +38,7 @@ def test_keys_of_other_trainers_are_recipe_keys():
         "data.tokenizer": "bytes",
         "train.dtype": "fp32",
         "optim.name": "lion",
+        "optim.min_lr": "1e-5",
     }
     for advice in read_aliases("options").values():
         for key, value in re.findall(r"--set ([\w.]+)=(\w+)", advice):
