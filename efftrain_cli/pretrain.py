@@ -504,8 +504,7 @@ def show_summary(
     if spent := communication(run.path):
         lines.append(f"devices    {spent}")
     print_labelled(console, lines)
-    for line in describe_run(run.path):
-        console.print(line, markup=False)
+    print_labelled(console, describe_run(run.path), indent=0)
     commands = [f'sample {run.name} --prompt "..."', f"compare {run.name} OTHER-RUN"]
     if not finished:
         commands.insert(0, f"pretrain --resume {run.name}")
