@@ -293,7 +293,9 @@ def lines(analysis: Analysis, error: float) -> Iterator[str]:
     yield ""
     head = "layer|role|n|m_p|mean/sd|beyond 6 sd|VRR|VRR c64|bits|bits c64|cheapest"
     rows = [_cells(row) for row in needs.itertuples()]
-    yield from table_lines(tuple(head.split("|")), rows, ("m_p", "mean/sd", "beyond 6 sd"))
+    yield from table_lines(
+        tuple(head.split("|")), rows, ("beyond 6 sd", "mean/sd", "m_p", "VRR c64", "VRR", "n")
+    )
     yield ""
     yield (
         "n: products in a sum; m_p: mantissa bits of a product;"

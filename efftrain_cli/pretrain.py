@@ -354,8 +354,7 @@ def _train(
                         if rewound is None:
                             raise
                         where = f"step {rewound.progress.step}; the batches since are skipped"
-                        fault = str(error).partition("\n")[0]
-                        screen.say(f"{fault}\nrewound to {where}")
+                        screen.say(f"{str(error).splitlines()[0]}\nrewound to {where}")
                         state = rewound
                         devices.rewind()
                         start_workers(run.path, state, session, until, attempt)
@@ -452,8 +451,9 @@ def show_header(
         of_each = ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
         lines.append(f"           of each source: {of_each}")
     whole = f" of {human_flops(plan.flops)}s" if before.step else ""
-    left = human_flops(plan.flops - before.flops)
-    lines.append(f"compute    {left}s{whole} on {_describe_place(session)}")
+    lines.append(
+        f"compute    {human_flops(plan.flops - before.flops)}s{whole} on {_describe_place(session)}"
+    )
     on_disk = human_bytes(checkpoint_bytes(recipe, config))
     lines.append(f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {on_disk}")
     print_labelled(console, lines)
@@ -505,8 +505,7 @@ def show_summary(
     if spent := communication(run.path):
         lines.append(f"devices    {spent}")
     print_labelled(console, lines)
-    for line in describe_run(run.path):
-        console.print(line, markup=False)
+    print_labelled(console, describe_run(run.path), indent=0)
     commands = [f'sample {run.name} --prompt "..."', f"compare {run.name} OTHER-RUN"]
     if not finished:
         commands.insert(0, f"pretrain --resume {run.name}")

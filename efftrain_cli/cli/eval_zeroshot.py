@@ -18,7 +18,7 @@ from efftrain_cli.cli.options import (
     TableOrJson,
     share,
 )
-from efftrain_cli.foundation.console import make_console
+from efftrain_cli.foundation.console import make_console, print_labelled
 from efftrain_cli.training.launch import process_rank
 
 
@@ -126,8 +126,7 @@ def eval_zeroshot(
         if problem is not None:
             problems.append(problem)
         if format_ == "table" and entries and process_rank() == 0:
-            for line in result_lines(run, entries, names, references):
-                console.print(line, markup=False)
+            print_labelled(console, result_lines(run, entries, names, references), indent=0)
     if format_ == "json" and process_rank() == 0:
         print(json.dumps(results, indent=1))
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
@@ -134,7 +133,7 @@ def grow(
             "say how the model should grow: --operator width, --operator depth, or both;"
             " --operator width:3 for x 3"
         )
-    from efftrain_cli.foundation.console import make_console, print_folded, print_labelled
+    from efftrain_cli.foundation.console import make_console, print_labelled, say
     from efftrain_cli.grow.grow import grow_run
     from efftrain_cli.grow.plan_report import growth_lines
     from efftrain_cli.recipe.rules import warnings_of
@@ -151,7 +150,7 @@ def grow(
     )
     if grown.budget_left:
         for warning in warnings_of(grown.recipe):
-            print_folded(f"warning: {warning}", stream=sys.stderr)
+            say(f"warning: {warning}")
     *lines, command = growth_lines(grown, weights_only)
     print_labelled(make_console(result=True), lines, indent=12)
     print(command)

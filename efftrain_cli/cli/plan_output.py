@@ -18,9 +18,9 @@ from efftrain_cli.foundation.console import (
     human_flops,
     human_seconds,
     make_console,
-    print_folded,
     print_json,
     print_labelled,
+    say,
     table_lines,
 )
 from efftrain_cli.foundation.environment import planned_device
@@ -38,7 +38,7 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
     """Print every step as CSV, or the turning points with the costs as JSON or as a table;
     assumptions go to stderr."""
     for line in assumptions(recipe):
-        print_folded(f"assumed: {line}", stream=sys.stderr)
+        say(f"assumed: {line}")
     # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without
     # them.
     vocab_size = vocabulary_of(recipe.data.tokenizer) if recipe.stages else None
@@ -50,15 +50,14 @@ def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto
         return
     points, left_out = turning_points(recipe, until, vocab_size)
     for warning in staged_warnings(recipe, points[-1][2]):
-        print_folded(f"warning: {warning}", stream=sys.stderr)
+        say(f"warning: {warning}")
     if form == "json":
         print_json(_as_json(recipe, points, plan_cost(recipe, until), device))
         return
     rows = []
     for reason, plan, after in points:
-        counts = (after.tokens, plan.seq_len, plan.batch_size, plan.batch_size * plan.seq_len)
-        sizes = [f"{count:,}" for count in (plan.step, *counts)]
-        rows.append((*sizes, f"{plan.lr:.3g}", reason))
+        size = (f"{plan.seq_len:,}", f"{plan.batch_size:,}", f"{plan.batch_size * plan.seq_len:,}")
+        rows.append((f"{plan.step:,}", f"{after.tokens:,}", *size, f"{plan.lr:.3g}", reason))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
     header = ("step", "tokens", "seq_len", "batch", "tokens/step", "lr", "")
     table = table_lines(header, rows, ("tokens/step",))

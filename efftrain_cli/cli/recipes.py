@@ -92,13 +92,13 @@ def new_recipe(
         )
     overrides = list(set_ or [])
     keys = {override.partition("=")[0].strip() for override in overrides}
+    # On the text of a base of one's own, if it is here, the two can be compared.
+    if Path(str(load_recipe(base).data.train)).exists():
+        keys |= {"data.train", "data.valid_fraction"}
     needs_text = keys.isdisjoint({"data.train", "data.sources"})
-    # A base of one's own, on a text that is here, keeps its text: the two can be compared.
-    keeps_text = needs_text and Path(str(load_recipe(base).data.train)).exists()
-    needs_text = needs_text and not keeps_text
     if needs_text:
         overrides.append('data.train="my.txt"')
-    if "data.valid_fraction" not in keys and not keeps_text:
+    if "data.valid_fraction" not in keys:
         # A hundredth of a small text, the default, is too little to validate on.
         overrides.append("data.valid_fraction=0.05")
     text = starter(name, base, overrides)

@@ -106,16 +106,16 @@ Row = tuple[str, ...]
 
 def table_lines(header: Row, rows: Sequence[Row], spare: Row = ()) -> list[str]:
     """Format a plain table: columns two spaces apart, numbers to the right. A terminal that is too
-    narrow gets it without the columns `spare`, or else as blocks."""
+    narrow gets it without the first of the columns `spare`, or else as blocks."""
     columns = list(zip(header, *rows, strict=True))
     widths = [max(map(len, column)) for column in columns]
     terminal = shutil.get_terminal_size().columns
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) - 2 > terminal:
         if not spare:
             return block_lines(header, rows, terminal)
-        kept = [column for column in columns if column[0] not in spare]
+        kept = [column for column in columns if column[0] != spare[0]]
         header, *rows = zip(*kept, strict=True)
-        return table_lines(header, rows)
+        return table_lines(header, rows, spare[1:])
     padded = []
     for column, width in zip(columns, widths, strict=True):
         pad = str.ljust
@@ -158,18 +158,20 @@ def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> 
 
 def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
     """Break a line at words to the width of the terminal, later lines indented by `indent` columns,
-    or as the first, or to the text behind its label.
+    or as the first, or to the text beside its label.
 
     The line stays as it is if `stream`, standard output by default, is no terminal: programs read
     lines. A command in backquotes is not broken.
     """
     if not (stream or sys.stdout).isatty():
         return line
-    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _UNBROKEN), line)
+    _, label, text = re.split(r"^(\S{1,20} {2,}| *)", line, maxsplit=1)
+    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _UNBROKEN), text)
     broken = textwrap.fill(
         whole,
         shutil.get_terminal_size().columns,
-        subsequent_indent=" " * max(indent, len(re.findall(r"^\S{1,12} {2,}|^ *", line)[0])),
+        initial_indent=label,
+        subsequent_indent=" " * max(indent, len(label)),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -192,6 +194,11 @@ def printable(text: object) -> str:
     """Escape control characters, changes of direction and broken surrogates, so that a foreign name
     can neither move a terminal's cursor nor end a line."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+
+
+def harmless(text: str) -> str:
+    """Replace what a model writes beside lines of text, such as a terminal's control sequences."""
+    return re.sub(r"[^\n\t]", lambda found: found[0] if found[0].isprintable() else "\ufffd", text)
 
 
 def print_json(values: object) -> None:

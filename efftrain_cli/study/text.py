@@ -50,10 +50,14 @@ def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
     """Return what the study will spend, before anything is; `costs` as `read_costs` gives them."""
     study = file.study
     question = f": {printable(study.question)}" if study.question else ""
+    registered = read_plan(file.name)
+    fixed = "fixed when the first run starts"
+    if registered is not None:
+        fixed = f"the registered one is {registered.sha256[:16]}"
     names = [arm.name + " (baseline)" * (arm.name == study.baseline) for arm in study.arms]
     lines = [
         f"study      {file.name}{question}",
-        f"hash       {file.sha256[:16]} of its meaning; fixed when the first run starts",
+        f"hash       {file.sha256[:16]} of its meaning; {fixed}",
         f"arms       {', '.join(names)}",
         f"seeds      {_seeds_text(file, 'seeds', study.seeds)},"
         f" judged after {_numbers(file.looks)} seeds",
@@ -74,7 +78,7 @@ def plan_lines(file: StudyFile, costs: Costs, jobs: int) -> list[str]:
         lines.append(f"warning: lr_sensitivity is judged from {least} rates on; give seven")
     lines.append(f"looks      {looks_line(file)}")
     fault = why_not_registered(file)
-    if fault and read_plan(file.name) is None:
+    if fault and registered is None:
         lines.append(f"warning: {fault}")
 
     rows = []

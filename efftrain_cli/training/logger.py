@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from efftrain_cli.data.tokenizer import Tokenizer
+from efftrain_cli.foundation.console import harmless
 from efftrain_cli.foundation.errors import DiskError, UnsoundError
 from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
@@ -183,12 +184,7 @@ class Logbook:
                 generate_text(self._state.model, self._tokenizer, prompt, sampling, SAMPLE_TOKENS)
             )
         self._run.event("sample", {"step": step, "prompt": prompt, "text": text})
-        shown = ""
-        for character in prompt + text:
-            if not character.isprintable() and character not in "\n\t":
-                character = "\N{REPLACEMENT CHARACTER}"
-            shown += character
-        self._screen.say(f"--- after step {step:,}: {shown}")
+        self._screen.say(f"--- after step {step:,}: {harmless(prompt + text)}")
 
     def _complete(self, record: StepRecord, row: dict[str, object]) -> None:
         """Add the seconds that were not training to a row, and the written columns if a stop

@@ -28,7 +28,7 @@ def plan_lines(runs: Costs, jobs: int) -> list[str]:
         for run in runs
     ]
     header = ("run", "recipe", "settings", "seed", "state", "tokens left")
-    lines = table_lines(header, rows, ("recipe", "settings", "seed"))
+    lines = table_lines(header, rows, ("seed", "recipe", "settings"))
     return [*lines, "", *map(folded, total_lines(runs, jobs))]
 
 

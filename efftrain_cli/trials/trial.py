@@ -57,9 +57,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,19})\s*(?:\.\.\s*(\d{1,19})\s*)?", part)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise UsageError(
-                f"--seeds {text[:40]!r} names no seeds\n  give 0..4 (both included), 1,3,5 or 7"
-            )
+            raise UsageError(f"--seeds {text[:40]!r}: write 0..4 (both included), 1,3,5 or 7")
         first = int(match[1])
         last = int(match[2] or match[1])
         check_number_of_runs(len(seeds) + last - first + 1)

@@ -159,7 +159,7 @@ SHOWN = (
     "max_fluctuation,fluctuation_step,verdict"
 )
 """Columns of the receipts that the terminal has."""
-SPARE = ("stopped_at_step", "horizon", "share_of_budget", "seconds", "fluctuation_step")
+SPARE = ("fluctuation_step", "horizon", "share_of_budget", "seconds", "stopped_at_step")
 """Those that a narrow terminal does without."""
 
 
@@ -170,8 +170,7 @@ def show_table(console: Console, search: Search, rows: Sequence[Mapping[str, obj
     for row in rows:
         cells.append(tuple(str(row[column]) for column in columns))
     # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    for line in table_lines(tuple(columns), cells, SPARE):
-        console.print(line, markup=False)
+    print_labelled(console, table_lines(tuple(columns), cells, SPARE))
 
 
 def plot(path: Path, search: Search, receipts: Sequence[Receipt]) -> None:

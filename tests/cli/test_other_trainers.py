@@ -22,6 +22,8 @@ from efftrain_cli.recipe.recipe import load_recipe
         ("--max-steps 3", "use --steps N"),
         ("--compile", "use --set train.compile=on"),
         ("--out-dir x", "use --name NAME"),
+        ("--gpus 2", "use --devices 2"),
+        ("--gradient-accumulation-steps 4", "lower train.micro_batch_tokens with --set"),
     ],
 )
 def test_option_of_another_trainer_names_ours(efftrain, options, answer):
@@ -31,7 +33,13 @@ def test_option_of_another_trainer_names_ours(efftrain, options, answer):
 
 
 def test_keys_of_other_trainers_are_recipe_keys():
-    values = {"data.train": "x.txt", "data.tokenizer": "bytes", "train.dtype": "fp32"}
+    values = {
+        "data.train": "x.txt",
+        "data.tokenizer": "bytes",
+        "train.dtype": "fp32",
+        "optim.name": "lion",
+        "optim.min_lr": "1e-5",
+    }
     for advice in read_aliases("options").values():
         for key, value in re.findall(r"--set ([\w.]+)=(\w+)", advice):
             value = value.replace("VALUE", values.get(key, "4")).replace("N", "4")

@@ -76,7 +76,7 @@ def test_a_signal_stops_all_ranks_after_the_same_step(lab, to):
     reach(lab, run, 3)
     os.kill(run.pid if to == "launcher" else process_of(run, 1), signal.SIGTERM)
     errors = end(run, 75, "stopped by", timeout=60)
-    assert "continue with `efftrain pretrain --resume r`" in errors
+    assert "continue: efftrain pretrain --resume r" in errors
     step = lab.last_step("r")
     assert saved(lab) == step
     row = read_jsonl(lab.run("r") / "metrics.jsonl")[3]

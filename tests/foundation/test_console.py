@@ -10,6 +10,7 @@ from efftrain_cli.foundation.console import (
     block_lines,
     counted,
     folded,
+    harmless,
     human_count,
     human_flops,
     human_perplexity,
@@ -178,3 +179,14 @@ def test_a_narrow_table_drops_what_it_can_spare_before_it_becomes_blocks(monkeyp
         shown = table_lines(head, rows, ("recipe",))
         assert len(shown) == lines
         assert (shown == dropped) == (columns in ("20", "13"))
+
+
+def test_a_long_word_stays_beside_its_label(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal = StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    assert folded("saved      runs/calibrations/a.json", 11, terminal).count("\n") == 0
+
+
+def test_a_model_s_text_cannot_steer_a_terminal():
+    assert harmless("one\ttwo\n\x1b]0;title\x07 é \x0b") == "one\ttwo\n�]0;title� é �"

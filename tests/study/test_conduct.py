@@ -187,6 +187,10 @@ def test_a_changed_study_is_refused_with_what_changed(folder, conducted):
             ask()
         assert error.value.exit_code == 2 and "--allow" in str(error.value)
     assert judged(changed, True)[1].exploratory  # shown, and not written down
+    ours = conducted.file.sha256[:16]
+    assert any(
+        line.endswith(f"the registered one is {ours}") for line in plan_lines(changed, [], 1)
+    )
 
 
 def test_an_allowed_change_is_exploratory_for_good(folder, file):

@@ -225,7 +225,7 @@ def test_a_budget_that_is_none_is_refused(efftrain, budget):
     result = efftrain(
         "tune-warmup", "--recipe", "unstable-slw", "--plan", "--budget", budget, code=2
     )
-    assert "write a share of a full run, such as 10%" in result.stderr
+    assert "give a share of a full run, such as 10%" in result.stderr
 
 
 def test_an_empty_budget_is_refused(efftrain):
