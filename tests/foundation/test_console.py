@@ -149,3 +149,5 @@ def test_lines_break_between_words_and_never_in_a_command(monkeypatch):
         "  give --name",
     ]
     assert folded(line, 2, pipe) == line
+    path = "/home/somebody/runs/a-run-with-a-name-longer-than-the-terminal"
+    assert folded(f"written to {path} once", 2, terminal) == f"written to\n  {path}\n  once"
