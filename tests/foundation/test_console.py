@@ -150,6 +150,8 @@ def test_lines_break_between_words_and_never_in_a_command(monkeypatch):
         "  give --name",
     ]
     assert folded(line, 2, pipe) == line
+    path = "/home/somebody/runs/a-run-with-a-name-longer-than-the-terminal"
+    assert folded(f"written to {path} once", 2, terminal) == f"written to\n  {path}\n  once"
 
 
 def test_a_broken_line_goes_on_below_its_first_word(monkeypatch):
