@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -102,8 +103,7 @@ def new_recipe(
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
     if needs_text:
         print(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
-    print(f"  efftrain pretrain --recipe {name} --plan")
-    print(f"  efftrain pretrain --recipe {name}")
+    print(f"  efftrain pretrain --recipe {name} --plan\n  efftrain pretrain --recipe {name}")
 
 
 @recipes.command(
@@ -149,8 +149,9 @@ def show_recipe(
     comments = {}
     for key, origin in origins.items():
         if describe:
-            description = known.get(unnumbered(key), "")
-            comments[key] = " ".join(description.split())
+            # Narrow enough for 80 columns beside the longest key.
+            lines = wrap(known.get(unnumbered(key), ""), 43)
+            comments[key] = "\n                # ".join(lines)
         elif origin.startswith("--set "):
             comments[key] = "--set"
         else:
