@@ -112,8 +112,16 @@ def table_of_runs(frame: pd.DataFrame, fits: Callable[[Table], bool]) -> Table:
     values below each name."""
     from efftrain_cli.compare.tables import Table
 
-    shown = ["name", "status", "recipe", "seed", "tokens", "budget"]
-    shown += ["best_val_loss", "age_seconds"]
+    shown = [
+        "name",
+        "status",
+        "recipe",
+        "seed",
+        "tokens",
+        "budget",
+        "best_val_loss",
+        "age_seconds",
+    ]
     for left_out in ("", "recipe", "seed", "budget", "age_seconds", "tokens"):
         shown = [name for name in shown if name != left_out]
         rows = []
@@ -122,8 +130,9 @@ def table_of_runs(frame: pd.DataFrame, fits: Callable[[Table], bool]) -> Table:
         table = Table("", tuple(TITLES[name] for name in shown), rows)
         if fits(table):
             return table
-    below = [(name, f"{status}, best loss {loss}") for name, status, loss in rows]
-    return Table("", ("run", ""), below)
+    return Table(
+        "", ("run", ""), [(name, f"{status}, best loss {loss}") for name, status, loss in rows]
+    )
 
 
 def row_of(path: Path, run: RunNumbers) -> dict[str, Any]:
@@ -165,8 +174,8 @@ def _describe(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
         run = read_numbers(path, zero_shot=False)
     except Exception as error:  # one run that nobody can read must not hide the others
         reason = str(error) if isinstance(error, EfftrainError) else f"{path}: {error!r}"
-        problem = "\n".join(map(printable, reason.split("\n")))
-        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0, "problem": problem}
+        row |= {"status": "unreadable", "recipe": "-", "tokens": 0.0}
+        row["problem"] = "\n".join(map(printable, reason.split("\n")))
         return row, {}
     return row_of(path, run), run.recipe
 

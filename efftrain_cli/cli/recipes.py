@@ -6,6 +6,7 @@ import contextlib
 import re
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Annotated, Any
 
 from typer import Argument, Option
@@ -154,8 +155,9 @@ def show_recipe(
     comments = {}
     for key, origin in origins.items():
         if describe:
-            description = known.get(unnumbered(key), "")
-            comments[key] = " ".join(description.split())
+            # Narrow enough for 80 columns beside the longest key.
+            lines = wrap(known.get(unnumbered(key), ""), 43)
+            comments[key] = "\n                # ".join(lines)
         elif origin.startswith("--set "):
             comments[key] = "--set"
         else:

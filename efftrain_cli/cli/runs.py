@@ -53,8 +53,10 @@ def list_(
     if frame.empty:
         said = f"no runs in {runs_root()}; `efftrain pretrain` makes one"
         if names:
-            called = " or ".join(names)
-            said = f"no runs called {called} in {runs_root()}; `efftrain runs list` shows all"
+            said = (
+                f"no runs called {' or '.join(names)} in {runs_root()};"
+                " `efftrain runs list` shows all"
+            )
         print_folded(said)
         return
     from efftrain_cli.compare.show import fits, print_tables

@@ -230,16 +230,17 @@ def _tests(asked: Sequence[Sequence[Row]]) -> Table:
     for row in chain.from_iterable(asked):
         if not row["text"] or row["kind"] == "nothing":
             continue
-        cells = (
-            f"{row['title']}, {row['letter']}",
-            _difference(row),
-            "-" if row["kind"] == "not_judged" else format_p(row["p"]),
-            format_p(row["p_holm"]),
-            row["method"] or "-",
-            _could_see(row),
-            row["text"],
+        lines.append(
+            (
+                f"{row['title']}, {row['letter']}",
+                _difference(row),
+                "-" if row["kind"] == "not_judged" else format_p(row["p"]),
+                format_p(row["p_holm"]),
+                row["method"] or "-",
+                _could_see(row),
+                row["text"],
+            )
         )
-        lines.append(cells)
     head = (
         "question, recipe",
         "difference [95 %]",

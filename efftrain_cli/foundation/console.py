@@ -203,7 +203,7 @@ def harmless(text: str) -> str:
 
 def print_json(values: object) -> None:
     """Print values as JSON on standard output, for other programs."""
-    print(json.dumps(values, indent=1, allow_nan=False))
+    print(json.dumps(values, indent=1))
 
 
 def say(text: str) -> None:

@@ -284,7 +284,7 @@ def expected_lowest(values: Sequence[float]) -> list[float]:
     n = len(values)
     ordered = np.sort(values)
     # Probability that one draw is at least the i-th lowest value, i from 0.
-    at_least = np.arange(n, -1, -1) / n
+    at_least = np.arange(n, -1, -1) / max(n, 1)
     lowest = []
     for k in range(1, n + 1):
         is_lowest = -np.diff(at_least**k)

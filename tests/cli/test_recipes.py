@@ -120,8 +120,12 @@ def test_show_is_toml_that_loads_and_names_origins(efftrain, mine, tmp_path):
 
 
 def test_show_describes_each_key(efftrain):
+    """Long descriptions go on in comments of their own lines."""
     shown = efftrain("recipes show small --describe").stdout
     assert re.search(r"^lr = .*# Peak learning rate\.$", shown, re.MULTILINE)
+    whole = "# Seed of initialization, data order and every other random draw."
+    assert whole in re.sub(r"\n +# ", " ", shown)
+    assert max(map(len, shown.splitlines()[1:])) <= 80
     tomllib.loads(shown)
 
 

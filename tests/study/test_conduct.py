@@ -22,7 +22,7 @@ from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.judge import StudyState, judge_runs
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.main import conduct
-from efftrain_cli.study.phases import all_trials, read_costs, with_tuning
+from efftrain_cli.study.phases import all_trials, expected_lowest, read_costs, with_tuning
 from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
@@ -559,3 +559,8 @@ def test_learning_rates_of_a_primary_are_trained_once_and_judged(folder):
         ("plain", (1e-3, 4e-3), (10, 11, 12)),
         ("warm", (1e-3, 4e-3), (10, 11, 12)),
     ]
+
+
+def test_no_value_has_no_lowest_and_no_warning(recwarn):
+    """An arm without tuning has no settings."""
+    assert expected_lowest([]) == [] and not list(recwarn)
