@@ -24,14 +24,14 @@ def test_every_command_works_in_order_at_toy_length(efftrain, tmp_path, monkeypa
         (tmp_path / f"{name}.txt").write_text(made_text())
     (study,) = blocks_of(PAGE, "toml")
     study = study.replace("300_000", "1_536").replace("steps=30", "steps=6").replace("=32", "=8")
-    (tmp_path / "study.toml").write_text(study)
+    (tmp_path / "warmup.toml").write_text(study)
     commands = commands_of(PAGE)
     assert len(commands) == 8
     for line in commands:
         words = shlex.split(line.replace("300_000", "1_536"), comments=True)[1:]
         done = efftrain(*words, timeout=500)
         if "--rehearse" in words:
-            assert "rehearsal: every phase of study works" in done.stderr
+            assert "rehearsal: every phase of warmup works" in done.stderr
             assert "final loss" not in done.stdout, "a rehearsal prints no verdict"
         if "--jobs" in words:
             assert re.search(r"look 1 of 1 \(5 seeds\): slw \w+ in final loss", done.stderr)
