@@ -106,7 +106,7 @@ def new_recipe(
     path.write_text(text, encoding="utf-8")
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
     if needs_text:
-        print(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
+        print_folded(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
     print(f"  efftrain pretrain --recipe {name} --plan")
     print(f"  efftrain pretrain --recipe {name}")
 
