@@ -108,8 +108,9 @@ def new_recipe(
     write_whole(path, text)
     print(f"{shown_path(path)} written, based on {base}; edit it, then")
     if needs_text:
-        print(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
-    print(f"  efftrain pretrain --recipe {name} --plan\n  efftrain pretrain --recipe {name}")
+        print_folded(f"  put your text into my.txt, or name it in data.train: {base}'s is not used")
+    print(f"  efftrain pretrain --recipe {name} --plan")
+    print(f"  efftrain pretrain --recipe {name}")
 
 
 @recipes.command(
