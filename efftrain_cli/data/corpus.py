@@ -146,7 +146,7 @@ class ShardWriter:
         """Flush the open shard to disk; nothing happens if none is open."""
         if self._file is None:
             return
-        with self._file as file:
+        with named_errors(self._path), self._file as file:
             self._file = None
             self._flush(file)
         entry = ShardEntry(file=self._path.name, tokens=self._tokens, sha256=self._hash.hexdigest())

@@ -127,9 +127,10 @@ def test_a_shard_with_a_header_of_its_own_is_read(tmp_path):
     assert reopened(shard).read([0], 3).tolist() == [[1, 2, 7]]
 
 
-@pytest.mark.parametrize("failing", ["fsync", "write"])
-def test_a_disk_that_refuses_a_shard_is_named(tmp_path, monkeypatch, failing):
-    """The system's own errors of fsync and write name no file."""
+@pytest.mark.parametrize("failing, ids", [("fsync", 200), ("write", 200_000), ("close", 2)])
+def test_a_disk_that_refuses_a_shard_is_named(tmp_path, monkeypatch, failing, ids):
+    """The system's own errors of fsync and write name no file. Few ids wait in a buffer until the
+    file is closed."""
 
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -140,7 +141,7 @@ def test_a_disk_that_refuses_a_shard_is_named(tmp_path, monkeypatch, failing):
         full = lambda *args: open("/dev/full", "wb")  # noqa: SIM115, E731
         monkeypatch.setattr(shards_module, "open", full, False)
     with pytest.raises(OSError) as refused:
-        write(tmp_path, [list(range(200))] * 100)
+        write(tmp_path, [[1] * ids])
     assert refused.value.filename == str(tmp_path / "train-00000.bin")
 
 
