@@ -23,6 +23,7 @@ from efftrain_cli.foundation.console import (
     printable,
     table_lines,
 )
+from efftrain_cli.run.lines import finite
 from efftrain_cli.study.blocks import Tried, Tuned
 from efftrain_cli.study.file import Primary, StudyFile
 from efftrain_cli.study.judge import StudyState
@@ -322,7 +323,7 @@ def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
     sensitivities = []
     for curve, of_curve in zip(state.curves, sensitivity.as_json(state.curves), strict=True):
         sensitivities.append({**of_curve, "optimum": optimum(curve)})
-    return {
+    values = {
         "schema_version": 1,
         "study": file.name,
         "question": file.study.question,
@@ -341,6 +342,8 @@ def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
         "verdicts": verdicts_json(state),
         "sensitivity": sensitivities,
     }
+    # A loss that is missing yet counts as infinite.
+    return finite(values)
 
 
 def verdicts_json(state: StudyState) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from efftrain_cli.study.phases import all_trials, expected_lowest, read_costs, w
 from efftrain_cli.study.records import Plan, study_folder
 from efftrain_cli.study.registration import check_registered, register
 from efftrain_cli.study.rehearse import STEPS, rehearsal, toy_recipe, toy_study
-from efftrain_cli.study.text import plan_lines, verdict_lines
+from efftrain_cli.study.text import as_json, plan_lines, verdict_lines
 from efftrain_cli.trials.costs import total_of
 from efftrain_cli.trials.runner import TrialRunner
 from efftrain_cli.verify_resume import cut_recipe
@@ -420,6 +420,13 @@ def test_runs_whose_names_hash_what_tuning_chose_are_counted(folder):
     costs = read_costs(read_study(file.path))
     assert "0012" not in costs[-1]["name"] and len(costs[-1]["name"]) <= 64
     assert total_of(costs)["done"] == len(costs) == 12 + 5 * 2 * 2
+
+
+def test_json_has_null_where_no_run_of_a_seed_has_begun(folder):
+    changes = [('"final_loss"', '"lr_sensitivity"\nrates = [1e-3, 4e-3]'), ("looks = 2", "")]
+    state = judge_runs(write_study(folder, *changes), allow=False)
+    (curve, _) = json.loads(json.dumps(as_json(state, None), allow_nan=False))["sensitivity"]
+    assert curve["initial"] == [None] * 5
 
 
 @pytest.mark.parametrize("name", recipe_names())
