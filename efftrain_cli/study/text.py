@@ -323,7 +323,7 @@ def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
     sensitivities = []
     for curve, of_curve in zip(state.curves, sensitivity.as_json(state.curves), strict=True):
         sensitivities.append({**of_curve, "optimum": optimum(curve)})
-    values = {
+    document: dict[str, Any] = {
         "schema_version": 1,
         "study": file.name,
         "question": file.study.question,
@@ -343,7 +343,7 @@ def as_json(state: StudyState, registration: Plan | None) -> dict[str, Any]:
         "sensitivity": sensitivities,
     }
     # A loss that is missing yet counts as infinite.
-    return finite(values)
+    return finite(document)
 
 
 def verdicts_json(state: StudyState) -> list[dict[str, Any]]:
