@@ -40,8 +40,9 @@ def tables_of_run(path: Path) -> list[Table]:
             fields = [
                 f"{key} {format_value(event[key])}" for key in event if key not in ("time", "event")
             ]
-            names = (str(event.get("time", "-")), str(event.get("event")))
-            events.append((*names, ", ".join(fields)))
+            time = str(event.get("time", "-"))
+            kind = str(event.get("event"))
+            events.append((time, kind, ", ".join(fields)))
     kept = ", ".join(checkpoint.name for checkpoint in checkpoints_of(path))
     tables = [
         _pairs(path.name, head),
