@@ -19,6 +19,14 @@ from efftrain_cli.foundation.console import (
 )
 
 
+@pytest.fixture
+def terminal() -> StringIO:
+    """A stream that is taken for a terminal."""
+    stream = StringIO()
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    return stream
+
+
 @pytest.mark.parametrize(
     "number, shown",
     [
@@ -104,7 +112,7 @@ def test_perplexities(loss, shown):
     assert human_perplexity(loss) == shown
 
 
-def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch):
+def test_a_table_too_wide_for_the_terminal_is_stacked(terminal, monkeypatch):
     """No line is wider than the terminal, no word is broken, and a row goes on below its first
     cell."""
     rows = [
@@ -116,8 +124,6 @@ def test_a_table_too_wide_for_the_terminal_is_stacked(monkeypatch):
     wide = ["question     mean  verdict", "final loss    4.1  not judged: no baseline"]
     monkeypatch.setenv("COLUMNS", "24")
     assert table_lines(head, rows)[:2] == wide, "as it is in a pipe"
-    terminal = StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr("sys.stdout", terminal)
     assert table_lines(head, rows) == [
         "final loss",
@@ -139,11 +145,10 @@ def test_a_number_in_the_first_cell_follows_its_title():
     assert shown == ["start 8", "  steps 10", "  steps 20", "r8", "  steps 30"]
 
 
-def test_lines_break_between_words_and_never_in_a_command(monkeypatch):
+def test_lines_break_between_words_and_never_in_a_command(terminal, monkeypatch):
     line = "run 'r' exists; continue it with `efftrain pretrain --resume r`, or give --name"
     monkeypatch.setenv("COLUMNS", "40")
-    terminal, pipe = StringIO(), StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    pipe = StringIO()
     assert folded(line, 2, terminal).split("\n") == [
         "run 'r' exists; continue it with",
         "  `efftrain pretrain --resume r`, or",
@@ -154,25 +159,19 @@ def test_lines_break_between_words_and_never_in_a_command(monkeypatch):
     assert folded(f"written to {path} once", 2, terminal) == f"written to\n  {path}\n  once"
 
 
-def test_a_broken_line_goes_on_below_its_first_word(monkeypatch):
+def test_a_broken_line_goes_on_below_its_first_word(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    terminal = StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
     shown = folded("    must divide model.n_embd; or set model.head_dim", 2, terminal)
     assert shown == "    must divide model.n_embd; or set\n    model.head_dim"
 
 
-def test_a_broken_line_goes_on_below_the_text_of_its_label(monkeypatch):
+def test_a_broken_line_goes_on_below_the_text_of_its_label(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
-    terminal = StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
     shown = folded("looks      2, at nominal levels 0.017, 0.037", 2, terminal)
     assert shown == "looks      2, at nominal levels 0.017,\n           0.037"
 
 
-def test_a_narrow_table_drops_what_it_can_spare_before_it_becomes_blocks(monkeypatch):
-    terminal = StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
+def test_a_narrow_table_drops_what_it_can_spare_before_it_becomes_blocks(terminal, monkeypatch):
     monkeypatch.setattr("sys.stdout", terminal)
     head, rows = ("run", "recipe", "loss"), [("a-seed1", "a", "3.5"), ("b-seed1", "b", "3.4")]
     dropped = ["run      loss", "a-seed1   3.5", "b-seed1   3.4"]
@@ -183,10 +182,8 @@ def test_a_narrow_table_drops_what_it_can_spare_before_it_becomes_blocks(monkeyp
         assert (shown == dropped) == (columns in ("20", "13"))
 
 
-def test_a_long_word_stays_beside_its_label(monkeypatch):
+def test_a_long_word_stays_beside_its_label(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    terminal = StringIO()
-    terminal.isatty = lambda: True  # type: ignore[method-assign]
     assert folded("saved      runs/calibrations/a.json", 11, terminal).count("\n") == 0
 
 

@@ -470,15 +470,21 @@ def test_time_is_known_where_pretrain_knows_it(folder):
     assert rates.seconds_left(recipe, 0) == 0
 
 
-def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
-    """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
+def training(folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: int) -> TrialRunner:
+    """A runner whose one run, of 2,560 tokens, has trained so many."""
     (trial,) = plain(0)
     working = make_runner(folder, Pretrain([trial]))
     working._tokens = {trial.name: 2560}
     slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
     working._waiting = []
     working._active = {0: slot}
-    monkeypatch.setattr(runner, "tokens_so_far", lambda name: 256)
+    monkeypatch.setattr(runner, "tokens_so_far", lambda name: tokens)
+    return working
+
+
+def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
+    """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
+    working = training(folder, monkeypatch, tokens=256)
     for elapsed, told in ((10.0, ""), (100.0, "; about 15 min 00 s left")):
         working._began = time.monotonic() - elapsed
         assert working._eta() == told
@@ -486,15 +492,9 @@ def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
 
 def test_a_run_beyond_its_budget_is_at_100_percent(folder, monkeypatch):
     """The last step of 1,024 tokens takes a run of 2,560 to 3,072: 120 %."""
-    (trial,) = plain(0)
-    working = make_runner(folder, Pretrain([trial]))
-    working._tokens = {trial.name: 2560}
-    slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
-    working._waiting = []
-    working._active = {0: slot}
-    monkeypatch.setattr(runner, "tokens_so_far", lambda name: 3072)
+    working = training(folder, monkeypatch, tokens=3072)
     monkeypatch.setattr(runner, "STATUS_EVERY", -1.0)
     said: list[str] = []
     working.say = said.append
     working._show_status()
-    assert said == [f"training {trial.name} 100 %"]
+    assert said == ["training plain-seed0 100 %"]
