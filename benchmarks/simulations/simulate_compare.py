@@ -406,10 +406,7 @@ def schedules(repetitions: int, random: Random) -> list[Row]:
                 old += significant(scores)
                 judged += _is_claimed(question, a, b)
             what = f"equal finals, WSD (last {decay:.0%}) against cosine, n = {n}"
-            rows.append(
-                (what, "cost to match whatever the shapes (deleted)", _percent(old / repetitions))
-            )
-            rows.append((what, "cost to match", _percent(judged / repetitions)))
+            rows += _claims_by_both_rules(what, old / repetitions, judged / repetitions)
     # B is 2.5 times as fast, on a curve without decay: tokens to match are 2.5 at every target.
     for evaluations in (4, 6, 8, 16, 60):
         inside = judged = 0
@@ -455,11 +452,16 @@ def schedules(repetitions: int, random: Random) -> list[Row]:
             old += significant(scores)
             judged += _is_claimed(question, a, b)
         what = f"equal finals, cosine to {left:.0%} of its peak against cosine to 0, n = 5"
-        rows.append(
-            (what, "cost to match whatever the shapes (deleted)", _percent(old / repetitions))
-        )
-        rows.append((what, "cost to match", _percent(judged / repetitions)))
+        rows += _claims_by_both_rules(what, old / repetitions, judged / repetitions)
     return rows
+
+
+def _claims_by_both_rules(what: str, old: float, judged: float) -> list[Row]:
+    """Rows of the shares claimed without and with a look at the learning rates' shapes."""
+    return [
+        (what, "cost to match whatever the shapes (deleted)", _percent(old)),
+        (what, "cost to match", _percent(judged)),
+    ]
 
 
 def _is_claimed(question: Question, a: list[RunNumbers], b: list[RunNumbers]) -> bool:
