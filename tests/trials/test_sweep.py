@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import signal
 
 import pytest
@@ -184,7 +185,11 @@ def test_sweep_end_to_end(folder, efftrain):
     _, errors = child.communicate(timeout=120)
     assert child.returncode == 75, errors
     done = efftrain(*WORDS, *budget, "--jobs", "2", "--format", "json", timeout=600)
-    assert "[4/4] warm-tokens25600-seed1: val loss" in done.stderr
+    ends = re.findall(r"^\[(.)/4\] (\S+): val loss", done.stderr, flags=re.MULTILINE)
+    assert [count for count, _ in ends] == ["1", "2", "3", "4"]
+    assert {name for _, name in ends} == {
+        f"{recipe}-tokens25600-seed{seed}" for recipe in ("plain", "warm") for seed in (0, 1)
+    }
     found = json.loads(done.stdout)
     assert [group["label"] for group in found["groups"]] == ["plain", "warm"]
     assert [run["status"] for group in found["groups"] for run in group["runs"]] == ["finished"] * 4
