@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
+from numpy.typing import ArrayLike
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
@@ -26,6 +26,9 @@ from efftrain_cli.run.names import recipe_name
 from efftrain_cli.run.small_files import SmallFiles, read_run
 from efftrain_cli.run.stability import Stability, measure
 from efftrain_cli.zeroshot.results import ITEMS, key_of, read_items, read_results
+
+if TYPE_CHECKING:
+    from efftrain_cli.run.metrics import Columns
 
 READ = tuple(
     column.name for column in COLUMNS if column.compared or (column.title and not column.by)
@@ -179,14 +182,14 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     names = (*READ, *STEP_COLUMNS, *_columns_by_part(run.recipe))
     rows = read_metrics(path, names)
     status = status_of(run, rows)
-    frame = pd.DataFrame(rows.columns)
-    frame["schedule_tokens"] = frame.tokens
+    tokens = rows.columns["tokens"].copy()
     for event in _events(run, "rewind"):
         # The rows do not count the tokens of abandoned steps, although they were trained on.
-        after = frame.step > float(event.get("to_step", math.inf))
-        frame.tokens += float(event.get("tokens_abandoned", 0)) * after
-    step = _last(frame.step)
-    seconds = _last(frame.train_seconds)
+        after = rows.columns["step"] > float(event.get("to_step", math.inf))
+        tokens += float(event.get("tokens_abandoned", 0)) * after
+    columns = rows.columns | {"tokens": tokens, "schedule_tokens": rows.columns["tokens"]}
+    step = int(_last(columns["step"]))
+    seconds = _last(columns["train_seconds"])
 
     # A row counts the checkpoints before it: the seconds of the last one are only in its event.
     last_save = 0.0
@@ -196,28 +199,29 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
             last_save = float(saved)
     spent = {"train_seconds": seconds}
     for name in _SECONDS:
-        if frame[name].notna().any():
-            spent[name] = frame[name].sum()
+        if np.isfinite(columns[name]).any():
+            spent[name] = float(np.nansum(columns[name]))
     if "checkpoint_seconds" in spent:
         spent["checkpoint_seconds"] += last_save
     # Each segment has its own clock, which starts at 0.
-    timed_rows = frame.dropna(subset="wall_seconds")
-    clocks = timed_rows.groupby("segment").wall_seconds.max().clip(0)
-    if len(clocks):
-        spent["wall_seconds"] = sum(clocks) + last_save
+    clocks = columns["wall_seconds"]
+    if np.isfinite(clocks).any():
+        wall = 0.0
+        for segment in np.unique(columns["segment"]):
+            wall += float(np.nanmax(clocks[columns["segment"] == segment], initial=0.0))
+        spent["wall_seconds"] = wall + last_save
 
     mfu = None
-    timed = frame[["mfu", "seconds"]].dropna()
-    total = timed.seconds.sum()
+    weighted = columns["mfu"] * columns["seconds"]
+    timed = np.isfinite(weighted)
+    total = columns["seconds"][timed].sum()
     if total > 0:
-        mfu = float((timed.mfu * timed.seconds).sum() / total)
-    peak_lr = 0.0
-    if frame.lr.notna().any():
-        peak_lr = frame.lr.max()
+        mfu = float(weighted[timed].sum() / total)
+    peak_lr = float(np.nanmax(columns["lr"], initial=0.0))
     # Equal up to rounding.
-    at_peak = frame.schedule_tokens[frame.lr >= peak_lr * (1 - 1e-9)]
+    at_peak = columns["schedule_tokens"][columns["lr"] >= peak_lr * (1 - 1e-9)]
     optimizer = OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")]
-    uncounted = frame.lr.notna() & frame.optimizer_flops.isna()
+    uncounted = np.isfinite(columns["lr"]) & np.isnan(columns["optimizer_flops"])
     return RunNumbers(
         name=run.name,
         recipe_name=recipe_name(run.origin, run.name),
@@ -225,23 +229,23 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         recipe=with_defaults(flatten(run.recipe)),
         origin=run.origin,
         status=status,
-        marks=_marks(run, rows, status, int(step)),
-        evaluated=_evaluated(frame),
-        step=int(step),
-        tokens=_last(frame.tokens),
-        flops=_last(frame.total_flops),
+        marks=_marks(run, rows, status, step),
+        evaluated=_evaluated(columns),
+        step=step,
+        tokens=_last(tokens),
+        flops=_last(columns["total_flops"]),
         flops_lack_optimizer=optimizer.counts_flops and bool(uncounted.any()),
         seconds=seconds,
         spent=spent,
-        peak_lr=float(peak_lr),
-        warmup_tokens=float(at_peak.iloc[0]) if len(at_peak) else 0.0,
+        peak_lr=peak_lr,
+        warmup_tokens=float(at_peak[0]) if len(at_peak) else 0.0,
         stability=measure(rows.columns),
         nonfinite_stops=rows.nonfinite_segments,
         rewinds=len(_events(run, "rewind")),
         mfu=mfu,
-        series=_series(rows.columns | {"tokens": frame.tokens.to_numpy()}),
-        zero_shot=_zero_shot(path, frame) if zero_shot else (),
-        step_counts=_step_counts(frame),
+        series=_series(columns),
+        zero_shot=_zero_shot(path, columns) if zero_shot else (),
+        step_counts=_step_counts(columns),
     )
 
 
@@ -351,38 +355,40 @@ _MOVED = {
 """Key of an origin and of a start's event -> the mark of a run with several values of it."""
 
 
-def _last(values: np.ndarray | pd.Series) -> float:
+def _last(values: np.ndarray) -> float:
     """Return the last value that is not missing; 0 if all are."""
-    finite = np.asarray(values)[np.isfinite(values)]
+    finite = values[np.isfinite(values)]
     return float(finite[-1]) if len(finite) else 0.0
 
 
-def _evaluated(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+def _evaluated(columns: Columns) -> Columns:
     """Return `RunNumbers.evaluated`."""
-    rows = frame[frame.val_loss.notna()]
+    rows = np.isfinite(columns["val_loss"])
     # The row of step 0 may lack its counts, which are 0.
     names = {"step": "step", "val_loss": "val_loss", "schedule_tokens": "schedule_tokens"} | AXES
-    return {name: np.nan_to_num(rows[column]) for name, column in names.items()}
+    return {name: np.nan_to_num(columns[column][rows]) for name, column in names.items()}
 
 
-def kinds_of_steps(frame: pd.DataFrame) -> pd.Series:
+def kinds_of_steps(columns: Mapping[str, ArrayLike]) -> np.ndarray:
     """Return the number of each step's kind: twice the stage, and 1 more if a method measured.
 
     Times of steps of different kinds are not proportional to their FLOPs.
 
     Args:
-        frame: rows with STEP_COLUMNS.
+        columns: STEP_COLUMNS of the rows.
     """
-    measured = frame[list(_MEASURED)].notna().any(axis=1)
-    return (2 * frame.stage.fillna(0) + measured).astype(int)
+    measured = np.any([np.isfinite(columns[name]) for name in _MEASURED], axis=0)
+    return (2 * np.nan_to_num(columns["stage"]) + measured).astype(int)
 
 
-def _step_counts(frame: pd.DataFrame) -> dict[str, np.ndarray]:
+def _step_counts(columns: Columns) -> Columns:
     """Return `RunNumbers.step_counts`."""
+    evaluated_at = columns["step"][np.isfinite(columns["val_loss"])]
+    following = np.searchsorted(evaluated_at, columns["step"])
     keys = {
-        "until": frame.step.where(frame.val_loss.notna()).bfill(),
-        "kind": kinds_of_steps(frame),
-        "flops": frame.flops,
+        "until": np.append(evaluated_at, np.nan)[following],
+        "kind": kinds_of_steps(columns),
+        "flops": columns["flops"],
     }
     table = np.column_stack(list(keys.values()))
     # Steps after the last evaluation, and rows without FLOPs, count for nothing.
@@ -407,7 +413,7 @@ def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:
     return tuple(columns)
 
 
-def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
+def _series(columns: Columns) -> dict[str, Series]:
     """Return `RunNumbers.series`: each column that has a title, thinned."""
     series = {}
     for name in columns:
@@ -431,7 +437,7 @@ def _series(columns: dict[str, np.ndarray]) -> dict[str, Series]:
     return series
 
 
-def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
+def _zero_shot(path: Path, columns: Columns) -> tuple[ZeroShot, ...]:
     """Return `RunNumbers.zero_shot`."""
     items: dict[tuple[object, ...], dict[str, float]] = {}
     try:
@@ -446,7 +452,7 @@ def _zero_shot(path: Path, frame: pd.DataFrame) -> tuple[ZeroShot, ...]:
         raise DataError(f"{path / ITEMS} is damaged ({error!r}); evaluate again") from None
 
     tokens = {}
-    for step, spent in zip(frame.step, frame.tokens, strict=True):
+    for step, spent in zip(columns["step"], columns["tokens"], strict=True):
         if math.isfinite(spent):
             tokens[f"step-{int(step):08}"] = spent
     results = []
