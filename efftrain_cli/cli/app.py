@@ -45,16 +45,14 @@ class _Command(TyperCommand):
         """Parse the arguments.
 
         Raises:
-            UsageError: an option of other trainers; the message names ours.
+            UsageError: an option of other trainers, or a recipe key; the message names ours.
         """
         own = {name for parameter in self.get_params(ctx) for name in parameter.opts}
         if "--set" in own:
             for position, argument in enumerate(args):
                 option, _, value = argument.partition("=")
                 if option.startswith("--") and option not in own:
-                    _refuse_other_trainers_option(
-                        option, value or "".join(args[position + 1 :][:1])
-                    )
+                    _refuse_foreign_option(option, value or "".join(args[position + 1 :][:1]))
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -74,10 +72,17 @@ class _Command(TyperCommand):
         super().format_help(ctx, formatter)
 
 
-def _refuse_other_trainers_option(option: str, value: str) -> None:
+def _refuse_foreign_option(option: str, value: str) -> None:
     from efftrain_cli.recipe.aliases import read_aliases
 
     advice = read_aliases("options").get(option)
+    key = option[2:].replace("-", "_")
+    if "." in key:
+        from efftrain_cli.recipe.check import known_keys, unnumbered
+        from efftrain_cli.recipe.recipe import Recipe
+
+        if unnumbered(key) in known_keys(Recipe):
+            advice = f"use --set {key}=VALUE"
     if advice is not None:
         if value and not value.startswith("-"):
             advice = advice.replace("VALUE", shlex.quote(value))

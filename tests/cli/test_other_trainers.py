@@ -24,6 +24,10 @@ from efftrain_cli.recipe.recipe import load_recipe
         ("--out-dir x", "use --name NAME"),
         ("--gpus 2", "use --devices 2"),
         ("--gradient-accumulation-steps 4", "lower train.micro_batch_tokens with --set"),
+        ("--optim.lr 3", "use --set optim.lr=3"),
+        ("--train.batch-size=4", "use --set train.batch_size=4"),
+        ("--stages.0.lr 1e-3", "use --set stages.0.lr=1e-3"),
+        ("--wandb.tensorboard", "use --set wandb.tensorboard=VALUE"),
     ],
 )
 def test_option_of_another_trainer_names_ours(efftrain, options, answer):
