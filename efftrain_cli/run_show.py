@@ -37,9 +37,7 @@ def tables_of_run(path: Path) -> list[Table]:
     events = []
     for event in files.events:
         if event.get("event") != "checkpoint":
-            fields = [
-                f"{key} {format_value(event[key])}" for key in event if key not in ("time", "event")
-            ]
+            fields = [_field(key, event[key]) for key in event if key not in ("time", "event")]
             time = str(event.get("time", "-"))
             kind = str(event.get("event"))
             events.append((time, kind, ", ".join(fields)))
@@ -96,6 +94,15 @@ def values_of_run(path: Path) -> dict[str, Any]:
 def _pairs(title: str, values: Mapping[str, Any]) -> Table:
     rows = [(key, format_value(value)) for key, value in values.items() if value is not None]
     return Table(title, ("", ""), tuple(rows))
+
+
+def _field(key: str, value: object) -> str:
+    """Write a field of an event: bytes, tokens, FLOPs and seconds as elsewhere on the screen."""
+    for axis in ("bytes", "tokens", "flops", "seconds"):
+        # A file from elsewhere may hold any number.
+        if axis in key and isinstance(value, int | float) and abs(value) < 1e30:
+            return f"{key} {format_number(value, axis=axis)}"
+    return f"{key} {format_value(value)}"
 
 
 def _times(run: RunNumbers) -> dict[str, str]:

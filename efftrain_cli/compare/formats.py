@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from efftrain_cli.foundation.console import human_count, human_flops, human_seconds, printable
+from efftrain_cli.foundation.console import (
+    human_bytes,
+    human_count,
+    human_flops,
+    human_seconds,
+    printable,
+)
 from efftrain_cli.recipe.toml import flatten
 
 _HASH = re.compile("[0-9a-f]{40,}")
@@ -51,6 +57,7 @@ _WRITERS: dict[str, Callable[[float], str]] = {
     "tokens": partial(human_count, digits=4),
     "flops": lambda value: f"{human_flops(value)}s",
     "seconds": _seconds,
+    "bytes": human_bytes,
 }
 """How numbers of a unit or an axis are written; others have four significant digits."""
 
@@ -59,7 +66,7 @@ def format_number(value: float, unit: str = "", axis: str = "", sd: float | None
     """Write a number, rounded for reading: 3.2480, 78.46K, 12 min 30 s, 60.22 ± 0.51.
 
     Args:
-        axis: tokens, flops or seconds, for a number without a unit.
+        axis: tokens, flops, seconds or bytes, for a number without a unit.
         sd: standard deviation; None or 0: not written.
     """
     write = _WRITERS.get(unit or axis, "{:.4g}".format)

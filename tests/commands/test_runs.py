@@ -214,6 +214,19 @@ def test_show_says_everything(root):
         run("show small-seed1")
 
 
+def test_numbers_of_events_have_their_units(root):
+    events = [
+        {"event": "memory", "time": "T", "host_bytes": 355_500_032, "device_bytes": 10**400},
+        {"event": "rewind", "time": "T", "flops_abandoned": 3.8e12, "seconds_abandoned": 150.0},
+        {"event": "diverged", "time": "T", "window_tokens": [0, 128]},
+    ]
+    write_run(root, "small", 0, events=events)
+    out = run("show small-seed0").stdout
+    assert "host_bytes 355.5 MB, device_bytes 1000" in out
+    assert "flops_abandoned 3.8 TFLOPs, seconds_abandoned 2 min 30 s" in out
+    assert "window_tokens [0, 128]" in out
+
+
 def test_a_run_that_was_not_started_is_at_no_step(root):
     write_run(root, "small", 0, rows=[])
     (root / "small-seed0" / "metrics.jsonl").unlink()
