@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from efftrain_cli.foundation.errors import RecipeError
+from efftrain_cli.foundation.errors import Problem, RecipeError
 from efftrain_cli.recipe.recipe import load_recipe
 
 TINY = """
@@ -49,7 +49,7 @@ def write(folder: Path, name: str, text: str) -> None:
     (folder / "recipes" / f"{name}.toml").write_text(text)
 
 
-def problems(name: str, *overrides: str) -> dict[str, object]:
+def problems(name: str, *overrides: str) -> dict[str, Problem]:
     with pytest.raises(RecipeError) as caught:
         load_recipe(name, overrides)
     return {problem.key: problem for problem in caught.value.problems}

@@ -233,6 +233,20 @@ def test_combinations_that_cannot_work_are_refused(folder, overrides, key):
     assert key in problems("tiny", *overrides)
 
 
+def test_refused_combinations_name_what_both_decide(folder):
+    ramp = "batch_size_warmup={start=1, increment=1, sequences=100}"
+    simigrad = "simigrad={target=0.5, min_batch_size=2, max_batch_size=8}"
+    tokens = "seq_len_warmup={steps=10, batch='tokens'}"
+    for override, name in ((ramp, "batch_size_warmup"), (simigrad, "simigrad")):
+        assert problems("tiny", tokens, override)["seq_len_warmup.batch"].rule == (
+            f'"tokens" cannot be combined with {name}: both decide the sequences of a step;'
+            f' set it to "sequences", or {name} to false'
+        )
+    assert problems("tiny", ramp, simigrad)["batch_size_warmup"].rule == (
+        "cannot be combined with simigrad: both decide the batch size; set one of the two to false"
+    )
+
+
 def test_a_section_with_a_mistake_is_still_refused_beside_another(folder):
     mistaken = "simigrad={target=7.0, min_batch_size=2, max_batch_size=8}"
     found = problems(
