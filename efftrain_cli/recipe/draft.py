@@ -62,7 +62,7 @@ def report(name: str, problems: list[Problem], kind: str = "recipe") -> str:
     lines = [f"{kind} {name!r} has {counted(len(problems), 'mistake')}; nothing was run"]
     for problem in problems[:MISTAKES]:
         what = " = ".join(part for part in (problem.key, problem.value) if part)
-        rule = problem.rule
+        rule = problem.rule.replace("\n", "\n    ")
         if problem.suggestion:
             rule += f"; did you mean {problem.suggestion}?"
         lines += ["", f"  {what}   ({problem.source})", f"    {rule}"]
@@ -136,11 +136,11 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         if path.is_file():
             return path
         if path.is_dir():
+            hint = "name a .toml file in it"
             inside = path / "recipe.toml"
-            hint = ""
             if inside.is_file():
-                hint = f"; did you mean {inside}?"
-            raise RecipeError(f"{name_or_path} is a folder, not a recipe{hint}")
+                hint = f"did you mean {inside}?"
+            raise RecipeError(f"{name_or_path} is a folder, not a recipe\n  {hint}")
         raise RecipeError(f"there is no recipe file {shown_path(path)}")
     folders = recipe_folders()
     if beside is not None:
@@ -156,15 +156,11 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
             f"{name_or_path} is a file and not a recipe, whose name would end in .toml\n"
             f"  to train on it as text: --recipe small --set data.train={name_or_path}"
         )
-    names = recipe_names()
     places = [shown_path(folder / f"{name_or_path}.toml") for folder in recipe_folders()]
-    hint = nearest(name_or_path, names, most=1)
-    way = f"recipes here: {', '.join(names) or 'none'}"
-    if hint:
-        hint = f"; {hint}"
-        way = "`efftrain recipes list` shows all"
+    hint = nearest(name_or_path, recipe_names(), most=1)
     raise RecipeError(
-        f"there is no recipe {name_or_path!r}{hint}\n  looked for: {' and '.join(places)}\n  {way}"
+        f"there is no recipe {name_or_path!r}: looked for {' and '.join(places)}\n"
+        f"  {hint or '`efftrain recipes list` shows all'}"
     )
 
 

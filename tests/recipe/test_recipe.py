@@ -74,8 +74,20 @@ def test_a_missing_base_is_the_one_mistake(folder):
     write(folder, "a", '\nbase = "tinny"\n')
     found = problems("a")
     assert list(found) == ["base"]
-    assert "did you mean tiny" in found["base"].rule
     assert found["base"].source == "recipes/a.toml:2"
+    with pytest.raises(
+        RecipeError,
+        match=r"\n    there is no recipe 'tinny': looked .*\n      did you mean tiny\?",
+    ):
+        load_recipe("a")
+
+
+def test_a_missing_recipe_is_named_with_where_it_was_looked_for(folder):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("xyzzy")
+    first, fix = str(caught.value).split("\n")
+    assert first.startswith("there is no recipe 'xyzzy': looked for recipes/xyzzy.toml and ")
+    assert fix == "  `efftrain recipes list` shows all"
 
 
 def test_a_text_is_told_from_a_name(folder):
