@@ -171,10 +171,17 @@ def pretrain(
             "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all) or"
             " --resume RUN"
         )
-    from efftrain_cli.recipe.draft import recipe_name
+    from efftrain_cli.recipe import draft
     from efftrain_cli.recipe.recipe import load_recipe
     from efftrain_cli.recipe.rules import warnings_of
+    from efftrain_cli.run.directory import run_path
 
+    if recipe in run_names(recipe) and recipe not in draft.recipe_names():
+        raise UsageError(
+            f"{recipe} is a run, not a recipe\n"
+            f"  continue it with --resume {recipe},"
+            f" or begin another with its recipe, {run_path(recipe) / 'recipe.toml'}"
+        )
     if seed is not None:
         overrides.append(f"seed={seed}")
     loaded = load_recipe(recipe, overrides)
@@ -195,7 +202,7 @@ def pretrain(
 
     start(
         loaded,
-        recipe_name=recipe_name(recipe),
+        recipe_name=draft.recipe_name(recipe),
         name=name,
         device=device,
         steps=steps,

@@ -118,6 +118,15 @@ def test_a_form_without_a_plan_is_refused(lab):
     assert not (lab.folder / "runs").exists()
 
 
+def test_a_run_given_as_a_recipe_is_told_from_one(trained):
+    refused = trained.call("pretrain r --plan", code=2)
+    assert "error: r is a run, not a recipe\n  continue it with --resume r" in refused.errors
+    assert f"begin another with its recipe, {trained.run('r')}/recipe.toml" in refused.errors
+    (trained.folder / "recipes").mkdir()
+    trained.recipe("recipes/r")
+    trained.call("pretrain r --plan")
+
+
 def test_a_missing_extra_is_said_before_step_1(trained):
     """Exit code 2, and nothing is made or changed."""
     inject = "import efftrain_cli.run.tensorboard as board; board.find_spec = lambda name: None"
