@@ -295,17 +295,30 @@ class TrialRunner:
 
     def _eta(self) -> str:
         """Say how long the rest takes at the speed so far; "" if nothing is left or the speed is
-        unknown."""
-        under_way = [(tokens_so_far(slot.trial.name), slot) for slot in self._active.values()]
-        done = self._tokens_done + sum(now - slot.tokens_before for now, slot in under_way)
-        left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
-        left += sum(max(0, self._tokens[slot.trial.name] - now) for now, slot in under_way)
+        unknown.
+
+        Runs that wait are expected at the speed of all so far, starts included. If none waits, the
+        runs under way go on at their own speed, whose seconds begin after the start.
+        """
         elapsed = time.monotonic() - self._began
-        # Until a run has ended, the first minute is mostly its start.
-        known = done > 0 and (self._tokens_done > 0 or elapsed > 60)
-        if not known or left <= 0:
+        if not self._tokens_done and elapsed <= 60:
+            # Until a run has ended, the first minute is mostly its start.
             return ""
-        return f"; about {human_seconds(left / done * elapsed)} left"
+        done = self._tokens_done
+        left = sum(self._tokens[trial.name] - tokens_so_far(trial.name) for trial in self._waiting)
+        seconds = 0.0
+        for slot in self._active.values():
+            row = last_row(runs_root() / slot.trial.name)
+            tokens = row.get("tokens") or 0
+            trained = tokens - slot.tokens_before
+            rest = max(0, self._tokens[slot.trial.name] - tokens)
+            done += trained
+            left += rest
+            if trained:
+                seconds = max(seconds, rest / trained * (row.get("wall_seconds") or 0.0))
+        if self._waiting and done:
+            seconds = left / done * elapsed
+        return f"; about {human_seconds(seconds)} left" if seconds else ""
 
     def _look_elsewhere(self) -> None:
         """Wait for what other processes train, once nothing is left here, and continue what they

@@ -471,23 +471,56 @@ def test_time_is_known_where_pretrain_knows_it(folder):
 
 
 def training(folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: int) -> TrialRunner:
-    """A runner whose one run, of 2,560 tokens, has trained so many."""
+    """A runner whose one run, of 2,560 tokens, has trained so many, in 30 s without its start."""
     (trial,) = plain(0)
     working = make_runner(folder, Pretrain([trial]))
     working._tokens = {trial.name: 2560}
     slot = runner._Slot(trial, Stub(9, print, 0), folder / "log", 0.0, tokens_before=0)
     working._waiting = []
     working._active = {0: slot}
-    monkeypatch.setattr(runner, "tokens_so_far", lambda name: tokens)
+    row = {"tokens": tokens, "wall_seconds": 30.0}
+    monkeypatch.setattr(runner, "last_row", lambda path: row if path.name == trial.name else {})
     return working
 
 
 def test_no_time_left_is_told_from_the_first_minute(folder, monkeypatch):
-    """Of 2,560 tokens 256 are trained: after 10 s nothing is said, after 100 s 900 s are left."""
+    """Of 2,560 tokens 256 are trained: after 10 s nothing is said, then 9 times 30 s are left."""
     working = training(folder, monkeypatch, tokens=256)
-    for elapsed, told in ((10.0, ""), (100.0, "; about 15 min 00 s left")):
+    for elapsed, told in ((10.0, ""), (100.0, "; about 4 min 30 s left")):
         working._began = time.monotonic() - elapsed
         assert working._eta() == told
+
+
+def test_starts_count_in_the_time_left_of_runs_that_wait(folder, monkeypatch):
+    """After 100 s, start included, 256 tokens are trained: 19 times as many are left of two."""
+    working = training(folder, monkeypatch, tokens=256)
+    working._waiting = plain(1)
+    working._tokens["plain-seed1"] = 2560
+    working._began = time.monotonic() - 100
+    assert working._eta() == "; about 31 min 40 s left"
+
+
+def test_a_resumed_run_has_no_time_left_before_its_first_row(folder, monkeypatch):
+    """A probe of tune-warmup that goes on: its old row says nothing about its speed now."""
+    working = training(folder, monkeypatch, tokens=256)
+    working._tokens_done = 256
+    working._active[0].tokens_before = 256
+    assert working._eta() == ""
+    working._active[0].tokens_before = 0
+    assert working._eta() == "; about 4 min 30 s left"
+
+
+def test_the_slowest_run_under_way_decides_the_time_left(folder, monkeypatch):
+    working = training(folder, monkeypatch, tokens=256)
+    (other,) = plain(1)
+    working._tokens[other.name] = 2560
+    working._active[1] = runner._Slot(other, Stub(9, print, 0), folder / "log", 0.0, 0)
+    rows = {"plain-seed0": 256, "plain-seed1": 1280}
+    monkeypatch.setattr(
+        runner, "last_row", lambda path: {"tokens": rows[path.name], "wall_seconds": 30.0}
+    )
+    working._tokens_done = 2560
+    assert working._eta() == "; about 4 min 30 s left"
 
 
 def test_a_run_beyond_its_budget_is_at_100_percent(folder, monkeypatch):
