@@ -148,7 +148,8 @@ def evaluate_run(run: str, config: EvalConfig, ranks: Ranks | None = None) -> It
     stride = config.stride or max(1, evaluator.context_length // 2)
     if stride > evaluator.context_length:
         raise UsageError(
-            f"--stride {stride} is longer than the context of {evaluator.context_length} tokens"
+            f"--stride {stride} is longer than the context\n"
+            f"  give at most its {evaluator.context_length} tokens"
         )
     documents = []
     if not OFFLINE.isdisjoint(names):

@@ -255,7 +255,9 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
         if has_magic(name):
             matches = [run_path(run) for run in existing if fnmatch.fnmatchcase(run, name)]
             if not matches:
-                raise UsageError(f"no run in {runs_root()} matches {name!r}")
+                raise UsageError(
+                    f"no run in {runs_root()} matches {name!r}\n  `efftrain runs list` shows all"
+                )
         else:
             # A folder that is not yet a run, because its start was killed, may be removed by its
             # name.
@@ -268,7 +270,7 @@ def remove_runs(names: Sequence[str]) -> list[Path]:
         )
     running = [path.name for path in paths if is_locked(path / "lock")]
     if running:
-        raise UsageError(f"{', '.join(running)} is running; stop it with Ctrl-C first")
+        raise UsageError(f"still running: {', '.join(running)}\n  stop with Ctrl-C first")
     return list(paths)
 
 

@@ -77,8 +77,7 @@ def accumulation(
 
     if (run is None) == (shape is None):
         raise UsageError(
-            "accumulation needs a RUN to measure,"
-            " or --shape to predict for one that was not run, but not both"
+            "accumulation measures a RUN, or predicts for --shape\n  give one of the two"
         )
     if shape is not None:
         _predict(shape, tokens, vocab, operands or "fp8_e5m2", gradient_operands)

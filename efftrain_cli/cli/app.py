@@ -215,8 +215,8 @@ def _check_place() -> None:
         os.getcwd()
     except FileNotFoundError:
         raise UsageError(
-            "the working directory was deleted;"
-            " change to one that exists and give the command again"
+            "the working directory was deleted\n"
+            "  change to one that exists and give the command again"
         ) from None
 
 

@@ -107,7 +107,7 @@ def compare(
     if study is not None:
         if runs or baseline is not None:
             raise UsageError(
-                "--study names the runs and the baseline itself; leave out RUN... and --baseline"
+                "--study names the runs and the baseline itself\n  leave out RUN... and --baseline"
             )
         # As the study printed it: verdicts first; beside a document or what a program reads they go
         # to standard error.
@@ -115,8 +115,8 @@ def compare(
         runs = list(arms)
     elif not runs:
         raise UsageError(
-            "name runs or recipes to compare, or give --study FILE;"
-            " `efftrain runs list` shows the runs"
+            "nothing to compare\n"
+            "  name runs (`efftrain runs list` shows all) or recipes, or give --study FILE"
         )
     from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs

@@ -119,19 +119,21 @@ def grow(
         if small is not None:
             _plan_by_curves(operators, small, target, threshold, window | 1)
         elif target is not None:
-            raise UsageError("--target needs the curve of the small model too: --small")
+            raise UsageError("--target needs the curve of the small model too\n  add --small RUN")
         else:
             _plan_by_law(target_loss, target_size, fit or [], stages, batch)
         return
     if run is None:
-        raise UsageError("name the run to grow (`efftrain runs list` shows all), or give --plan")
+        raise UsageError(
+            "no run to grow\n  name one (`efftrain runs list` shows all), or give --plan"
+        )
     from efftrain_cli.run.names import find_run
 
     run = find_run(run).name  # before PyTorch is imported, which takes seconds
     if not operator:
         raise UsageError(
-            "say how the model should grow: --operator width, --operator depth, or both;"
-            " --operator width:3 for x 3"
+            "no operator to grow with\n"
+            "  give --operator width, --operator depth, or both; --operator width:3 for x 3"
         )
     from efftrain_cli.foundation.console import make_console, print_labelled, say
     from efftrain_cli.grow.grow import grow_run

@@ -89,7 +89,8 @@ def new_recipe(
         )
     if path.exists():
         raise UsageError(
-            f"{shown_path(path)} exists already and is left as it is; give another name, or edit it"
+            f"{shown_path(path)} exists already and is left as it is\n"
+            "  give another name, or edit it"
         )
     overrides = list(set_ or [])
     keys = {override.partition("=")[0].strip() for override in overrides}

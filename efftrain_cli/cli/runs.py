@@ -117,7 +117,7 @@ def rm(
         print(f"{path}  {human_bytes(size_of(path))}")
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError("nothing was removed: without a terminal to ask on, give --yes")
+            raise UsageError("nothing was removed: no terminal to ask on\n  give --yes")
         which = "this run" if len(paths) == 1 else f"these {len(paths)} runs"
         typer.confirm(f"Remove {which} for good?", abort=True)
     for path in paths:

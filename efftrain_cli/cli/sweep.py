@@ -94,7 +94,7 @@ def sweep(
         check_comparable(trials)
     if plan:
         if format_ not in ("table", "json"):
-            raise UsageError(f"--plan --format {format_}: the plan is printed as table or json")
+            raise UsageError(f"--format {format_} does not apply to a plan\n  give table or json")
         command.print_plan(trials, jobs, format_ == "json")
         return
     if not command.train(trials, device, jobs, name, take_over, devices, array):

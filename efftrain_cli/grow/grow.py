@@ -223,10 +223,10 @@ def _checkpoint_of(source: Path, checkpoint: str | None, weights_only: bool) -> 
         and not (checkpoints[-1] / "optimizer.safetensors").exists()
     ):
         raise CheckpointError(
-            f"{checkpoints[-1]} has no optimizer.safetensors. Growth maps the optimizer's moments"
-            " and step counters with the weights. With --weights-only only the weights are grown:"
-            " the moments of all parameters are lost, the loss rises for about a hundred steps"
-            " after the growth, and more rewarmup_steps of the new stage help"
+            f"{checkpoints[-1]} has no optimizer.safetensors, whose moments and step counters grow"
+            " with the weights\n"
+            "  add --weights-only to grow the weights alone: the moments of all parameters are lost"
+            " and the loss rises for about a hundred steps, less with a longer rewarmup_steps"
         )
     return find_checkpoint(source, checkpoint)
 

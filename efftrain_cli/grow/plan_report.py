@@ -143,8 +143,8 @@ def curve_of(source: str, window: int = 31) -> Curve:
     recipe = load_recipe(str(run / "recipe.toml"))
     if recipe.methods:
         raise UsageError(
-            f"run {source!r} uses {', '.join(recipe.methods)}: the planner needs runs from scratch"
-            " whose steps all cost the same"
+            f"run {source!r} uses {', '.join(recipe.methods)}\n"
+            "  plan with runs from scratch whose steps all cost the same"
         )
     vocab_size = int(origin_data(run)["vocab_size"])
     config = model_config(recipe, vocab_size)
@@ -175,7 +175,7 @@ def law_of(sources: Sequence[str]) -> FittedLaw:
     if len(batches) > 1:
         raise UsageError(
             f"--fit: the runs have batches of {', '.join(f'{b:,}' for b in sorted(batches))}"
-            " tokens; a fit needs one batch size"
+            " tokens\n  name runs of one batch size"
         )
     return fit_law(curves, batches.pop())
 

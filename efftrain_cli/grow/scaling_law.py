@@ -230,7 +230,7 @@ def plan_schedule(
     if target_loss is None:
         if target_size is None:
             raise UsageError(
-                "give a target: --target-loss (nats per token)"
+                "no target\n  give --target-loss (nats per token)"
                 " or --target-size (parameters without embeddings)"
             )
         target_loss = law.optimal_loss(target_size)
@@ -238,7 +238,8 @@ def plan_schedule(
     if target_loss <= law.floor(largest):
         raise UsageError(
             f"a loss of {target_loss:g} cannot be reached with {largest:.3g} parameters:"
-            f" their floor is {law.floor(largest):.4g}"
+            f" their floor is {law.floor(largest):.4g}\n"
+            "  raise --target-loss or --target-size"
         )
     tokens = None
     if batch == "fixed":

@@ -40,7 +40,7 @@ def read_study(path: Path) -> StudyFile:
     """
     path = expanded(str(path), "write the path without ~")
     if path.suffix != ".toml":
-        raise UsageError(f"{path}: a study is a TOML file; its name ends in .toml")
+        raise UsageError(f"{path} is no study\n  name a TOML file, such as mine.toml")
     if not path.is_file():
         raise UsageError(f"there is no study file {path}")
     draft = read_toml_file(path)

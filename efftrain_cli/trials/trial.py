@@ -63,7 +63,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         check_number_of_runs(len(seeds) + last - first + 1)
         seeds += range(first, last + 1)
     if len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds {text[:40]!r} names a seed twice")
+        raise UsageError(f"--seeds {text[:40]!r} names a seed twice\n  leave one out")
     return tuple(seeds)
 
 
@@ -98,7 +98,10 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
                 "  give key=value or key=value,value, for example optim.lr=1e-3,2e-3"
             )
         if key in ("seed", "base"):
-            raise UsageError(f"--set {text!r}: use {'--seeds' if key == 'seed' else '--recipe'}")
+            raise UsageError(
+                f"--set {text!r}: {key} has its own option\n"
+                f"  use {'--seeds' if key == 'seed' else '--recipe'}"
+            )
         if key.startswith(NOT_COMPUTED) and len(parts) > 1:
             raise UsageError(
                 f"--set {text!r}: {key} does not change the result\n  give it one value"

@@ -110,8 +110,9 @@ class Search(Grid):
     def __post_init__(self) -> None:
         if self.multiples < 1 or self.threshold <= 1 or not 0 < self.max_share <= 1:
             raise UsageError(
-                f"--multiples {self.multiples} must be at least 1, --threshold {self.threshold:g}"
-                f" above 1, and --max-share {self.max_share:g} above 0 and at most 1"
+                f"--multiples {self.multiples}, --threshold {self.threshold:g}"
+                f" and --max-share {self.max_share:g} give no search\n"
+                "  give multiples of 1 or more, a threshold above 1, a share above 0 up to 1"
             )
         super().__post_init__()
 

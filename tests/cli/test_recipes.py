@@ -168,7 +168,7 @@ def test_a_new_recipe_loads_and_overwrites_nothing(efftrain, tmp_path, monkeypat
     text = path.read_text()
     assert 'base = "small"' in text and "tokens = 5_000_000" in text
     again = efftrain("recipes new books", code=2)
-    assert "exists already and is left as it is" in again.stderr
+    assert "exists already and is left as it is\n  give another name" in again.stderr
     assert path.read_text() == text
 
 

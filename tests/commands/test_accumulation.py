@@ -209,8 +209,8 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ("", "needs a RUN"),
-        ("some-run --shape 2x64", "not both"),
+        ("", "measures a RUN, or predicts for --shape\n  give one of the two"),
+        ("some-run --shape 2x64", "give one of the two"),
         ("--shape 1600", "write layers x width"),
         ("no-such-run", "no-such-run"),
     ],

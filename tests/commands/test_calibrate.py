@@ -204,7 +204,7 @@ def made(root: Path, seconds: float = 5.0, seeds: int = 2, **more: Any) -> None:
         ),
         (("small", "small-slw"), {}, "were trained with device Some CPU, and this is "),
         (("small", "small-slw"), {"world_size": 2}, "steps are timed on one device"),
-        (("no-such",), {}, "no run, glob of runs or recipe"),
+        (("no-such",), {}, "is called 'no-such'\n  `efftrain runs list` shows"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(root, names, origin, message):

@@ -179,7 +179,7 @@ def test_a_locked_run_is_running(root):
     with (path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert read_runs().status[0] == "running"
-        with pytest.raises(UsageError, match="small-seed0 is running"):
+        with pytest.raises(UsageError, match="still running: small-seed0\n  stop with Ctrl-C"):
             remove_runs(["small-*"])
     assert read_runs().status[0] == "crashed"
 
@@ -245,13 +245,13 @@ def test_show_reads_the_rows_once(root, monkeypatch):
 def test_rm_asks_and_removes_only_what_was_named(root):
     for seed in range(3):
         write_run(root, "small", seed)
-    with pytest.raises(UsageError, match="--yes"):
+    with pytest.raises(UsageError, match="no terminal to ask on\n  give --yes"):
         run("rm small-seed0")
     assert (root / "small-seed0").exists()
     assert "removed 2 runs" in run("rm 'small-seed[01]' --yes").stdout
     assert sorted(path.name for path in root.iterdir()) == [".removed", "small-seed2"]
     assert len(list((root / ".removed").iterdir())) == 2
-    with pytest.raises(UsageError, match="matches 'x\\*'"):
+    with pytest.raises(UsageError, match=r"matches 'x\*'\n  `efftrain runs list`"):
         run("rm 'x*' --yes")
 
 

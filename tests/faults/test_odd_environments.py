@@ -33,7 +33,7 @@ def test_a_working_directory_that_was_deleted(lab):
     """F66."""
     inject = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
     process = lab.train(recipe="small", inject=inject, code=2)
-    assert "the working directory was deleted" in process.errors
+    assert "the working directory was deleted\n  change to one that exists" in process.errors
 
 
 def test_no_folder_for_temporary_files(lab):

@@ -228,7 +228,8 @@ def test_without_optimizer_state_the_weights_alone_are_offered(home):
     shutil.copytree(home / "runs" / "small", home / "runs" / "bare")
     (checkpoints_of(home / "runs" / "bare")[-1] / "optimizer.safetensors").unlink()
     with pytest.raises(
-        CheckpointError, match=r"--weights-only.*moments of all parameters are lost"
+        CheckpointError,
+        match=r"with the weights\n  add --weights-only.*moments of all parameters are lost",
     ):
         grow_run("bare", ["depth"], "bare-deep", CPU, overrides=MORE)
     assert not (home / "runs" / "bare-deep").exists()
@@ -272,9 +273,9 @@ def test_another_text_is_not_taken_in_silence(home):
         (["small", "--operator", "width:1.5"], "whole number"),
         (["small", "--operator", "depth:0"], "no model smaller"),
         (["small", "--operator", "height"], "not a growth operator"),
-        (["small"], "--operator width"),
+        (["small"], "no operator to grow with\n  give --operator width"),
         (["none", "--operator", "width"], "there is no run 'none'"),
-        ([], "name the run to grow"),
+        ([], "no run to grow\n  name one"),
         (["small", "--operator", "width", "--name", "small"], "exists already"),
         (["small", "--operator", "width", "--name", "../x"], "run name"),
         (["small", "--operator", "width", "--set", "model.n_layer=3"], "follow from the source"),
@@ -285,8 +286,12 @@ def test_another_text_is_not_taken_in_silence(home):
             "follow from the source",
         ),
         (["small", "--operator", "width", "--set", "stages.0.lr=1"], "follow from the source"),
-        (["--plan"], "--target-loss"),
-        (["--plan", "--target-loss", "2.0", "--target-size", "1M"], "cannot be reached"),
+        (["--plan"], "no target\n  give --target-loss"),
+        (["--plan", "--target", "small"], "small model too\n  add --small RUN"),
+        (
+            ["--plan", "--target-loss", "2.0", "--target-size", "1M"],
+            r"floor is .*\n  raise --target-loss",
+        ),
         (["--plan", "--small", "small"], "needs --operator"),
         (["--plan", "--small", "small", "--operator", "pad:32"], "give it: --threshold"),
         (

@@ -285,6 +285,8 @@ def test_fit_says_what_it_needs(tmp_path, monkeypatch):
         recipe = recipe.replace("n_embd = 64", f"n_embd = {width}")
         (run / "recipe.toml").write_text(recipe.replace("size = 8", f"size = {batch}"))
 
+    write_run(tmp_path, "small", 0, name="warm", more="[seq_len_warmup]\nsteps = 10\n")
+
     def plan(*words):
         return cli("grow", "--plan", "--target-size", "1M", *words)
 
@@ -293,8 +295,9 @@ def test_fit_says_what_it_needs(tmp_path, monkeypatch):
     assert "Fitted to models of 24.6K to 98.3K parameters" in done.output
     for words, said in (
         (("--fit", "wide"), "two sizes or more"),
+        (("--fit", "warm"), "uses seq_len_warmup\n  plan with runs from scratch"),
         (("--fit", "none"), "there is no run 'none'"),
-        (("--fit", "wide", "--fit", "other"), "a fit needs one batch size"),
+        (("--fit", "wide", "--fit", "other"), "tokens\n  name runs of one batch size"),
         (("--fit", "wide", "--fit", "narrow", "--batch", "varying"), "critical batch"),
     ):
         with pytest.raises(UsageError, match=said):

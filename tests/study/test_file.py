@@ -126,7 +126,7 @@ def test_one_mistake(folder, old, new, key, rule):
 def test_no_file_and_no_toml(folder):
     with pytest.raises(UsageError, match="there is no study file"):
         read_study(folder / "other.toml")
-    with pytest.raises(UsageError, match=r"ends in \.toml"):
+    with pytest.raises(UsageError, match=r"study\.yaml is no study\n  name a TOML file"):
         read_study(folder / "study.yaml")
     (folder / "broken.toml").write_text("seeds = [1,\n")
     with pytest.raises(RecipeError, match="not TOML"):

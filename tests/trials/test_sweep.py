@@ -47,7 +47,7 @@ def test_the_plan_as_a_table_and_as_json(folder):
         "warm-seed1",
     ]
     assert {run["tokens_left"] for run in found["runs"]} == {2560}
-    with pytest.raises(UsageError, match="printed as table or json"):
+    with pytest.raises(UsageError, match="does not apply to a plan\n  give table or json"):
         cli(*WORDS, "--plan", "--format", "latex")
     assert not (folder / "runs").exists()
 

@@ -264,7 +264,11 @@ DISCRETE = "seq_len_warmup={pacing = 'discrete', lengths = "
     "override, changed, said",
     [
         ("optim.warmup_steps=0", {}, "optim.warmup_steps is 0"),
-        ("optim.warmup_steps=5000", {}, "too small to search"),
+        (
+            "optim.warmup_steps=5000",
+            {},
+            "too small to search(.|\n)*of it\n  raise train.tokens or it",
+        ),
         (
             "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 20}",
             {},
@@ -280,7 +284,7 @@ DISCRETE = "seq_len_warmup={pacing = 'discrete', lengths = "
             "cannot be combined",
         ),
         ("seq_len_warmup={start = 64, steps = 5}", {}, "no seq_len_warmup.start to search"),
-        ("seed=1", {"threshold": 1.0}, "--threshold 1"),
+        ("seed=1", {"threshold": 1.0}, "--threshold 1(.|\n)*search\n  give mult"),
         ("seed=1", {"multiples": 0}, "--multiples 0"),
         ("seed=1", {"max_share": 1.5}, "--max-share 1.5"),
     ],
