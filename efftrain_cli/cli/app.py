@@ -125,7 +125,6 @@ class Commands(typer.Typer):
 
 app = Commands(
     name="efftrain",
-    help="Train GPT models and measure which training-efficiency methods save tokens or time.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals can hold keys
     context_settings={"help_option_names": ["-h", "--help"]},

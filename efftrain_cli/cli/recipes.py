@@ -144,14 +144,15 @@ def show_recipe(
     origins = {key: draft.origins.get(key, "default") for key in flat_values(resolved)}
     warnings = warnings_of(resolved)
     if format == "json":
-        about = {
-            "path": str(draft.path),
-            "bases": [str(base) for base in draft.bases],
-            "values": recipe_values(resolved),
-            "origins": origins,
-            "warnings": warnings,
-        }
-        print_json(about)
+        print_json(
+            {
+                "path": str(draft.path),
+                "bases": [str(base) for base in draft.bases],
+                "values": recipe_values(resolved),
+                "origins": origins,
+                "warnings": warnings,
+            }
+        )
         return
     known = known_keys(Recipe)
     comments = {}

@@ -239,7 +239,11 @@ LARGEST = 1 << 20
 def _text(path: Path) -> str:
     try:
         if path.stat().st_size > LARGEST:
-            raise RecipeError(_not_a_recipe(path, f"it has {path.stat().st_size:,} bytes"))
+            raise RecipeError(
+                f"{shown_path(path)} is not a recipe: it has {path.stat().st_size:,} bytes\n"
+                "  a recipe is a TOML file (`efftrain recipes new NAME` writes one);"
+                f" text to train on is given by --set data.train={shown_path(path)}"
+            )
         check_toml(path)
         return path.read_text(encoding="utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -272,14 +276,6 @@ def _read_layer(path: Path, name: str, kind: str = "recipe") -> dict[str, Any]:
             source=f"{shown_path(path)}:{number}",
         )
         raise RecipeError(report(name, [problem], kind), [problem]) from None
-
-
-def _not_a_recipe(path: Path, why: str) -> str:
-    return (
-        f"{shown_path(path)} is not a recipe: {why}\n"
-        "  a recipe is a TOML file (`efftrain recipes new NAME` writes one);"
-        f" text to train on is given by --set data.train={shown_path(path)}"
-    )
 
 
 def _hint(line: str) -> str:

@@ -361,9 +361,7 @@ class TrialRunner:
 
     def _show_status(self) -> None:
         terminal = sys.stderr.isatty()
-        every = STATUS_EVERY
-        if terminal:
-            every = 1.0
+        every = 1.0 if terminal else STATUS_EVERY
         if silent() or not self._active or time.monotonic() - self._last_status < every:
             return
         self._last_status = time.monotonic()
