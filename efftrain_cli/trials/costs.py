@@ -57,7 +57,7 @@ def total_lines(rows: Costs, jobs: int) -> list[str]:
         line += "; time unknown: nothing was measured here yet"
     else:
         line += f", about {human_seconds(total['seconds_left'])} one run after the other, "
-        line += "by the nearest measurements here"
+        line += "by the nearest measurements here, scaled by FLOPs"
     if jobs > 1:
         line += f"; --jobs {jobs} divides the processor among as many runs"
     needed = total["disk_bytes"]

@@ -14,7 +14,8 @@ ROWS = [
 
 def test_a_total_says_what_is_left_and_how_long_it_takes(monkeypatch):
     monkeypatch.setattr(costs, "free_bytes", lambda folder: 9_000_000)
-    time = "about 2 min 30 s one run after the other, by the nearest measurements here"
+    time = "about 2 min 30 s one run after the other, "
+    time += "by the nearest measurements here, scaled by FLOPs"
     assert total_lines(ROWS, jobs=1) == [
         f"2 of 3 runs to train, at most 1.5M tokens, {time}",
         "disk: 5.0 MB needed at most, 9.0 MB free",
