@@ -361,7 +361,7 @@ def save(analysis: Analysis, folder: Path, error: float) -> list[Path]:
     table = folder / "accumulation.csv"
     figure = folder / "accumulation.png"
     write_whole(table, analysis.sums.to_csv(index=False, lineterminator="\n"))
-    picture.write_figure(plots_of(analysis, error), figure, across=True)
+    picture.write_figure(plots_of(analysis, error), figure)
     return [table, figure]
 
 

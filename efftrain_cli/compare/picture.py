@@ -1,8 +1,8 @@
 """Draw figures: with matplotlib into files, or with plotext in a terminal.
 
-Colours are Okabe and Ito's (2008), which colour-blind readers can distinguish; each group also has
-its own line style. A figure for a page is an SVG whose text and axes have the page's text colour,
-so that it can be read on light and on dark pages.
+Colours are Okabe and Ito's (2008), which colour-blind readers can distinguish, and a grey; each
+group also has its own line style and marker. A figure for a page is an SVG whose text and axes have
+the page's text colour, so that it can be read on light and on dark pages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777")
+STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)), (0, (6, 4)))
+MARKERS = "os^DvPX"
 _LETTERS = ascii_uppercase + ascii_lowercase
 _TERMINAL_COLOURS = ("blue", "orange", "green", "magenta", "cyan", "red")
 _INK = "#010203"
@@ -109,14 +110,13 @@ def curve(
     return pd.DataFrame({**values, "low": low, "high": high})
 
 
-def draw_figure(plots: Sequence[Plot], across: bool = False) -> Figure:
-    """Draw plots below each other with one x axis, or if `across` side by side with one y axis."""
+def draw_figure(plots: Sequence[Plot]) -> Figure:
+    """Draw plots side by side, with one y axis."""
     from matplotlib.figure import Figure
 
-    rows = 1 if across else len(plots)
-    columns = len(plots) if across else 1
-    figure = Figure(figsize=(5.4 * columns, 0.6 + 3.1 * rows), layout="constrained")
-    panels = figure.subplots(rows, columns, sharex=not across, sharey=across, squeeze=False)
+    columns = len(plots)
+    figure = Figure(figsize=(5.4 * columns, 3.7), layout="constrained")
+    panels = figure.subplots(1, columns, sharey=True, squeeze=False)
     for axes, plot in zip(panels.flat, plots, strict=True):
         _draw_lines(axes, plot)
         _set_axes(axes, plot)
@@ -157,7 +157,7 @@ def _draw_lines(axes: Axes, plot: Plot) -> None:
                 linestyle=style,
                 linewidth=1.6 if lines == 1 else 1.1,
                 alpha=alpha,
-                marker="o" if plot.ticks else "",
+                marker=MARKERS[group % len(MARKERS)] if plot.ticks else "",
                 markersize=4,
             )
             # The legend has one entry per group: an underscore hides the other lines.
@@ -210,7 +210,7 @@ def _set_axes(axes: Axes, plot: Plot) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> None:
+def write_figure(plots: Sequence[Plot], path: Path) -> None:
     """Draw plots into a file with `draw_figure`; the ending of its name decides the format.
 
     Raises:
@@ -219,7 +219,7 @@ def write_figure(plots: Sequence[Plot], path: Path, across: bool = False) -> Non
     """
     metadata = {"Date": None} if path.suffix == ".svg" else None
     with _style(plots[0].name, "#000000"), made_beside(path) as temporary:
-        figure = draw_figure(plots, across)
+        figure = draw_figure(plots)
         figure.savefig(temporary, dpi=200, metadata=metadata, format=path.suffix[1:])
 
 
