@@ -93,30 +93,32 @@ def compare(
 ) -> None:
     """Compare recipes over their seeds: better, worse, equivalent or undecided; by how much, at
     what cost, how stable."""
-    runs = runs or []
     from efftrain_cli.compare.comparison import compare as compare_runs
     from efftrain_cli.compare.comparison import read_valid_runs
     from efftrain_cli.compare.measures import Costs
     from efftrain_cli.compare.show import show_comparison, show_plan
     from efftrain_cli.compare.sisters import count_sisters
 
-    verdict = None
+    on_screen = format_ == "table" and output is None
+    verdict = first = None
     arms: dict[str, str] = {}
     from efftrain_cli.study.main import EXPLORATORY, labelled, show_judged
 
     if study is not None:
         if runs or baseline is not None:
             raise UsageError(
-                "--study names the runs and the baseline itself\n  leave out RUN... and --baseline"
+                "--study FILE names the runs and the baseline itself\n"
+                "  leave out RUN... and --baseline"
             )
         # As the study printed it: verdicts first; beside a document or what a program reads they go
         # to standard error.
-        baseline, arms, verdict = show_judged(study, allow, format_ == "table" and output is None)
+        baseline, arms, verdict = show_judged(study, allow, on_screen)
         runs = list(arms)
+        first = {"study": verdict, "exploratory": EXPLORATORY}
     elif not runs:
         raise UsageError(
-            "nothing to compare\n"
-            "  name runs (`efftrain runs list` shows all) or recipes, or give --study FILE"
+            "compare needs runs, recipes or a study\n"
+            "  name some of `efftrain runs list`, or give --study FILE"
         )
     from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs
@@ -141,9 +143,8 @@ def compare(
     if plan or difference:
         show_plan(comparison, difference or [])
         return
-    if verdict is not None and (format_ != "table" or output is not None):
+    if verdict is not None and not on_screen:
         comparison = labelled(comparison, verdict)
-    first = None if verdict is None else {"study": verdict, "exploratory": EXPLORATORY}
     show_comparison(
         comparison, format_, output, plot=plot, figures=figures, details=details, first=first
     )

@@ -61,11 +61,11 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
     runs = runs_of(groups)
     refusals = _refusals(runs)
     if refusals and not allow:
-        listed = "".join(f"  - {text}\n" for text in refusals)
+        faults = "".join(f"  - {text}\n" for text in refusals)
         raise UsageError(
-            "these runs cannot be compared fairly:\n"
-            f"{listed}Compare runs that were validated on the same text with the same tokenizer,"
-            " or use --allow to see them side by side, labelled"
+            f"these runs cannot be compared fairly:\n{faults}"
+            "  name runs with the same validation text and tokenizer,"
+            " or pass --allow to see these labelled"
         )
     warnings = _origin_warnings(runs) + _recipe_warnings(groups) + _parent_warnings(groups)
     labels = [Why("allowed", text) for text in refusals]

@@ -154,10 +154,10 @@ def compare(
         UsageError: runs that must not be compared, an unknown baseline, or fewer than one run.
     """
     if not runs:
-        raise UsageError("nothing to compare: name at least one run")
+        raise UsageError("nothing to compare\n  name at least one run")
     for option, value in (("--target-loss", target_loss), ("--margin", margin)):
         if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{option} {value:g}: give a number above 0, in nats per token")
+            raise UsageError(f"{option} {value:g} is no loss\n  give nats per token, above 0")
     runs, grid_notes = at_common_evaluations(runs)
     every = group_runs(runs, allow)
     named = _named(every, baseline)
@@ -317,7 +317,7 @@ def _named(groups: Sequence[Group], name: str | None) -> Group | None:
     chosen = matches
     if len(matches) > 1 and name == matches[0].recipe_name:
         # A recipe with several settings: take its best one, as for the other recipes.
-        best, _ = best_settings([*matches, *(g for g in groups if g.recipe_name != name)])
+        best, _ = best_settings(groups)
         chosen = [group for group in best if group.recipe_name == name]
         if len(matches) < len(groups) and _differ_in_budget(chosen):
             chosen = [max(chosen, key=lambda group: group.budget)]
@@ -327,7 +327,7 @@ def _named(groups: Sequence[Group], name: str | None) -> Group | None:
     if matches:
         fault = "stands for several of the recipes compared"
     labels = ", ".join(repr(group.label) for group in groups)
-    raise UsageError(f"--baseline {name!r} {fault}; choose one of {labels}")
+    raise UsageError(f"--baseline {name!r} {fault}\n  choose one of {labels}")
 
 
 def _differ_in_budget(groups: Sequence[Group]) -> bool:

@@ -157,13 +157,13 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
     for size in sizes:
         if size <= 0:
             raise UsageError(
-                f"--difference {size:g}: give a size above 0,"
-                " in nats per token or as a share of cost"
+                f"--difference {size:g} is not a size above 0\n"
+                "  give nats per token, or a share of cost"
             )
     if len(comparison.groups) < 2:
         raise UsageError(
-            "--plan needs the runs of two recipes:"
-            " the spread of their differences decides the number of seeds"
+            "--plan needs the runs of two recipes: their differences have the spread\n"
+            "  name runs of a second recipe"
         )
     print_tables(make_console(result=True), [plan_table(comparison, sizes or PLANNED)])
 

@@ -75,8 +75,9 @@ def select_runs(names: Sequence[str]) -> list[Path]:
         selected |= {runs_root() / run: None for run in matches}
     if missing:
         raise UsageError(
-            f"no run, glob of runs or recipe with runs in {runs_root()}"
-            f" is called {', '.join(missing)}\n  `efftrain runs list` shows all runs"
+            "no run, glob of runs or recipe with runs"
+            f" in {runs_root()} is called {', '.join(missing)}\n"
+            "  `efftrain runs list` shows all runs"
         )
     return list(selected)
 

@@ -237,210 +237,6 @@ def test_no_text_of_a_figure_is_cut_off():
         assert box.y0 >= 0 and box.y1 <= figure.bbox.height, box
 
 
-@pytest.fixture
-def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two recipes of three seeds; the folder of runs."""
-    root = tmp_path / "runs"
-    monkeypatch.setenv("EFFTRAIN_RUNS", str(root))
-    monkeypatch.chdir(tmp_path)
-    write_pair(root)
-    return root
-
-
-def run(*words: str) -> Result:
-    """The command in this process; a refusal is raised as it is."""
-    result = invoke("compare", *words)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def test_table_in_a_pipe_folds_nothing(two):
-    out = run("small", "small-slw").stdout
-    assert "\x1b" not in out
-    row = next(line for line in out.splitlines() if line.startswith("tokens to match"))
-    assert re.fullmatch(r"tokens to match +1\.30x \[1\.\d\d, 1\.\d\d\] +\S+ +better *", row)
-
-
-def test_the_verdict_comes_first_and_every_table_fits_80_columns(two):
-    out = run("small", "small-slw").stdout
-    claim = (
-        r"B small-slw is better than A small in final loss: -0\.\d{4} \[-0\.\d{4}, -0\.\d{4}\]"
-        r" nats/token, p [=<] "
-    )
-    assert re.match(claim, out)
-    _, key, table, _ = out.split("\n\n")
-    rows = [line.rstrip() for line in table.partition("\nLosses in ")[0].splitlines()]
-    assert max(map(len, [*key.splitlines(), *rows])) <= 80
-    details = run("small", "small-slw", "--details").stdout
-    assert (
-        "could have seen" in details
-        and "final perplexity" in details
-        and "small-slw-seed2" in details
-    )
-    assert "could have seen" not in out
-
-
-def test_formats_agree(two):
-    value = json.loads(run("small", "small-slw", "--format", "json").stdout)
-    out = run("small", "small-slw", "--format", "csv", "-o", "c.csv")
-    assert out.stdout == ""
-    table = pd.read_csv("c.csv").set_index(["measure", "recipe"])
-    rows = {(row["measure"], row["arm"]): row for row in value["rows"]}
-    final, cost = (rows[key, "small-slw"] for key in ("final_loss", "tokens_to_match"))
-    assert table.loc[("final_loss", "small-slw"), "mean"] == final["mean"]
-    assert table.loc[("tokens_to_match", "small-slw"), "estimate"] == cost["estimate"]
-    assert (value["schema_version"], cost["verdict"], cost["reason"]) == (3, "better", None)
-    loss = f"{final['mean']:.4f}"
-    for kind in ("table", "markdown", "latex"):
-        assert loss in run("small", "small-slw", "--format", kind).stdout
-
-
-def test_latex_escapes(two):
-    out = run("small", "small-slw", "--format", "latex").stdout
-    assert r"seq\_len\_warmup.start" in out and r"95 \%" in out and "±" not in out
-    assert r"\caption{}" not in out and out.count(r"\caption{") > 4
-
-
-def test_report_is_one_small_file_without_network(two):
-    # Whatever a run says of itself is text, never markup.
-    origin = json.loads((two / "small-seed0" / "origin.json").read_text()) | {
-        "platform": "<script>alert(1)</script><img>"
-    }
-    (two / "small-seed0" / "origin.json").write_text(json.dumps(origin))
-    run("small", "small-slw", "--format", "html")
-    page = Path("report.html").read_text()
-    assert len(page.encode()) < 2_000_000
-    assert not re.search(r"<script|<link|<img|@import|url\((?!#)|(?:src|href)=\"(?!#)", page)
-    assert set(re.findall(r"https?://[^\s\"<)]+", page)) <= {
-        "http://www.w3.org/2000/svg",
-        "http://www.w3.org/1999/xlink",
-    }
-    assert "prefers-color-scheme: dark" in page and 'name="viewport"' in page
-    assert page.count("<svg") == 12 and "currentColor" in page and "#010203" not in page
-    assert page.index("B small-slw is better than A small") < page.index("<svg")
-    run("small", "small-slw", "--format", "html", "-o", "again.html")
-    assert Path("again.html").read_text() == page
-    assert "_<wbr>" in page and ".<wbr>" not in page  # "10.6 GFLOPs" stays whole
-    for word in (
-        "&lt;script&gt;",
-        "small-slw-seed2: finished",
-        "\nseq_len_warmup.start = 8\nseq_len_warmup.steps = 10\n",
-        "\ntorch: 2.13.0+cpu\n",
-        "\nsteps: 100\ntrain seconds: 5.000\n",
-        "nats/token",
-        "validation loss",
-    ):
-        assert word in page
-
-
-def test_figures_are_written(two):
-    run("small", "small-slw", "--figures", "f")
-    names = {path.name for path in Path("f").iterdir()}
-    assert {
-        *[
-            "difference.svg",
-            "loss-late.png",
-            "loss.svg",
-            "grad-norm.svg",
-            "loss-tokens.svg",
-            "loss-flops.png",
-        ],
-        *["loss-seconds.svg", "seq-len.png", "lr.svg", "loss-ratio.png"],
-    } <= names
-
-
-def test_terminal_plot(two):
-    out = run("small", "small-slw", "--plot").stdout
-    assert out.count("validation loss (nats/token)") == 3
-    assert out.count("\nA small (3 seeds), B small-slw (3 seeds)") == 3
-    for axis in ("tokens trained", "FLOPs executed", "training time (s)"):
-        assert axis in out
-    assert "\x1b" not in out
-
-
-def test_a_flat_curve_is_drawn_in_the_terminal(two):
-    for seed in range(2):
-        write_run(two, "flat", seed, rows=[row | {"val_loss": 4.0} for row in rows_of(100, seed)])
-    assert run("flat", "--plot").stdout.count("validation loss (nats/token)") == 3
-
-
-def test_the_figure_of_differences_is_a_mean_with_its_t_interval(two):
-    """Seeds 0.1 and 0.3 apart: 0.2 and t(1) = 12.706 times 0.1414 / sqrt 2 on either side; and 5
-    nats at the start."""
-    for seed, gap in enumerate((0.1, 0.3)):
-        rows = rows_of(100, seed)
-        write_run(two, "flat", seed, rows=[at(row, 4.0) for row in rows])
-        higher = [at(row, 4.0 + gap) for row in rows]
-        higher[0] = at(rows[0], 9.0)
-        write_run(two, "fall", seed, rows=higher, more=SLW)
-    comparison = compare(read_valid_runs([*two.glob("flat-*"), *two.glob("fall-*")])[0])
-    plot = next(plot for plot in plots_of(comparison) if plot.name == "difference")
-    start, *_, last = plot.curves.itertuples()
-    assert (start.y, start.low, start.high) == (5.0, 5.0, 5.0)
-    half = 12.706 * 0.1414 / 2**0.5
-    assert (last.y, last.low, last.high) == pytest.approx((0.2, 0.2 - half, 0.2 + half), abs=1e-3)
-    assert plot.low_high == pytest.approx((0.2 - half, 5.0), abs=1e-3)
-
-
-def test_the_figure_of_differences_ends_where_the_shorter_run_does(two):
-    """After 60 steps the baseline, not evaluated there, is at 9 - 0.6 * 5 = 6 by its line."""
-    for seed in range(2):
-        start, *_, end = rows_of(100, seed, every=100)
-        write_run(two, "flat", seed, rows=[at(start, 9.0), at(end, 4.0)])
-        start, *_, end = rows_of(60, seed, every=60)
-        write_run(two, "fall", seed, rows=[at(start, 9.0), at(end, 9.0)], more=SLW)
-    comparison = compare(read_valid_runs([*two.glob("flat-*"), *two.glob("fall-*")])[0])
-    plot = next(plot for plot in plots_of(comparison) if plot.name == "difference")
-    start, last = plot.curves.itertuples()
-    assert (start.y, last.y) == pytest.approx((0.0, 3.0))
-
-
-def test_a_mean_curve_ends_where_its_first_finished_run_does(two):
-    """Seeds at 3 and 5 nats, a step in 0.1 and in 0.2 s: 4 until the first ends after 10 s, never 5
-    alone. The third, which diverged after 6 s, cuts nothing."""
-    for seed, loss, seconds in ((0, 3.0, 0.1), (1, 5.0, 0.2)):
-        rows = [
-            at(row, loss) | {"train_seconds": row["step"] * seconds} for row in rows_of(100, seed)
-        ]
-        write_run(two, "flat", seed, rows=rows)
-    rows = [at(row, 4.0) | {"train_seconds": row["step"] * 0.2} for row in rows_of(30, 2)]
-    write_run(two, "flat", 2, rows=rows, **DEAD)
-    comparison = compare(read_valid_runs([*two.glob("flat-*")])[0])
-    plot = next(plot for plot in plots_of(comparison) if plot.name == "loss-seconds")
-    assert set(plot.curves.y) == {4.0}
-    assert plot.curves.x.max() == pytest.approx(10.0)
-
-
-def test_the_axis_of_flops_counts_as_the_tables_do(two):
-    comparison = compare(read_valid_runs([two / "small-seed0"])[0])
-    plots = {plot.name: plot for plot in plots_of(comparison)}
-    assert [plots["loss-flops"].tick(flops) for flops in (0, 2.5e9, 5e18)] == ["0", "2.5 G", "5 E"]
-    assert plots["loss-tokens"].tick(2.5e9) == "2.5B"
-
-
-def at(row: dict[str, Any], loss: float) -> dict[str, Any]:
-    """A row whose validation loss, if it has one, is `loss`."""
-    return row | {"val_loss": None if row["val_loss"] is None else loss}
-
-
-def test_no_text_of_a_figure_is_cut_off():
-    """Eight names below each other, a long axis, and powers of ten as plain numbers."""
-    labels = [f"{letter(i)} start 8, {10 * i} steps: unstable at step 100" for i in range(8)]
-    curves = [curve(i, label, [1.0, 2.0], [1.0, 1e3]) for i, label in enumerate(labels)]
-    title = "probes; dotted: unstable above 1.3, and\nthe end of the learning-rate warmup (step 60)"
-    axis = "validation perplexity (full length) / its best so far"
-    figure = draw_figure([Plot("probes", title, pd.concat(curves), "step", axis, log="y")])
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    assert axes.bbox.height > 150
-    assert {text.get_text() for text in axes.get_yticklabels()} >= {"1", "10", "100", "1000"}
-    texts = [axes.title, axes.yaxis.label, *figure.legends[0].get_texts()]
-    for box in (text.get_window_extent() for text in texts):
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.width, box
-        assert box.y0 >= 0 and box.y1 <= figure.bbox.height, box
-
-
 def test_every_curve_of_a_figure_can_be_told_from_the_others():
     """Seven colours and markers; from the eighth curve on, colour, style and marker together."""
     ticks = {1.0: "1", 2.0: "2"}
@@ -483,10 +279,6 @@ def test_no_curve_hides_another_in_the_terminal(two):
 def test_plan(two):
     out = run("small", "small-slw", "--plan", "--difference", "0.03").stdout
     assert "0.03" in out and "power 80 %" in out
-    with pytest.raises(UsageError, match="two recipes"):
-        run("small", "--plan")
-    with pytest.raises(UsageError, match="above 0"):
-        run("small", "small-slw", "--difference", "-1")
 
 
 def test_price_and_power(two):
@@ -510,12 +302,14 @@ def test_refusals_exit_with_2_and_one_message(efftrain, two):
     refused = efftrain("compare", "small", "odd", code=2)
     assert refused.returncode == 2 and refused.stdout == ""
     assert refused.stderr.startswith("error: these runs cannot be compared fairly")
+    assert "\n  name runs with the same validation text and tokenizer" in refused.stderr
     assert "Traceback" not in refused.stderr
     allowed = efftrain("compare", "small", "odd", "--allow")
     assert (
         allowed.returncode == 0 and "NOT COMPARABLE: the validation text differs" in allowed.stdout
     )
-    efftrain("compare", "nothing", code=2)
+    unknown = efftrain("compare", "nothing", code=2)
+    assert unknown.stderr.endswith("\n  `efftrain runs list` shows all runs\n")
     efftrain("compare", "small", "-o", "no/such/folder", code=2)
 
 
@@ -649,6 +443,40 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two):
         assert "" not in lines[:notes]
 
 
+@pytest.mark.parametrize(
+    ("words", "fault", "fix"),
+    [
+        ((), "compare needs runs, recipes or a study", "name some of `efftrain runs list`, or"),
+        (("small", "--margin", "0"), "--margin 0 is no loss", "give nats per token, above 0"),
+        (
+            ("small", "small-slw", "--baseline", "no"),
+            "--baseline 'no' is not one of the recipes compared",
+            "choose one of 'small', 'small-slw'",
+        ),
+        (
+            ("small", "small-slw", "--difference", "-1"),
+            "--difference -1 is not a size above 0",
+            "give nats per token, or a share of cost",
+        ),
+        (
+            ("small", "--plan"),
+            "--plan needs the runs of two recipes: their differences have the spread",
+            "name runs of a second recipe",
+        ),
+        (
+            ("small", "--study", "s.toml"),
+            "--study FILE names the runs and the baseline itself",
+            "leave out RUN... and --baseline",
+        ),
+    ],
+)
+def test_the_fix_is_on_the_line_below_the_fault(two, words, fault, fix):
+    with pytest.raises(UsageError) as refused:
+        run(*words)
+    first, second = str(refused.value).split("\n")
+    assert first == fault and second.startswith(f"  {fix}")
+
+
 @pytest.mark.parametrize("as_paths", [False, True])
 def test_what_was_chosen_after_the_runs_stands_in_one_line(two, as_paths):
     write_run(two, "small", 7)
@@ -668,7 +496,6 @@ def test_what_was_chosen_after_the_runs_stands_in_one_line(two, as_paths):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("compare", "nothing to compare\n  name runs (`efftrain runs list` shows all) or recipes"),
         ("compare small --study x.toml", "the baseline itself\n  leave out RUN... and --baseline"),
     ],
 )
