@@ -238,7 +238,9 @@ def correct(verdicts: Sequence[Verdict], looks: Looks = ONE_LOOK) -> list[Verdic
     corrected = []
     for i, each in enumerate(verdicts):
         if i in items_p:
-            each = replace(each, why=_items_only(items_p[i]))
+            differ = "differ" if items_p[i] < ALPHA else "do not differ clearly"
+            text = f"on its items these two checkpoints {differ} (p = {items_p[i]:.2g})"
+            each = replace(each, why=Why("one_seed", f"one seed: no claim; {text}"))
         if i in corrected_p:
             outcome: Outcome = "undecided"
             if looks.passed_by(corrected_p[i]):
@@ -658,7 +660,7 @@ def answer_by_count(verdict: Verdict, test: ExactTest, looks: Looks, *notes: str
     note = test.method.replace("rank sum", "rank-sum test")
     if question.direction in ("noninferior", "equivalent"):
         note = "a margin cannot be tested then"
-    elif smallest > looks.alpha:
+    elif looks.registered and smallest > looks.alpha:
         note += f", whose smallest p with so many runs is {smallest:.2g}"
     verdict = replace(
         verdict,
@@ -859,9 +861,3 @@ def _judge_scores(
         items, p = compare_items(sides)
         judged = replace(judged, items=items, items_p=p)
     return judged
-
-
-def _items_only(p: float) -> Why:
-    differ = "differ" if p < ALPHA else "do not differ clearly"
-    text = f"one seed: no claim; on its items these two checkpoints {differ} (p = {p:.2g})"
-    return Why("one_seed", text)

@@ -85,18 +85,20 @@ def answers(comparison: Comparison, scores: bool = False) -> Table:
         judged = [row for row in others if row["text"]]
         has_any = any(row["mean"] for row in (base, *others))
         is_none = base["test"] in ("rank", "failures") and not has_any
-        if is_none or (base["test"] == "score") != scores:
+        if not judged or is_none or (base["test"] == "score") != scores:
             continue
         title = base["title"]
         if base["measure"] != PRIMARY:  # the opening says it
             for text in dict.fromkeys(chain.from_iterable(map(_notes_of, judged))):
-                notes.setdefault(text, []).append(title)
+                arms = ", ".join(row["letter"] for row in judged if text in _notes_of(row))
+                notes.setdefault(text, []).append(f"{title} ({arms})" if several else title)
         if several and base["test"] != "match":
             rows.append((title, "A", _short_cell(base), "", "", ""))
             title = ""
         for row in judged:
             first = row["letter"] if several else _short_cell(base)
-            shown = (_difference(row), format_p(row["p_holm"]), row["short"])
+            verdict = "-" if row["kind"] == "nothing" else row["short"]
+            shown = (_difference(row), format_p(row["p_holm"]), verdict)
             rows.append((title, first, _short_cell(row), *shown))
             title = ""
 
@@ -171,9 +173,8 @@ def _trials(comparison: Comparison) -> Table:
         loss = "-"
         if trial.mean_final_loss is not None:
             loss = format_number(trial.mean_final_loss, "nats/token")
-        unfinished = str(trial.unfinished or "-")
-        seeds = str(len(trial.seeds))
-        rows.append((trial.label, loss, seeds, unfinished, "compared" * trial.chosen))
+        counts = (str(len(trial.seeds)), str(trial.unfinished or "-"))
+        rows.append((trial.label, loss, *counts, "compared" * trial.chosen))
     head = ("setting", "mean final loss", "seeds", "unfinished", "")
     return Table("Settings tried", head, rows)
 
@@ -183,8 +184,7 @@ def _runs(comparison: Comparison) -> Table:
     for group in comparison.groups:
         for run in group.runs:
             tokens = format_number(run.tokens, axis="tokens")
-            letter = comparison.letter(group)
-            rows.append((run.name, letter, str(run.seed), run.status, tokens))
+            rows.append((run.name, comparison.letter(group), str(run.seed), run.status, tokens))
     return Table("Runs", ("run", "recipe", "seed", "status", "tokens"), rows)
 
 

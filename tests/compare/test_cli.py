@@ -443,6 +443,27 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two):
         assert "" not in lines[:notes]
 
 
+def test_only_questions_with_a_verdict_are_answered_for_three_recipes(two):
+    for seed in range(3):
+        write_run(two, "slower", seed, speed=0.9, more=SLW)
+    runs = read_valid_runs(select_runs(["small", "small-slw", "slower"]))[0]
+    titles = [row[0] for row in answers(compare(runs)).rows if row[0]]
+    assert titles == ["final loss", "tokens to match", "FLOPs to match", "seconds to match"]
+
+
+def test_a_reason_names_the_recipes_that_it_is_about(two):
+    for seed in range(3):
+        write_run(two, "other", seed, speed=1.2, more=SLW, origin={"device": "Other"})
+        write_run(two, "bad", seed, **DEAD)
+    out = run("small", "small-slw", "other", "bad").stdout
+    assert "\nseconds to match (C): not judged: different device.\n" in out
+    assert "\nseconds to match (B, D): not judged: no calibration of these recipes" in out
+    few = "tokens to match (D), FLOPs to match (D), runs that diverged (D): undecided: so few runs"
+    assert f"\n{few} cannot give p below 0.1.\n" in out
+    (sentence,) = [line for line in out.splitlines() if line.startswith("D bad against")]
+    assert sentence.count("0.1;") == 1 and sentence.endswith("; Fisher's exact test.")
+
+
 @pytest.mark.parametrize(
     ("words", "fault", "fix"),
     [
