@@ -81,7 +81,6 @@ def with_seconds(group: Group, arms: Mapping[str, ArmTimes]) -> Group:
     Args:
         arms: timed steps by the digest of their recipe.
     """
-    assert group.timing is not None
     runs = []
     totals = []
     for run in group.runs:
@@ -159,8 +158,7 @@ def why_seconds_not_judged(baseline: Group, method: Group) -> str:
     if reason:
         return reason
     if not (baseline.blocks and method.blocks):
-        command = method.timing.command if method.timing else "efftrain calibrate"
-        return f"no calibration of these recipes for their machine; {command}"
+        return f"no calibration of these recipes for their machine; `{method.timing.command}`"
     clocks = clock_ratio(baseline, method)
     calibrated = budget_ratio(baseline, method, "seconds")
     if math.isnan(clocks):
@@ -183,7 +181,7 @@ def describe_seconds(baseline: Group, method: Group) -> str:
     calibrated = budget_ratio(baseline, method, "seconds")
     error = 100 * math.expm1(calibration_sd(baseline, method))
     clocks = clock_ratio(baseline, method)
-    known = method.timing.of if method.timing else 1
+    known = method.timing.of
     which = f" by the newest of {known} calibrations" if known > 1 else ""
     return (
         f"calibrated{which}, {method.label} takes {calibrated:.3g}x the seconds of"

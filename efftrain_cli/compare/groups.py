@@ -24,7 +24,7 @@ SETTINGS_SHOWN = 3
 class Timing:
     """The calibrated training time of a group."""
 
-    command: str
+    command: str = "efftrain calibrate"
     """Command that would calibrate all groups compared."""
     blocks: tuple[float, ...] = ()
     """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty
@@ -39,13 +39,13 @@ class Group:
 
     label: str
     runs: tuple[RunNumbers, ...]
-    timing: Timing | None = None
-    """Calibrated training time; None if no calibration was looked for."""
+    timing: Timing = Timing()
+    """Calibrated training time."""
 
     @property
     def blocks(self) -> tuple[float, ...]:
         """`Timing.blocks`; empty if the seconds of its runs are not calibrated."""
-        return self.timing.blocks if self.timing else ()
+        return self.timing.blocks
 
     @property
     def seeds(self) -> tuple[int, ...]:

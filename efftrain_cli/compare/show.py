@@ -24,9 +24,12 @@ from efftrain_cli.compare.tables import (
     plan_table,
     tables_of,
 )
-from efftrain_cli.foundation.console import block_lines, make_console
+from efftrain_cli.foundation.console import block_lines, make_console, print_labelled
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
+
+TEXT_WIDTH = 24
+"""Columns to which a table's last column may be wrapped; a shorter one is not wrapped."""
 
 
 def print_tables(console: Console, tables: Sequence[Table]) -> None:
@@ -38,19 +41,19 @@ def print_tables(console: Console, tables: Sequence[Table]) -> None:
             console.print(_drawn(table))
         else:
             lines = block_lines(table.header, table.rows, console.width)
-            console.print(Text("\n".join(lines)), soft_wrap=True)
+            print_labelled(console, lines, 0)
         if table.note:
-            console.print(Text(table.note, style="dim"))
+            print_labelled(console, table.note.splitlines(), 0, "dim")
         console.print()
 
 
 def fits(table: Table, console: Console) -> bool:
     """Return whether a table is narrow enough for the terminal; True in a pipe."""
     first, *others = zip(table.header, *table.rows, strict=True)
-    # The first column may wrap between its words, and the last one, which is text, anywhere.
+    # The first column may wrap between its words, and the last one if it is text.
     widths = [max(map(len, " ".join(first).split()))]
     widths += [max(map(len, cells)) for cells in others]
-    widths[-1] = min(widths[-1], 24)
+    widths[-1] = min(widths[-1], TEXT_WIDTH)
     return not console.is_terminal or sum(widths) + len(widths) - 1 <= console.width
 
 
@@ -63,9 +66,11 @@ def _drawn(table: Table) -> RichTable:
         padding=0,
         show_header=any(table.header),
     )
+    wrapped = [0]
+    if max(len(row[-1]) for row in table.rows) > TEXT_WIDTH:
+        wrapped.append(len(table.header) - 1)
     for i, name in enumerate(table.header):
-        may_wrap = i in (0, len(table.header) - 1)
-        drawn.add_column(Text(name), no_wrap=not may_wrap, overflow="fold")
+        drawn.add_column(Text(name), no_wrap=i not in wrapped, overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn
@@ -142,10 +147,10 @@ def _text_of(
     if kind == "csv":
         return comma_separated(comparison)
     # Without folding, as in a pipe.
-    console = Console(file=StringIO(), width=10_000, soft_wrap=True, highlight=False)
-    with console.capture() as captured:
-        _print_all(console, comparison, details)
-    return captured.get()
+    text = StringIO()
+    console = Console(file=text, width=10_000, soft_wrap=True, highlight=False)
+    _print_all(console, comparison, details)
+    return text.getvalue()
 
 
 def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
@@ -169,15 +174,14 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
 
 
 def _print_all(console: Console, comparison: Comparison, details: bool) -> None:
-    lines = [*opening_lines(comparison), ""]
-    console.print("\n".join(lines), markup=False)
+    print_labelled(console, [*opening_lines(comparison), ""], 0)
     print_tables(console, tables_of(comparison, details))
     for label in comparison.labels:
         style = {"allowed": "bold red", "warning": "yellow", "note": "dim"}[label.kind]
-        console.print(Text.assemble((f"{SIGNS[label.kind]}:", style), f" {label.text}"))
+        print_labelled(console, [f"{SIGNS[label.kind]}: {label.text}"], 0, style)
     if not details and len(comparison.groups) > 1:
         more = "Every measure, test and run: --details; curves: --plot, --format html"
-        console.print(more, style="dim")
+        print_labelled(console, [more], 0, "dim")
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from efftrain_cli.foundation.signals import ask_to_stop
 
@@ -130,7 +130,7 @@ def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
     `width` characters.
 
     A row without a first cell goes on with the block above it. A first cell that is a number
-    follows its title.
+    follows its title. Cells after one without a title belong to it, and are indented further.
     """
     lines = []
     for first, *cells in rows:
@@ -138,35 +138,43 @@ def block_lines(header: Row, rows: Sequence[Row], width: int) -> list[str]:
             title = f"{header[0]} {first}" if first[0].isdigit() else first
             # A terminal breaks a name that is too long without changing it.
             lines += textwrap.wrap(title, width, break_long_words=False, break_on_hyphens=False)
+        indent = "  "
         for name, cell in zip(header[1:], cells, strict=True):
-            if cell not in ("-", ""):
-                lines += textwrap.wrap(
-                    f"{name} {cell}".strip(),
-                    width,
-                    initial_indent="  ",
-                    subsequent_indent="    ",
-                    break_on_hyphens=False,
-                )
+            if cell in ("-", ""):
+                continue
+            title = f"{name}:" if name[:1].isdigit() else name
+            lines += textwrap.wrap(
+                f"{title} {cell}".strip(),
+                width,
+                initial_indent=indent,
+                subsequent_indent=f"{indent}  ",
+                break_on_hyphens=False,
+            )
+            if not name:
+                indent = "    "
     return lines
 
 
-def print_labelled(console: Console, lines: Iterable[str], indent: int = 11) -> None:
+def print_labelled(
+    console: Console, lines: Iterable[str], indent: int = 11, style: str = ""
+) -> None:
     """Print lines with a label of `indent` columns, folded in a terminal below their text."""
     for line in lines:
-        console.print(folded(line, indent), markup=False)
+        text = folded(line, indent, console.file)
+        console.print(text, style=style, markup=False, soft_wrap=True)
 
 
-def folded(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
+def folded(line: str, indent: int = 0, stream: IO[str] | None = None) -> str:
     """Break a line at words to the width of the terminal, later lines indented by `indent` columns,
-    or as the first, or to the text beside its label.
+    or as the first, or to the text beside its label or "- ".
 
     The line stays as it is if `stream`, standard output by default, is no terminal: programs read
-    lines. A command in backquotes is not broken.
+    lines. A command in backquotes and an interval such as [1.2, 1.3] are not broken.
     """
     if not (stream or sys.stdout).isatty():
         return line
-    _, label, text = re.split(r"^(\S{1,20} {2,}| *)", line, maxsplit=1)
-    whole = re.sub("`[^`]*`", lambda command: command[0].replace(" ", _UNBROKEN), text)
+    _, label, text = re.split(r"^(\S{1,20} {2,}| *(?:- )?)", line, maxsplit=1)
+    whole = re.sub(r"`[^`]*`|\[\S+ \S+\]", lambda command: command[0].replace(" ", _UNBROKEN), text)
     broken = textwrap.fill(
         whole,
         shutil.get_terminal_size().columns,

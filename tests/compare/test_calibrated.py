@@ -111,7 +111,7 @@ def test_every_run_of_a_group_has_calibrated_seconds(root):
         Group("small", tuple(runs), timing=Timing("")),
         {digest_of_recipe(runs[0].recipe): arm({STEP: [0.1, 0.2]})},
     )
-    assert group.timing is not None and group.timing.blocks == pytest.approx((10, 20))
+    assert group.timing.blocks == pytest.approx((10, 20))
     assert [run.evaluated["seconds"][-1] for run in group.runs] == pytest.approx([200**0.5] * 2)
     assert [run.seconds for run in group.runs] == pytest.approx([5, 5])
 

@@ -31,6 +31,7 @@ from efftrain_cli.run.names import select_runs
 from tests.compare.known_runs import DEAD, SLW, write_pair
 from tests.conftest import invoke, python
 from tests.fake_runs import rows_of, write_run
+from tests.terminal import on_terminal
 
 
 @pytest.fixture
@@ -374,11 +375,20 @@ def test_registering_the_command_imports_nothing_heavy():
     python(script)
 
 
+class Screen(StringIO):
+    """What a terminal shows."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def drawn(tables: Sequence[Table], width: int) -> list[str]:
     """The lines of tables in a terminal of so many columns."""
-    out = StringIO()
+    out = Screen()
     console = Console(file=out, width=width, force_terminal=True, no_color=True, highlight=False)
-    print_tables(console, tables)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        print_tables(console, tables)
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     return [line.rstrip() for line in text.splitlines()]
 
@@ -391,6 +401,12 @@ def test_a_first_column_wraps_between_words():
     rows = [("steps with a loss ratio above 1.2, %", "0.00", "0.00")]
     lines = drawn([Table("", ("", "A", "B"), rows)], 33)
     assert lines[2:4] == ["steps with a loss ratio 0.00 0.00", "above 1.2, %"]
+
+
+def test_a_short_last_column_is_not_wrapped():
+    rows = [("steps with a loss ratio above 1.2, %", "1.063 ± 0.011", "1.063 ± 0.02")]
+    lines = drawn([Table("", ("", "A", "B"), rows)], 36)
+    assert lines[2] == "steps     1.063 ± 0.011 1.063 ± 0.02"
 
 
 @pytest.mark.parametrize(
@@ -421,7 +437,7 @@ def test_the_table_of_runs_names_recipes_by_their_letters(two):
 def test_a_narrow_terminal_stacks_and_leaves_nothing_out(two, width):
     runs, _ = read_valid_runs(select_runs(["small", "small-slw"]))
     lines = drawn(tables_of(compare(runs), details=False), width)
-    assert max(map(len, lines)) <= width
+    assert all(len(line) <= width for line in lines if "`" not in line)
     i = lines.index("final loss")
     assert lines[i + 1].startswith("  A 3.2") and lines[i + 2].startswith("  B 3.1")
     assert "B against A [95 %] -0.1" in " ".join(lines[i + 3 : i + 5])
@@ -436,7 +452,7 @@ def test_three_recipes_fit_80_columns_with_a_failure_among_them(two):
     table = answers(compare(read_valid_runs(select_runs(["small", "small-slw", "bad"]))[0]))
     for width in (80, 60):
         lines = drawn([table], width)
-        assert max(map(len, lines)) <= width
+        assert all(len(line) <= width for line in lines if "`" not in line)
         row = re.compile(" +C 0 of 3 runs +ahead in 0 % of pairs ")
         assert any(map(row.match, lines)) == (width == 80)
         notes = next(i for i, line in enumerate(lines) if line.startswith("Losses"))
@@ -451,6 +467,16 @@ def test_only_questions_with_a_verdict_are_answered_for_three_recipes(two):
     assert titles == ["final loss", "tokens to match", "FLOPs to match", "seconds to match"]
 
 
+def test_a_narrow_terminal_indents_the_cells_of_each_recipe(two):
+    for seed in range(3):
+        write_run(two, "bad", seed, **DEAD)
+    table = answers(compare(read_valid_runs(select_runs(["small", "small-slw", "bad"]))[0]))
+    lines = drawn([table], 60)
+    i = lines.index("runs that diverged")
+    shown = ["  A", "    mean 0 of 3", "  B", "    mean 0 of 3", "  C", "    mean 3 of 3"]
+    assert lines[i + 1 : i + 8] == [*shown, "    verdict too few"]
+
+
 def test_a_reason_names_the_recipes_that_it_is_about(two):
     for seed in range(3):
         write_run(two, "other", seed, speed=1.2, more=SLW, origin={"device": "Other"})
@@ -462,6 +488,14 @@ def test_a_reason_names_the_recipes_that_it_is_about(two):
     assert f"\n{few} cannot give p below 0.1.\n" in out
     (sentence,) = [line for line in out.splitlines() if line.startswith("D bad against")]
     assert sentence.count("0.1;") == 1 and sentence.endswith("; Fisher's exact test.")
+
+
+def test_no_line_breaks_an_interval_or_a_command(two):
+    shown = on_terminal(two.parent, 60, "compare", "small", "small-slw").splitlines()
+    assert re.fullmatch(r"B small-slw is better than A small in final loss: -0\.\d{4}", shown[0])
+    assert re.match(r"\[-0\.\d{4}, -0\.\d{4}\] nats/token, p ", shown[1])
+    names = " ".join(f"{name}-seed{i}" for name in ("small", "small-slw") for i in range(3))
+    assert f"`efftrain calibrate {names}`." in shown
 
 
 @pytest.mark.parametrize(

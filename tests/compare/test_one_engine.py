@@ -41,7 +41,7 @@ def judged_as_study(comparison: Comparison, found: Verdict) -> Verdict:
 def reason(found: Verdict) -> tuple[str, str]:
     """The kind and words of a verdict's reason, without the runs of other recipes."""
     assert found.why is not None
-    return found.why.kind, found.why.text.partition("; efftrain calibrate")[0]
+    return found.why.kind, found.why.text.partition("; `efftrain calibrate")[0]
 
 
 @pytest.mark.parametrize(

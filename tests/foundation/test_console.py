@@ -145,6 +145,25 @@ def test_a_number_in_the_first_cell_follows_its_title():
     assert shown == ["start 8", "  steps 10", "  steps 20", "r8", "  steps 30"]
 
 
+def test_cells_below_one_without_a_title_are_indented():
+    rows = [("loss", "A", "3.5", "-"), ("", "B", "3.4", "2")]
+    shown = block_lines(("", "", "mean", "0.01"), rows, 60)
+    assert shown == ["loss", "  A", "    mean 3.5", "  B", "    mean 3.4", "    0.01: 2"]
+
+
+def test_an_interval_is_not_broken(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "36")
+    shown = folded("better in final loss: -0.13 [-0.14, -0.12] nats", 0, terminal)
+    assert shown == "better in final loss: -0.13\n[-0.14, -0.12] nats"
+
+
+def test_an_item_of_a_list_goes_on_below_its_text(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    assert folded("  - the validation text differs: a in b", 2, terminal) == (
+        "  - the validation text\n    differs: a in b"
+    )
+
+
 def test_lines_break_between_words_and_never_in_a_command(terminal, monkeypatch):
     line = "run 'r' exists; continue it with `efftrain pretrain --resume r`, or give --name"
     monkeypatch.setenv("COLUMNS", "40")
