@@ -112,7 +112,8 @@ class Grid:
                 raise UsageError(
                     f"the budget of {self.recipe.train.tokens:,} tokens is too small to search:"
                     f" even {self.duration_name} = {self._shortest} takes"
-                    f" more than --max-share {self.max_share:g} of it\n  raise train.tokens or it"
+                    f" more than --max-share {self.max_share:g} of it\n"
+                    "  raise train.tokens or --max-share"
                 )
 
     @cached_property

@@ -546,13 +546,3 @@ def test_what_was_chosen_after_the_runs_stands_in_one_line(two, as_paths):
         " best of 15 errs in 9 to 15 % of studies); the margin was chosen now; runs left out or"
         " removed: 2 of small, 1 of small-slw."
     )
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        ("compare small --study x.toml", "the baseline itself\n  leave out RUN... and --baseline"),
-    ],
-)
-def test_a_refusal_has_its_fix_on_the_next_line(efftrain, line, message):
-    assert message in efftrain(line, code=2).stderr

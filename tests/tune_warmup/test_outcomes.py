@@ -267,7 +267,7 @@ DISCRETE = "seq_len_warmup={pacing = 'discrete', lengths = "
         (
             "optim.warmup_steps=5000",
             {},
-            "too small to search(.|\n)*of it\n  raise train.tokens or it",
+            "too small to search(.|\n)*of it\n  raise train.tokens or --max-share",
         ),
         (
             "simigrad={target = 0.5, min_batch_size = 2, max_batch_size = 20}",
