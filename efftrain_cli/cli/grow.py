@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
-from efftrain_cli.cli.options import CheckpointOption, Device, Overrides
+from efftrain_cli.cli.options import CheckpointOption, Device, Overrides, checked_loss
 from efftrain_cli.foundation.errors import UsageError
-
-if TYPE_CHECKING:
-    from efftrain_cli.methods.staged_growth import Operator
 
 PLAN = "With --plan"
 Batch = Literal["fixed", "varying"]
@@ -57,7 +54,11 @@ def grow(
     plan: Annotated[bool, Option("--plan", help="Grow nothing; plan when to grow.")] = False,
     target_loss: Annotated[
         float | None,
-        Option(help="Loss to plan for by the scaling law, nats per token.", rich_help_panel=PLAN),
+        Option(
+            callback=checked_loss,
+            help="Loss to plan for by the scaling law, nats per token.",
+            rich_help_panel=PLAN,
+        ),
     ] = None,
     target_size: Annotated[
         str | None,
@@ -110,14 +111,30 @@ def grow(
     How: --set staged_growth.symmetry, .depth and .moments. The new stage: --set stages.1.lr,
     .rewarmup_steps and .schedule_ratio, or stages.2 if RUN was grown before.
     """
-    operators = _parsed(operator or [])
+    from efftrain_cli.methods.staged_growth import parse_operator
+
+    try:
+        operators = [parse_operator(text) for text in operator or []]
+    except ValueError as error:
+        raise UsageError(f"--operator {error}") from None
     if plan:
         if run is not None:
             raise UsageError(
                 f"--plan grows nothing\n  leave out {run!r}, or give it as --small {run}"
             )
         if small is not None:
-            _plan_by_curves(operators, small, target, threshold, window | 1)
+            from efftrain_cli.foundation.console import print_folded
+            from efftrain_cli.grow.plan_report import curve_lines, curve_of, threshold_of
+
+            if threshold is None:
+                threshold = threshold_of(operators)
+            # An odd window has a middle.
+            window |= 1
+            target_curve = None
+            if target is not None:
+                target_curve = curve_of(target, window)
+            small_curve = curve_of(small, window)
+            print_folded("\n".join(curve_lines(small_curve, target_curve, threshold)), indent=0)
         elif target is not None:
             raise UsageError("--target needs the curve of the small model too\n  add --small RUN")
         else:
@@ -158,15 +175,6 @@ def grow(
     print(command)
 
 
-def _parsed(operators: list[str]) -> list[Operator]:
-    from efftrain_cli.methods.staged_growth import parse_operator
-
-    try:
-        return [parse_operator(text) for text in operators]
-    except ValueError as error:
-        raise UsageError(f"--operator {error}") from None
-
-
 def _plan_by_law(
     target_loss: float | None, target_size: str | None, fit: list[str], stages: int, batch: Batch
 ) -> None:
@@ -181,6 +189,8 @@ def _plan_by_law(
             size = float(parse_count(target_size))
         except ValueError as error:
             raise UsageError(f"--target-size: {error}") from None
+        if not size:
+            raise UsageError("--target-size 0: give the parameters of a model, such as 85M")
     if fit and batch == "varying":
         raise UsageError(
             "--batch varying needs the critical batch, which runs of one batch size do not show\n"
@@ -193,22 +203,3 @@ def _plan_by_law(
         law = fitted.law
     planned = plan_schedule(law, stages, target_loss=target_loss, target_size=size, batch=batch)
     print_folded("\n".join(schedule_lines(law, planned, batch, fitted)), indent=0)
-
-
-def _plan_by_curves(
-    operators: list[Operator],
-    small: str,
-    target: str | None,
-    threshold: float | None,
-    window: int,
-) -> None:
-    from efftrain_cli.foundation.console import print_folded
-    from efftrain_cli.grow.plan_report import curve_lines, curve_of, threshold_of
-
-    if threshold is None:
-        threshold = threshold_of(operators)
-    target_curve = None
-    if target is not None:
-        target_curve = curve_of(target, window)
-    small_curve = curve_of(small, window)
-    print_folded("\n".join(curve_lines(small_curve, target_curve, threshold)), indent=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from pathlib import Path
@@ -100,11 +99,11 @@ TakeOver = Annotated[
 ]
 
 
-def _checked_loss(value: float | None) -> float | None:
-    if value is not None and not 0 < value < math.inf:
+def checked_loss(value: float | None) -> float | None:
+    if value is not None and not 0.01 <= value <= 100:
         raise UsageError(
-            f"--target-loss {value:g}: a loss is a positive number of nats per token\n"
-            "  give one such as 3.5"
+            f"--target-loss {value:g} is no loss of a language model, in nats per token\n"
+            "  give a number from 0.01 to 100, such as 3.5"
         )
     return value
 
@@ -112,7 +111,7 @@ def _checked_loss(value: float | None) -> float | None:
 TargetLoss = Annotated[
     float | None,
     Option(
-        callback=_checked_loss,
+        callback=checked_loss,
         help="Loss to reach, nats per token;"
         " without it, the worse final loss of each pair of runs.",
     ),
