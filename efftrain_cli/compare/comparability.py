@@ -33,6 +33,8 @@ _REFUSED = {
 """Condition of comparable losses -> its key in the origin's data."""
 SHARED_SECTIONS = ("model.", "data.", "optim.", "train.", "eval.")
 """Sections that methods do not change: if they differ, they may explain a difference in results."""
+FIRST_LOSSES = 3
+"""Number of training losses, from the first, that no two seeds share by chance."""
 
 
 _CONDITIONS = {
@@ -64,8 +66,7 @@ def check(groups: Sequence[Group], allow: bool = False) -> list[Why]:
         faults = "".join(f"  - {text}\n" for text in refusals)
         raise UsageError(
             f"these runs cannot be compared fairly:\n{faults}"
-            "  name runs with the same validation text and tokenizer,"
-            " or pass --allow to see these labelled"
+            "  leave out one side of each line, or pass --allow to show all, labelled"
         )
     warnings = _origin_warnings(runs) + _recipe_warnings(groups) + _parent_warnings(groups)
     labels = [Why("allowed", text) for text in refusals]
@@ -166,13 +167,14 @@ def _refusals(runs: Sequence[RunNumbers]) -> list[str]:
     for run in runs:
         if "loss" not in run.series:
             continue
-        losses = run.evaluated["val_loss"].tobytes() + run.series["loss"].values.tobytes()
-        first = by_losses.setdefault(losses, run)
+        losses = run.series["loss"].values
+        # The first rows of a grown run are its parent's, whatever its seed.
+        if run.grown_at < 0:
+            losses = losses[:FIRST_LOSSES]
+        first = by_losses.setdefault(losses.tobytes(), run)
         if first.seed != run.seed:
-            text = (
-                f"{first.name} and {run.name} are one run under two seeds: every loss is the same"
-            )
-            found.append(text)
+            pair = f"{first.name} and {run.name}"
+            found.append(f"{pair} are one run under two seeds: they began with equal losses")
     return found
 
 

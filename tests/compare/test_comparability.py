@@ -297,12 +297,25 @@ def test_a_longer_run_is_no_better_setting(root):
     assert not texts[102400].startswith("not judged")
 
 
-def test_one_run_under_two_seeds_is_refused(root):
-    write_pair(root)
-    copy = (root / "small-seed0" / "metrics.jsonl").read_bytes()
-    (root / "small-seed1" / "metrics.jsonl").write_bytes(copy)
-    with pytest.raises(UsageError, match="small-seed0 and small-seed1 are one run under two seeds"):
-        of("small", "small-slw")
+@pytest.mark.parametrize("shared", [4, 101])
+def test_one_run_under_two_seeds_is_refused(root, shared):
+    """4 rows: the second run is the first, continued under another seed after step 3."""
+    rows = rows_of(100, seed=0)
+    write_run(root, "small", 0, rows=rows)
+    write_run(root, "small", 1, rows=rows[:shared] + rows_of(100, seed=1)[shared:])
+    with pytest.raises(UsageError) as refused:
+        of("small")
+    assert "  - small-seed0 and small-seed1 are one run under two seeds" in str(refused.value)
+    assert "\n  leave out one side of each line, or pass --allow" in str(refused.value)
+
+
+def test_seeds_grown_from_one_run_may_share_its_losses(root):
+    grown = {"grown_from": {"run": "parent", "checkpoint": "step-00000050"}}
+    for seed in (0, 1):
+        rows = rows_of(100, seed=0)[:51] + rows_of(100, seed=seed)[51:]
+        write_run(root, "small", seed, rows=rows, origin=grown)
+    labels = [label.text for label in of("small").labels]
+    assert any("began with the weights of parent" in text for text in labels)
 
 
 def test_what_else_a_method_changed_stands_below_the_verdict(root):
