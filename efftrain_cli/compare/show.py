@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -160,7 +161,7 @@ def show_plan(comparison: Comparison, sizes: Sequence[float]) -> None:
         UsageError: a size is not positive, or there is nothing to compare with.
     """
     for size in sizes:
-        if size <= 0:
+        if not 0 < size < math.inf:
             raise UsageError(
                 f"--difference {size:g} is not a size above 0\n"
                 "  give nats per token, or a share of cost"

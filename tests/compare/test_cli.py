@@ -514,6 +514,16 @@ def test_no_line_breaks_an_interval_or_a_command(two):
             "give nats per token, or a share of cost",
         ),
         (
+            ("small", "small-slw", "--difference", "nan"),
+            "--difference nan is not a size above 0",
+            "give nats per token, or a share of cost",
+        ),
+        (
+            ("small", "small-slw", "--difference", "inf"),
+            "--difference inf is not a size above 0",
+            "give nats per token, or a share of cost",
+        ),
+        (
             ("small", "--plan"),
             "--plan needs the runs of two recipes: their differences have the spread",
             "name runs of a second recipe",
