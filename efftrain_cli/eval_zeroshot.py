@@ -284,7 +284,9 @@ def build_evaluator(trained: TrainedModel, config: EvalConfig, ranks: Ranks) -> 
     model = trained.model
     on_cuda = model.device.type == "cuda"
     positions = model.config.seq_len
-    length = config.context_length or trained_length(trained)
+    length = config.context_length
+    if length is None:
+        length = trained_length(trained)
     if not 2 <= length <= positions:
         raise UsageError(
             f"--context-length {length}: the model"
@@ -394,8 +396,7 @@ def entry_of(
         "step": trained.progress.step,
         "tokens": trained.progress.tokens,
         "metric": task.metric,
-        "value": metrics[task.metric]["value"],
-        "stderr": metrics[task.metric]["stderr"],
+        **metrics[task.metric],
         "metrics": metrics,
         "chance": task.chance,
         "items": score.scored,

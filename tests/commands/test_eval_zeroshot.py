@@ -121,6 +121,7 @@ def test_refusals(run, tmp_path):
         ("random --checkpoint 7", UsageError, "checkpoints of steps 10"),
         ("random --context-length 65", UsageError, "has 64 positions"),
         ("random --stride 65", UsageError, "the context\n  give at most its 64 tokens"),
+        ("random --context-length 0", UsageError, "give 2 to 64"),
         (f"random --data-dir {tmp_path}/no", DataError, "no such folder"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
