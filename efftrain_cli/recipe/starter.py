@@ -58,7 +58,8 @@ batch_size = {train.batch_size}
 [eval]
 every = {eval.every}
 # Steps between two validations. To see text while it trains: sample = "Once upon a time"
-
+"""
+_METHODS = """
 # A method is on if its section is present; `efftrain recipes list` shows recipes of each.
 # For example:
 # [seq_len_warmup]
@@ -86,7 +87,7 @@ def starter(name: str, base: str, overrides: Sequence[str]) -> str:
         key = parse_override(override)[0]
         if key not in _PLACE.findall(text):
             _copy(draft.values, document, key.split("."))
-    return re.sub(r"\n+(?=\[)", "\n\n", tomlkit.dumps(document))
+    return re.sub(r"\n+(?=\[)", "\n\n", tomlkit.dumps(document)) + _METHODS
 
 
 def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -> None:
@@ -94,8 +95,6 @@ def _copy(source: dict[str, Any], target: dict[str, Any], path: Sequence[str]) -
     name, *rest = path
     value = source[name]
     if rest and isinstance(value, dict):
-        if name not in target:
-            target[name] = {}
-        _copy(value, target[name], rest)
+        _copy(value, target.setdefault(name, {}), rest)
     else:
         target[name] = value

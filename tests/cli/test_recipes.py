@@ -192,6 +192,20 @@ def test_a_new_recipe_writes_every_key_that_was_set(efftrain, tmp_path, monkeypa
     assert load_recipe("mine") == load_recipe("small", [*usual, *overrides])
 
 
+def test_the_example_in_a_new_recipe_can_be_uncommented(efftrain, tmp_path, monkeypatch):
+    efftrain("recipes new mine --set eval.windows=8")
+    path = tmp_path / "recipes" / "mine.toml"
+    text = path.read_text()
+    for line in ("[seq_len_warmup]", "start = 32", "steps = 100"):
+        assert f"\n# {line}" in text
+        text = text.replace(f"\n# {line}", f"\n{line}")
+    path.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    overrides = ["eval.windows=8", "seq_len_warmup.start=32", "seq_len_warmup.steps=100"]
+    usual = ["data.valid_fraction=0.05", "data.train=my.txt"]
+    assert load_recipe("mine") == load_recipe("small", [*usual, *overrides])
+
+
 def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkeypatch):
     overrides = [
         "stages.0.switch.value=500_000",
