@@ -10,6 +10,7 @@ from typer import Argument, Option
 from efftrain_cli.cli.app import app
 from efftrain_cli.cli.complete import run_names
 from efftrain_cli.cli.options import CheckpointOption, Device
+from efftrain_cli.foundation.errors import UsageError
 
 Operands = Literal["fp32", "bf16", "fp8_e4m3", "fp8_e5m2"]
 
@@ -67,14 +68,16 @@ def accumulation(
             show_default=False,
         ),
     ] = None,
-    tokens: Annotated[int, Option(min=1, help="With --shape: tokens of a micro-batch.")] = 16384,
-    vocab: Annotated[int, Option(min=1, help="With --shape: rows of the vocabulary.")] = 50304,
+    tokens: Annotated[
+        int, Option(min=1, max=4_000_000, help="With --shape: tokens of a micro-batch.")
+    ] = 16384,
+    vocab: Annotated[
+        int, Option(min=1, max=4_000_000, help="With --shape: rows of the vocabulary.")
+    ] = 50304,
     device: Device = "auto",
 ) -> None:
     """Measure how many mantissa bits a model's sums need, with and without chunks, and what theory
     predicts."""
-    from efftrain_cli.foundation.errors import UsageError
-
     if (run is None) == (shape is None):
         raise UsageError(
             "accumulation measures a RUN, or predicts for --shape\n  give one of the two"
@@ -113,7 +116,6 @@ def _predict(
     shape: str, tokens: int, vocab: int, operands: Operands, gradient_operands: Operands | None
 ) -> None:
     from efftrain_cli.foundation.console import print_folded, table_lines
-    from efftrain_cli.foundation.errors import UsageError
     from efftrain_cli.methods.variance_retention import (
         needed_bits,
         parse_shape,

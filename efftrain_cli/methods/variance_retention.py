@@ -138,9 +138,11 @@ def parse_shape(text: str) -> tuple[int, int]:
     Raises:
         ValueError: it is not written so.
     """
-    shape = re.fullmatch(r"0*([1-9]\d*)x0*([1-9]\d*)", text.lower())
+    shape = re.fullmatch(r"0*([1-9]\d{0,5})x0*([1-9]\d{0,5})", text.lower())
     if shape is None:
-        raise ValueError(f"{text!r} is not a shape: write layers x width, such as 48x1600")
+        raise ValueError(
+            f"{text!r} is not a shape: write layers x width, at most 999999, such as 48x1600"
+        )
     return int(shape[1]), int(shape[2])
 
 

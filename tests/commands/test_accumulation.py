@@ -212,6 +212,9 @@ def test_a_shape_that_was_not_run_is_predicted(efftrain):
         ("", "measures a RUN, or predicts for --shape\n  give one of the two"),
         ("some-run --shape 2x64", "give one of the two"),
         ("--shape 1600", "write layers x width"),
+        ("--shape 12x1000000", "at most 999999"),
+        ("--shape 2x64 --tokens 4000001", "less than or equal to 4000000"),
+        ("--shape 2x64 --vocab 4000001", "less than or equal to 4000000"),
         ("no-such-run", "no-such-run"),
     ],
 )
