@@ -148,10 +148,11 @@ def bench(
             chrome://tracing.
     """
     recipe = _without_schedules(recipe)
+    on_cuda = device.type == "cuda"
     vocab_size = likely_vocabulary(recipe.data.tokenizer)
     compiling = compile_seconds()
     graphs = compiled_graphs()
-    if device.type == "cuda":
+    if on_cuda:
         torch.cuda.reset_peak_memory_stats(device)
     with tempfile.TemporaryDirectory() as folder:
         windows = random_windows(recipe, vocab_size, Path(folder))
@@ -161,9 +162,10 @@ def bench(
         stepping = train(state, recipe, windows, windows.validation(1), devices=devices)
         rows = (read_records(state, recipe, [record])[0] for record in stepping)
         timed = _time_steps(rows, device, warmup, steps)
-        median = statistics.median(seconds for seconds, _ in timed)
+        step_seconds = [seconds for seconds, _ in timed]
+        median = statistics.median(step_seconds)
         memory = peak_resident_bytes()
-        if device.type == "cuda":
+        if on_cuda:
             memory = torch.cuda.max_memory_allocated(device)
         memories = ranks.all_gather_json(memory)
         if ranks.is_single_process:
@@ -178,7 +180,7 @@ def bench(
     per_token = flops_per_token(model.config, plan.seq_len, sum(plan.keep)).with_logits
     of_optimizer = recipe.optim.facts.step_flops(model.config)
     flops_per_second = (per_token * tokens + of_optimizer) / median
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(device) if on_cuda else "cpu"
     dtype = compute_dtype(recipe, device)
     peak = peak_flops(name, dtype)
     return BenchResult(
@@ -195,8 +197,8 @@ def bench(
         accumulation_steps=plan.accumulation_steps,
         steps=steps,
         seconds_per_step=median,
-        seconds_per_step_low=min(seconds for seconds, _ in timed),
-        seconds_per_step_high=max(seconds for seconds, _ in timed),
+        seconds_per_step_low=min(step_seconds),
+        seconds_per_step_high=max(step_seconds),
         tokens_per_second=tokens / median,
         flops_per_token=per_token,
         flops_per_second=flops_per_second,

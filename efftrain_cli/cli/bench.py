@@ -58,10 +58,16 @@ def bench(
     from efftrain_cli.training.strategy import check_ranks
 
     with joined() as ranks:
-        if profile is not None and not ranks.is_single_process:
-            raise UsageError(
-                "--profile follows the steps of one device\nleave it out, or bench one device"
-            )
+        if profile is not None:
+            if not ranks.is_single_process:
+                raise UsageError(
+                    "--profile follows the steps of one device\nleave it out, or bench one device"
+                )
+            # torch.profiler does not report a file that it cannot write.
+            try:
+                profile.open("a").close()
+            except OSError as error:
+                raise UsageError(f"--profile {profile}: {error.strerror}") from None
         chosen = choose_device(device, ranks)
         check_ranks(loaded, summarize_plan(loaded, until=1), ranks)
         result = measure(loaded, chosen, steps, profile=profile, ranks=ranks)

@@ -17,6 +17,7 @@ from efftrain_cli.bench import (
     peak_resident_bytes,
     range_seconds,
 )
+from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.training.trainer import finite_or_none
 from tests.conftest import cli, python
 from tests.tiny import tiny_recipe
@@ -97,6 +98,14 @@ def test_the_trace_has_the_profiled_steps(tmp_path):
     between = abs(steps[1]["ts"] - steps[0]["ts"]) / 1e6
     # Under the profiler a small step is slower; it stays of the same size.
     assert result.seconds_per_step_low * 0.5 < between < result.seconds_per_step_high * 5
+
+
+def test_a_trace_that_cannot_be_written_is_refused_before_the_steps(tmp_path, monkeypatch):
+    """torch.profiler prints a line of its own then, and nothing fails."""
+    monkeypatch.setattr("efftrain_cli.bench.bench", None)
+    for trace, why in ((tmp_path, "Is a directory"), (tmp_path / "no" / "t.json", "No such file")):
+        with pytest.raises(UsageError, match=f"--profile {trace}: {why}"):
+            cli("bench --recipe quickstart --profile", str(trace))
 
 
 def test_command_prints_json_and_remembers_the_rate_for_plans(efftrain, tmp_path):
