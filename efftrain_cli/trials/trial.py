@@ -85,8 +85,10 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
     to a value.
 
     Raises:
-        UsageError: one is not of that form, or a key comes twice.
+        UsageError: one is not of that form, or a key or a value comes twice.
     """
+    from efftrain_cli.recipe.draft import parse_override
+
     found = {}
     for text in texts:
         key, sign, values = text.partition("=")
@@ -97,6 +99,9 @@ def parse_settings(texts: Sequence[str]) -> list[tuple[str, list[str]]]:
                 f"--set {text!r} names no key and value\n"
                 "  give key=value or key=value,value, for example optim.lr=1e-3,2e-3"
             )
+        distinct = {str(parse_override(f"value={part}")) for part in parts}
+        if len(distinct) < len(parts):
+            raise UsageError(f"--set {text!r} gives a value twice\n  leave one of them out")
         if key in ("seed", "base"):
             raise UsageError(
                 f"--set {text!r}: {key} has its own option\n"
@@ -220,9 +225,10 @@ def check_comparable(trials: Sequence[Trial]) -> None:
     """
     from efftrain_cli.recipe.recipe import flat_values
 
-    firsts = {(trial.recipe, trial.settings): trial for trial in reversed(trials)}
+    # A trial of each recipe and setting: its seed decides none of these values.
+    distinct = {(trial.recipe, trial.settings): trial for trial in trials}
     decided: dict[str, dict[str, list[str]]] = {}
-    for trial in reversed(firsts.values()):
+    for trial in distinct.values():
         values = flat_values(recipe_of(trial))
         deciding = {key: values.get(key) for key in VALIDATED_ON}
         # Without a validation text of its own, validation is cut from the training text.

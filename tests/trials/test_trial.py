@@ -51,6 +51,8 @@ def test_settings():
         "seed=1",
         "base=x",
         "wandb.mode=off,online",
+        "optim.lr=1e-3,0.001",
+        "optim.name=lion,lion",
     ):
         with pytest.raises(UsageError, match="--set"):
             parse_settings([wrong])
