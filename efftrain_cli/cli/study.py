@@ -17,6 +17,7 @@ from efftrain_cli.cli.options import (
     TableOrJson,
     TakeOver,
 )
+from efftrain_cli.foundation.errors import UsageError
 
 
 @app.command(
@@ -73,6 +74,8 @@ def study(
     To continue a study that was stopped or killed, give the same command again; finished runs are
     never trained twice.
     """
+    if plan + rehearse + status > 1:
+        raise UsageError("--plan, --rehearse and --status exclude each other\n  give one of them")
     from efftrain_cli.study import main
     from efftrain_cli.study.load import read_study
     from efftrain_cli.training.launch import check_devices

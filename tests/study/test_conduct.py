@@ -503,6 +503,12 @@ def test_a_run_beyond_its_budget_is_done_to_100_percent(file, monkeypatch):
     assert "200 %" not in done.stdout
 
 
+def test_a_study_is_planned_rehearsed_or_shown(file):
+    refused = invoke("study study.toml --plan --status").exception
+    assert isinstance(refused, UsageError)
+    assert str(refused).endswith("exclude each other\n  give one of them")
+
+
 def test_the_status_of_an_unregistered_study_says_so(file):
     done = invoke("study", "study.toml", "--status", "--format", "json")
     assert done.exit_code == 0 and json.loads(done.stdout)["exploratory"] == ["not registered"]
