@@ -409,12 +409,14 @@ def on_terminal(lab: Laboratory, terminal: tuple[int, str], kind: str) -> str:
 
 
 def test_a_narrow_terminal(lab, terminal):
-    """F42: a bar, no line wider than the terminal."""
+    """F42: a bar, no line wider than the terminal but for a word that no line can hold, such as a
+    path: it stays whole."""
     content = on_terminal(lab, terminal, "xterm")
     assert "\x1b[" in content
     assert content.rfind("\x1b[?25h") > content.rfind("\x1b[?25l") > 0, "the cursor comes back"
     for line in re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", content)):
-        assert len(line) <= 40, line
+        _, *words = line.split() or [""]
+        assert len(line) <= 40 or (len(words) == 1 and len(words[0]) > 40), line
 
 
 @pytest.mark.slow
