@@ -129,7 +129,8 @@ def find_checkpoint(run: Path, wanted: str | None, needed: frozenset[str] | None
         check_not_orphaned(run)
         raise CheckpointError(
             f"run {run.name!r} has no checkpoint yet: one is written every checkpoint.every"
-            f" of its recipe and at the end\n  `efftrain pretrain --resume {run.name}` continues it"
+            " of its recipe and at the end\n"
+            f"  wait for it, or if the run has stopped: `efftrain pretrain --resume {run.name}`"
         )
     if wanted is not None:
         for path in checkpoints:

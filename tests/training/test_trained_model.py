@@ -50,7 +50,7 @@ def test_a_damaged_checkpoint_is_passed_over_or_refused(run, capsys):
 
 def test_no_checkpoint_and_no_run(run):
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+    with pytest.raises(CheckpointError, match=r"has no checkpoint yet.*\n  wait for it"):
         load_trained_model("random", None, CPU)
     with pytest.raises(UsageError, match="did you mean random"):
         load_trained_model("randon", None, CPU)
