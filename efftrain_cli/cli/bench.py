@@ -67,7 +67,9 @@ def bench(
             try:
                 profile.open("a").close()
             except OSError as error:
-                raise UsageError(f"--profile {profile}: {error.strerror}") from None
+                raise UsageError(
+                    f"--profile {profile}: {error.strerror}\n  name another file"
+                ) from None
         chosen = choose_device(device, ranks)
         check_ranks(loaded, summarize_plan(loaded, until=1), ranks)
         result = measure(loaded, chosen, steps, profile=profile, ranks=ranks)

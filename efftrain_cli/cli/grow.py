@@ -190,7 +190,7 @@ def _plan_by_law(
         except ValueError as error:
             raise UsageError(f"--target-size: {error}") from None
         if not size:
-            raise UsageError("--target-size 0: give the parameters of a model, such as 85M")
+            raise UsageError("--target-size 0 is no model\n  give its parameters, such as 85M")
     if fit and batch == "varying":
         raise UsageError(
             "--batch varying needs the critical batch, which runs of one batch size do not show\n"

@@ -508,21 +508,14 @@ def test_no_line_breaks_an_interval_or_a_command(two):
             "--baseline 'no' is not one of the recipes compared",
             "choose one of 'small', 'small-slw'",
         ),
-        (
-            ("small", "small-slw", "--difference", "-1"),
-            "--difference -1 is not a size above 0",
-            "give nats per token, or a share of cost",
-        ),
-        (
-            ("small", "small-slw", "--difference", "nan"),
-            "--difference nan is not a size above 0",
-            "give nats per token, or a share of cost",
-        ),
-        (
-            ("small", "small-slw", "--difference", "inf"),
-            "--difference inf is not a size above 0",
-            "give nats per token, or a share of cost",
-        ),
+        *[
+            (
+                ("small", "small-slw", "--difference", size),
+                f"--difference {size} is not a size above 0",
+                "give nats per token, or a share of cost",
+            )
+            for size in ("-1", "nan", "inf")
+        ],
         (
             ("small", "--plan"),
             "--plan needs the runs of two recipes: their differences have the spread",

@@ -292,7 +292,10 @@ def test_another_text_is_not_taken_in_silence(home):
             ["--plan", "--target-loss", "2.0", "--target-size", "1M"],
             r"floor is .*\n  raise --target-loss",
         ),
-        (["--plan", "--target-loss", "3", "--target-size", "0"], "--target-size 0"),
+        (
+            ["--plan", "--target-loss", "3", "--target-size", "0"],
+            "is no model\n  give its parameters",
+        ),
         (["--plan", "--small", "small"], "needs --operator"),
         (["--plan", "--small", "small", "--operator", "pad:32"], "give it: --threshold"),
         (
