@@ -1,0 +1,38 @@
+"""python -m tests.recorded              compare every part with its file
+python -m tests.recorded PART ...        compare these
+python -m tests.recorded --write PART    write the file of a part
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.recorded.parts import PARTS
+
+
+def main(words: list[str]) -> int:
+    """Run a command line; return its exit code, 1 if anything differs."""
+    parser = argparse.ArgumentParser("tests.recorded", usage=__doc__)
+    parser.add_argument("parts", nargs="*")
+    parser.add_argument("--write", action="append", default=[], choices=list(PARTS))
+    options = parser.parse_args(words)
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        parser.error(f"no parts: {', '.join(unknown)}; there are {', '.join(PARTS)}")
+    for name in options.write:
+        PARTS[name].write()
+        print(f"wrote {PARTS[name].file}")
+    if options.write:
+        return 0
+
+    lines = []
+    for name in options.parts or PARTS:
+        found = PARTS[name].compare()
+        lines += found
+        print(f"{name:14} {len(found)} differences")
+    print("\n".join(lines))
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
