@@ -155,7 +155,7 @@ FLOORS = [
     ["recipe"],
     ["plan"],
     ["data", "run"],
-    ["training", "zeroshot"],
+    ["training", "core", "zeroshot"],
     ["compare"],
     ["trials"],
 ]

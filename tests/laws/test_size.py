@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PACKAGE_BUDGET = 240_884
+PACKAGE_BUDGET = 262_108
 """The most tokens that the package may have, counted under Python 3.11."""
 TESTS_BEFORE = 229_984
 """Tokens of the tests when the budget was introduced; `main` prints the growth since then."""
