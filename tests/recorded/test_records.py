@@ -6,6 +6,7 @@ import platform
 
 import pytest
 
+from tests.recorded.bits import compare_trees
 from tests.recorded.parts import PARTS, differences
 
 
@@ -31,3 +32,27 @@ def test_differences_are_named():
         "part.e: true -> 1",
         "part.f: not recorded -> null",
     ]
+
+
+def run_of(loss, weights="w", **columns):
+    """A case of one step, as `bits` writes it."""
+    rows = [{"step": 1, "loss": loss, **columns}]
+    return {"weights": weights, "moments": "m", "in_flight": "f", "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "gone", "alike"),
+    [
+        ({"a": run_of(1.0)}, {"a": run_of(1.0, new=2), "b": run_of(1.0)}, set(), True),
+        ({"a": run_of(float("nan"))}, {"a": run_of(float("nan"))}, set(), True),
+        ({"a": run_of(1.0)}, {"a": run_of(1.0, weights="v")}, set(), False),
+        ({"a": run_of(0.0)}, {"a": run_of(-0.0)}, set(), False),
+        ({"a": run_of(1.0, entropy=2.0)}, {"a": run_of(1.0)}, set(), False),
+        ({"a": run_of(1.0, entropy=2.0)}, {"a": run_of(1.0)}, {"column entropy"}, True),
+        ({"a": run_of(1.0)}, {"a": {**run_of(1.0), "rows": []}}, set(), False),
+        ({"a": run_of(1.0)}, {}, {"case b"}, False),
+        ({"a": run_of(1.0)}, {}, {"case a"}, True),
+    ],
+)
+def test_two_trees_are_alike_to_the_bit(before, now, gone, alike):
+    assert compare_trees(before, now, gone) is alike
