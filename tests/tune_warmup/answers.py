@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from zlib import crc32
 
 from efftrain_cli.plan.plan import plan_run
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.tune_warmup.probe import Probe, Receipt
 from efftrain_cli.tune_warmup.search import Finder, Outcome, Search
 from tests.tiny import tiny_recipe
+
+Fails = Callable[[Probe], float | None]
+"""The step at which a probe is unstable; None: never."""
 
 FULL, BATCH, BUDGET, WINDOW = 64, 10, 200_000, 20
 
@@ -47,7 +51,7 @@ def options(search: Search, **changed: object) -> Search:
 
 def answered(
     search: Search,
-    fails: Callable[[Probe], float | None],
+    fails: Fails,
     plain: float | None = 1,
     before: Sequence[Receipt] = (),
 ) -> tuple[Outcome, dict[str, Receipt]]:
@@ -111,7 +115,7 @@ def tokens_by_plan(search: Search, probe: Probe, step: int) -> int:
     return counted[min(step, len(counted) - 1)]
 
 
-def ordered(search: Search, first_start: float, furthest: float) -> Callable[[Probe], float | None]:
+def ordered(search: Search, first_start: float, furthest: float) -> Fails:
     """Starts from `first_start` on are stable at the very beginning, and durations up to `furthest`
     to the end."""
 
@@ -120,5 +124,15 @@ def ordered(search: Search, first_start: float, furthest: float) -> Callable[[Pr
             return WINDOW
         beyond = probe.steps < furthest if search.kind == "lr" else probe.steps > furthest
         return search.horizon(probe.start, probe.steps) if beyond else None
+
+    return fails
+
+
+def hashed(seed: int, share: float) -> Fails:
+    """Verdicts without any order: a share of the probes is unstable, at any step."""
+
+    def fails(probe: Probe) -> float | None:
+        draw = crc32(f"{seed} {probe.start} {probe.steps} {probe.seed}".encode())
+        return 1 + draw % 97 if (draw >> 8) % 1000 < 1000 * share else None
 
     return fails

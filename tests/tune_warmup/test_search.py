@@ -6,7 +6,6 @@ import itertools
 import math
 import re
 from collections.abc import Callable
-from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +24,7 @@ from tests.tune_warmup.answers import (
     WINDOW,
     answered,
     first_probe,
+    hashed,
     options,
     ordered,
     recipe,
@@ -102,16 +102,6 @@ def test_the_tokens_of_a_probe_are_those_of_its_plan(kind):
         probe = Probe(start=start, steps=steps, seed=1, horizon=1)
         for step in (1, WINDOW, grid.horizon(start, steps)):
             assert grid.tokens(start, steps, step) == tokens_by_plan(KINDS[kind], probe, step)
-
-
-def hashed(seed: int, share: float) -> Callable[[Probe], float | None]:
-    """Verdicts without any order: a share of the probes is unstable, at any step."""
-
-    def fails(probe: Probe) -> float | None:
-        draw = crc32(f"{seed} {probe.start} {probe.steps} {probe.seed}".encode())
-        return 1 + draw % 97 if (draw >> 8) % 1000 < 1000 * share else None
-
-    return fails
 
 
 @settings(deadline=None, derandomize=True, database=None)
