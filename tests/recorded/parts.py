@@ -42,7 +42,13 @@ class Part(NamedTuple):
 PARTS: dict[str, Part] = {
     part.name: part
     for part in (
-        # One line each: Part("sources"), Part("zeroshot", slow=True).
+        Part("comparisons"),
+        Part("library", slow=True),
+        Part("published"),
+        Part("recipes"),
+        Part("searches"),
+        Part("sources"),
+        Part("switches"),
     )
 }
 
