@@ -76,7 +76,6 @@ def comparison(
     from efftrain_cli.compare.comparison import compare, read_valid_runs
     from efftrain_cli.compare.frames import frame_of
     from efftrain_cli.compare.sisters import count_sisters
-    from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs
 
     paths = select_runs(names or ["*"])
@@ -91,6 +90,5 @@ def comparison(
         equal=equal,
         left_out=left_out,
         sisters=count_sisters(paths),
-        calibrations=read_calibrations(),
     )
     return frame_of(found)

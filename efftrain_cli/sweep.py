@@ -11,11 +11,9 @@ from efftrain_cli.compare.groups import Group, best_settings, group_runs, rank_o
 from efftrain_cli.compare.picture import draw_in_terminal, write_figures
 from efftrain_cli.compare.sisters import count_sisters
 from efftrain_cli.foundation.console import print_json
-from efftrain_cli.run.calibrations import read_calibrations
 from efftrain_cli.run.directory import runs_root
 from efftrain_cli.trials import screen
 from efftrain_cli.trials.array import ArrayWriter
-from efftrain_cli.trials.calibrating import calibrate_once
 from efftrain_cli.trials.costs import needs_of
 from efftrain_cli.trials.curves import gains_of, ladders, name_trials, sensitivity_curves
 from efftrain_cli.trials.pictures import rates_plot
@@ -64,12 +62,11 @@ def train(
 
 def compare_trials(
     trials: Sequence[Trial],
-    device: str,
     baseline: str | None,
     target_loss: float | None,
     allow: bool,
 ) -> Comparison:
-    """Time steps of a sweep's runs, then compare them, each recipe at its own best setting."""
+    """Compare a sweep's runs, each recipe at its own best setting."""
     paths = [runs_root() / trial.name for trial in trials]
     runs, left_out = read_valid_runs(paths)
     groups, _ = best_settings(group_runs(runs, allow))
@@ -80,8 +77,6 @@ def compare_trials(
             best.setdefault(group.budget, group)
         groups = list(best.values())
         runs = runs_of(groups)
-    if baseline is not None or len({group.recipe_name for group in groups}) > 1:
-        calibrate_once(runs_of(groups), device)
     return compare(
         runs,
         baseline=baseline,
@@ -89,7 +84,6 @@ def compare_trials(
         allow=allow,
         left_out=left_out,
         sisters=count_sisters(paths),
-        calibrations=read_calibrations(),
     )
 
 

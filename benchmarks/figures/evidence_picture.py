@@ -35,7 +35,6 @@ AXIS = {
     "lr_sensitivity": "sensitivity less {}'s, nats per token",
     "tokens_to_target": "tokens to the same loss: {}'s / the arm's",
     "flops_to_target": "FLOPs to the same loss: {}'s / the arm's",
-    "seconds_to_target": "seconds to the same loss: {}'s / the arm's",
 }
 ROW = 0.2
 """Inches per arm."""

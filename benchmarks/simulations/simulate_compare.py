@@ -17,17 +17,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 from scipy import special
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.calibrated import calibration_sd
 from efftrain_cli.compare.comparison import Comparison, compare
 from efftrain_cli.compare.engine import Looks, Verdict, answer_by_t, correct, judge_question
-from efftrain_cli.compare.groups import Group, Timing
+from efftrain_cli.compare.groups import Group
 from efftrain_cli.compare.measures import (
     FINAL_LOSS,
     NOT_REACHED,
@@ -548,60 +546,6 @@ def targets(repetitions: int, random: Random) -> list[Row]:
     return rows
 
 
-def seconds(repetitions: int, random: Random) -> list[Row]:
-    """Equal methods, one on a slower machine, 12 calibration blocks 1 % off; then a calibration's
-    own error."""
-    rows = []
-    question = cost_question("seconds", None)
-    for slower in (1.0, 1.01, 1.02, 1.05, 1.12):
-        for n in (3, 5, 10):
-            judged = claimed = 0
-            for _ in range(repetitions):
-                times = np.exp(random.normal(0, 0.01, (2, 12)))
-                sides = pair(random, n, (QUIET, QUIET))
-                groups = []
-                for side, factor, of_side in zip(sides, (1.0, slower), times, strict=True):
-                    groups.append(_on_machine(side, factor, of_side, random))
-                (found,) = correct([judge_question(question, *groups)])
-                judged += found.why is None
-                claimed += found.why is None and found.outcome != "undecided"
-            what = f"equal methods, the machine {slower:g}x slower for B, n = {n}"
-            rows.append((what, "seconds to match, judged", _percent(judged / repetitions)))
-            rows.append((what, "claimed", _percent(claimed / repetitions)))
-    for blocks, n, spread in product((3, 5, 12), (3, 5, 10), (0.2, 1.0, 5.0)):
-        claimed = plain = 0
-        for _ in range(repetitions):
-            times = random.normal(0, math.sqrt(blocks / 2), (2, blocks))
-            sides = [Group("g", (), timing=Timing("", tuple(np.exp(each)))) for each in times]
-            shared = times[1].mean() - times[0].mean()
-            pairs = inference.paired_t(shared + random.normal(0, spread * math.sqrt(n), n))
-            wider = inference.widen(pairs, calibration_sd(*sides), inference.ALPHA)
-            claimed += wider.p < inference.ALPHA
-            plain += pairs.p < inference.ALPHA
-        what = (
-            f"equal seconds, the pairs' standard error {spread:g} of the calibration's, {blocks}"
-            f" blocks, n = {n}"
-        )
-        rows.append((what, "claimed", _percent(claimed / repetitions)))
-        rows.append((what, "claimed without it (not used)", _percent(plain / repetitions)))
-    return rows
-
-
-def _on_machine(
-    runs: Sequence[RunNumbers], slower: float, blocks: np.ndarray, random: Random
-) -> Group:
-    """Return runs on a machine so much slower, each clock 0.5 % off, with their calibrated seconds
-    by block."""
-    group = []
-    for run in runs:
-        clock = slower * math.exp(random.normal(0, 0.005))
-        seconds = run.evaluated["seconds"] * math.exp(np.log(blocks).mean())
-        evaluated = run.evaluated | {"seconds": seconds}
-        group.append(replace(run, seconds=run.seconds * clock, evaluated=evaluated))
-    timing = Timing("", tuple((100 * blocks).tolist()))
-    return Group(runs[0].recipe_name, tuple(group), timing=timing)
-
-
 def plans(repetitions: int, random: Random) -> list[Row]:
     """A true difference in one of the comparisons that a plan promises to show in 80 % of studies;
     how often it is."""
@@ -923,7 +867,6 @@ PARTS = {
     "multipliers": multipliers,
     "intervals": intervals,
     "targets": targets,
-    "seconds": seconds,
     "plans": plans,
     "blocks": blocks,
 }

@@ -51,7 +51,7 @@ def compare(
         ),
     ] = None,
     equal: Annotated[
-        Literal["tokens", "flops", "seconds"] | None,
+        Literal["tokens", "flops"] | None,
         Option(
             help="Budget that final losses are judged at, equal within 2 %;"
             " without it, tokens, or FLOPs where only these agree."
@@ -120,7 +120,6 @@ def compare(
             "compare needs runs, recipes or a study\n"
             "  name some of `efftrain runs list`, or give --study FILE"
         )
-    from efftrain_cli.run.calibrations import read_calibrations
     from efftrain_cli.run.names import select_runs
 
     paths = select_runs(runs)
@@ -137,7 +136,6 @@ def compare(
         costs=Costs(price_per_hour, power_watts),
         left_out=left_out,
         sisters=count_sisters(paths) if study is None else None,
-        calibrations=read_calibrations(),
         study=verdict["study"] if verdict else "",
     )
     if plan or difference:

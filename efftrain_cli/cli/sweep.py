@@ -99,7 +99,7 @@ def sweep(
         return
     if not command.train(trials, device, jobs, name, take_over, devices, array):
         return
-    comparison = command.compare_trials(trials, device, baseline, target_loss, allow)
+    comparison = command.compare_trials(trials, baseline, target_loss, allow)
     lines = command.grid_lines(trials, comparison.baseline.recipe_name, plot, figures)
     # With a format for programs, lines for people go to standard error, away from the data.
     for_people = sys.stdout if format_ == "table" and output is None else sys.stderr

@@ -126,23 +126,6 @@ def _differ(a: float, b: float) -> bool:
     return max(a, b) > DIFFERS * min(a, b)
 
 
-def why_seconds_differ(runs: Sequence[RunNumbers]) -> str:
-    """Return why no calibration can time the steps of all of these runs; "" if one can."""
-    for title, (key, usual) in _CONDITIONS.items():
-        if len({str(run.origin.get(key, usual)) for run in runs}) > 1:
-            return f"different {title}"
-    if any(run.origin.get("world_size", 1) != 1 for run in runs):
-        return "steps are timed on one device, and these runs had several"
-    # The origin is of the first start only; marks name the starts that differ from it.
-    for run in runs:
-        for mark in run.marks:
-            if mark.kind == "moved":
-                return f"{run.name} {mark.text}"
-        if run.grown_at >= 0:
-            return f"{run.name} was grown from another run, whose steps cannot be timed again"
-    return why_flops_not_judged(runs)
-
-
 def why_flops_not_judged(runs: Sequence[RunNumbers]) -> str:
     """Return why the FLOPs of these runs must not be judged; "" if they may."""
     lacking = [run.name for run in runs if run.flops_lack_optimizer]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparability import INCOMPARABLE, SIGNS, check
 from efftrain_cli.compare.engine import Verdict, correct, judge_question
 from efftrain_cli.compare.groups import (
@@ -40,7 +39,6 @@ from efftrain_cli.foundation.console import counted, listed
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.recipe.recipe import methods_among
-from efftrain_cli.run.calibrations import NO_CALIBRATIONS, Calibrations
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,6 @@ def compare(
     costs: Costs | None = None,
     left_out: Sequence[str] = (),
     sisters: Mapping[str, int] | None = None,
-    calibrations: Calibrations = NO_CALIBRATIONS,
     study: str = "",
 ) -> Comparison:
     """Compare runs, grouped by recipe, with a baseline.
@@ -147,7 +144,6 @@ def compare(
             or FLOPs if only these are equal.
         sisters: recipe -> number of its runs that are not compared.
         left_out: reasons why runs that were named are not among `runs`, for warnings.
-        calibrations: calibrations that may replace the runs' own seconds.
         study: name of the study that the runs belong to; "" without one.
 
     Raises:
@@ -166,12 +162,10 @@ def compare(
     groups = [base, *(group for group in groups if group is not base)]
     labels = [
         *(Why("warning", f"a run is left out: {reason}") for reason in left_out),
-        *(Why("warning", f"a calibration is left out: {fault}") for fault in calibrations.faults),
         *_copy_notes(runs, every),
         *check(groups, allow),
     ]
     is_best = base.label in {group.label for group in best_settings(every)[0]}
-    groups = with_calibration(groups, calibrations.valid)
 
     questions = [
         *measures(groups, target_loss, costs, margin, equal),

@@ -17,11 +17,6 @@ from typing import Any, Literal
 import numpy as np
 
 from efftrain_cli.compare import inference
-from efftrain_cli.compare.calibrated import (
-    calibration_sd,
-    describe_seconds,
-    why_seconds_not_judged,
-)
 from efftrain_cli.compare.comparability import (
     describe_differences,
     not_judged,
@@ -145,8 +140,6 @@ class Verdict:
     """Uncorrected p-value over these items."""
     differed: str = ""
     """Differences of the recipes beside the question, as text; only for final losses."""
-    shared_sd: float = 0.0
-    """Standard deviation of the calibration's error, which all seeds share."""
 
     @property
     def min_detectable_range(self) -> tuple[float, float] | None:
@@ -216,8 +209,6 @@ def judge_question(
     why = why or verdict.why
     if why:
         return _unjudged(verdict, why, looks)
-    if "seconds" in (question.axis, question.equal):
-        verdict = _with_notes(verdict, verdict.note, describe_seconds(baseline, method))
     return verdict
 
 
@@ -346,7 +337,6 @@ def chance_of_claim(each: Verdict, looks: Looks, comparisons: int) -> float | No
         levels=levels[looks.taken :],
         direction=direction,
         margin=estimate.scaled(each.question.margin or 0.0),
-        shared=each.shared_sd,
     )
 
 
@@ -383,7 +373,7 @@ def _why_cost_not_judged(axis: str, baseline: Group, method: Group) -> str:
         axis: "tokens", "flops" or "seconds".
     """
     if axis == "seconds":
-        return why_seconds_not_judged(baseline, method)
+        return "by these machines' clocks"
     if axis == "flops":
         return why_flops_not_judged([*baseline.runs, *method.runs])
     return ""
@@ -421,7 +411,7 @@ def _check_budgets(
     if not reason and not is_same_budget(ratio):
         reason = f"{method.label} spent {ratio:.2f}x the {words} of {baseline.label}"
         if question.equal is None:
-            reason += "; --equal flops or --equal seconds judges at another equal cost"
+            reason += "; --equal flops judges at equal FLOPs"
     if spent and cost != "tokens" and not reason:
         return None, f"at equal {words}, and {spent}"
     return not_judged(reason), ""
@@ -677,14 +667,10 @@ def _by_t(verdict: Verdict, sides: Sides, looks: Looks) -> Verdict:
     """Judge by a t test at each look so far: paired if the two sides have the same seeds."""
     question = verdict.question
     groups = [side.group for side in sides]
-    if question.axis == "seconds" and question.tested in ("match", "ratio"):
-        verdict = replace(verdict, shared_sd=calibration_sd(*groups))
     estimates = []
     for seeds, level in zip(looks.plan[: looks.taken], looks.levels, strict=False):
         before, after = (side.first(seeds) for side in sides)
         estimate = _estimate(question, before, after, level, groups)
-        if verdict.shared_sd:
-            estimate = inference.widen(estimate, verdict.shared_sd, level)
         estimates.append(estimate)
     return answer_by_t(verdict, estimates, looks)
 

@@ -21,31 +21,11 @@ SETTINGS_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Timing:
-    """The calibrated training time of a group."""
-
-    command: str = "efftrain calibrate"
-    """Command that would calibrate all groups compared."""
-    blocks: tuple[float, ...] = ()
-    """Calibrated seconds of a finished run, mean over the runs, by block of the calibration; empty
-    without one."""
-    of: int = 0
-    """Calibrations that hold the groups; this is the newest of them."""
-
-
-@dataclass(frozen=True)
 class Group:
     """Runs of one recipe, one per seed, ordered by seed."""
 
     label: str
     runs: tuple[RunNumbers, ...]
-    timing: Timing = Timing()
-    """Calibrated training time."""
-
-    @property
-    def blocks(self) -> tuple[float, ...]:
-        """`Timing.blocks`; empty if the seconds of its runs are not calibrated."""
-        return self.timing.blocks
 
     @property
     def seeds(self) -> tuple[int, ...]:

@@ -125,27 +125,6 @@ def half_width(estimate: Estimate, alpha: float) -> float:
     return (estimate.se or 0.0) * float(special.stdtrit(estimate.df, 1 - alpha / 2))
 
 
-def widen(estimate: Estimate, sd: float, alpha: float) -> Estimate:
-    """Add the error that all seeds share to the standard error of an estimate.
-
-    Args:
-        sd: standard deviation of the shared error.
-        alpha: the new interval covers 1 - `alpha`.
-    """
-    if not estimate.se or estimate.df is None:
-        return estimate
-    center = estimate.center
-    se = math.hypot(estimate.se, sd)
-    p = float(2 * special.stdtr(estimate.df, -abs(center) / se))
-    half = half_width(replace(estimate, se=se), alpha)
-    low = center - half
-    high = center + half
-    if estimate.log:
-        low = math.exp(low)
-        high = math.exp(high)
-    return replace(estimate, se=se, p=p, low=low, high=high)
-
-
 def paired_t(differences: Sequence[float], alpha: float = ALPHA) -> Estimate:
     """Estimate the mean of paired differences, with a t interval on n - 1 degrees of freedom."""
     values = np.asarray(differences, float)

@@ -24,14 +24,12 @@ def seeds_needed(
     sd: float,
     paired: bool = True,
     alpha: float = ALPHA,
-    shared: float = 0.0,
 ) -> int | None:
     """Return the fewest seeds per recipe that show a true difference with probability POWER.
 
     Args:
         sd: standard deviation of the paired differences, or of the runs of one recipe.
         paired: whether the two recipes share their seeds.
-        shared: standard deviation of an error that all seeds share.
 
     Returns:
         None if more than MOST_SEEDS are needed, or if there is no spread.
@@ -41,7 +39,7 @@ def seeds_needed(
     sides = 1 if paired else 2
 
     def negative_detectable(n: int) -> float:
-        se = math.hypot(sd * math.sqrt(sides / n), shared)
+        se = sd * math.sqrt(sides / n)
         estimate = Estimate(0.0, se=se, df=sides * (n - 1))
         return -(detectable(estimate, alpha) or 0.0)
 
@@ -59,7 +57,6 @@ def conditional_power(
     levels: Sequence[float],
     direction: Direction,
     margin: float,
-    shared: float = 0.0,
 ) -> float:
     """Return the probability that a later look shows the claim.
 
@@ -72,7 +69,6 @@ def conditional_power(
         more: number of pairs that each later look has beyond these n, rising.
         levels: nominal level of each later look's own t test.
         margin: margin of a direction that needs one.
-        shared: standard deviation of an error that all pairs share.
     """
     random = np.random.default_rng(20261123)
     drawn = random.normal(gain, sd, (CONTINUED, more[-1]))
@@ -82,8 +78,7 @@ def conditional_power(
         total = n + added
         mean = (n * gain + values.sum(1)) / total
         squares = (n - 1) * sd**2 + n * gain**2 + (values**2).sum(1)
-        own_se = np.sqrt((squares - total * mean**2) / (total - 1) / total)
-        se = np.hypot(own_se, shared)
+        se = np.sqrt((squares - total * mean**2) / (total - 1) / total)
         lead = mean
         if direction == "different":
             lead = np.abs(mean)

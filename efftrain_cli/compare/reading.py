@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.why import Why
 from efftrain_cli.methods.standardization_loss import StandardizationLoss
 from efftrain_cli.optim.facts import OPTIMIZERS
-from efftrain_cli.recipe.check import methods_in
-from efftrain_cli.recipe.recipe import Recipe, with_defaults
+from efftrain_cli.recipe.recipe import with_defaults
 from efftrain_cli.recipe.toml import flatten
 from efftrain_cli.run.columns import COLUMNS, find_column
 from efftrain_cli.run.metrics import Metrics, read_metrics
@@ -34,9 +32,6 @@ READ = tuple(
     column.name for column in COLUMNS if column.compared or (column.title and not column.by)
 )
 """Columns that every run is read with: their names do not depend on the recipe."""
-_MEASURED = tuple(method.measured for method in methods_in(Recipe).values() if method.measured)
-STEP_COLUMNS = ("stage", "flops", *_MEASURED)
-"""Columns that decide on the time of a step."""
 SITE = "std_kl_"
 """Prefix of the columns of the standardization loss; the site follows, such as "h.0.mlp.c_fc"."""
 POINTS = 200
@@ -114,11 +109,6 @@ class RunNumbers:
     """Tokens after the first step at the largest learning rate."""
     flops_lack_optimizer: bool = False
     """Whether a run with Muon has rows without the FLOPs of its Newton-Schulz iterations."""
-    step_counts: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Table of steps of equal time: columns `until`, `kind`, `flops` (of one step), `steps`.
-
-    `until` is the step of the next evaluation, in rising order; `steps` is the number of steps.
-    """
 
     @property
     def failed(self) -> bool:
@@ -179,7 +169,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         DataError: a file is missing, damaged or of another format.
     """
     run = read_run(path)
-    names = (*READ, *STEP_COLUMNS, *_columns_by_part(run.recipe))
+    names = (*READ, *_columns_by_part(run.recipe))
     rows = read_metrics(path, names)
     status = status_of(run, rows)
     tokens = rows.columns["tokens"].copy()
@@ -245,7 +235,6 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         mfu=mfu,
         series=_series(columns),
         zero_shot=_zero_shot(path, columns) if zero_shot else (),
-        step_counts=_step_counts(columns),
     )
 
 
@@ -367,34 +356,6 @@ def _evaluated(columns: Columns) -> Columns:
     # The row of step 0 may lack its counts, which are 0.
     names = {"step": "step", "val_loss": "val_loss", "schedule_tokens": "schedule_tokens"} | AXES
     return {name: np.nan_to_num(columns[column][rows]) for name, column in names.items()}
-
-
-def kinds_of_steps(columns: Mapping[str, ArrayLike]) -> np.ndarray:
-    """Return the number of each step's kind: twice the stage, and 1 more if a method measured.
-
-    Times of steps of different kinds are not proportional to their FLOPs.
-
-    Args:
-        columns: STEP_COLUMNS of the rows.
-    """
-    measured = np.any([np.isfinite(columns[name]) for name in _MEASURED], axis=0)
-    return (2 * np.nan_to_num(columns["stage"]) + measured).astype(int)
-
-
-def _step_counts(columns: Columns) -> Columns:
-    """Return `RunNumbers.step_counts`."""
-    evaluated_at = columns["step"][np.isfinite(columns["val_loss"])]
-    following = np.searchsorted(evaluated_at, columns["step"])
-    keys = {
-        "until": np.append(evaluated_at, np.nan)[following],
-        "kind": kinds_of_steps(columns),
-        "flops": columns["flops"],
-    }
-    table = np.column_stack(list(keys.values()))
-    # Steps after the last evaluation, and rows without FLOPs, count for nothing.
-    counted_rows = table[np.isfinite(table).all(axis=1)]
-    values, steps = np.unique(counted_rows, axis=0, return_counts=True)
-    return dict(zip(keys, values.T, strict=True)) | {"steps": steps}
 
 
 def _columns_by_part(recipe: dict[str, Any]) -> tuple[str, ...]:

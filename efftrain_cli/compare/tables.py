@@ -285,7 +285,7 @@ def plan_table(comparison: Comparison, differences: Sequence[float]) -> Table:
         needed = []
         for size in differences:
             effect = estimate.scaled(size)
-            n = seeds_needed(effect, sd, estimate.paired, alpha, verdict.shared_sd)
+            n = seeds_needed(effect, sd, estimate.paired, alpha)
             needed.append(str(n or f">{MOST_SEEDS}"))
         spread = f"{estimate.sd:.3g} [{low:.3g}, {high:.3g}]"
         kind = "pairs" if estimate.paired else "unpaired"

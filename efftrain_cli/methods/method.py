@@ -63,9 +63,6 @@ class Method:
     """Gradients of the whole model that it holds beside the one that accumulates."""
     prefix: ClassVar[str] = ""
     """What its columns of metrics.jsonl begin with, where that is not the section's name."""
-    measured: ClassVar[str] = ""
-    """Column that only steps with a measurement of its own have; they take longer than others of
-    equal FLOPs."""
     aliases: ClassVar[Mapping[str, str]] = {}
     """What other programs and papers call its keys, in lower case and with _ for -; "" is the
     section itself."""

@@ -59,7 +59,6 @@ class SimiGrad(Method):
     varies: ClassVar = frozenset({"batch", "steps"})
     supports_sharding: ClassVar = False
     gradients_held: ClassVar = 1  # that of the other half
-    measured: ClassVar = "simigrad_similarity"
     aliases: ClassVar = {"": "adaptive_batch"}
 
     target: float = Field(gt=-1, lt=1)

@@ -42,7 +42,6 @@ MEASURES = {
     "lr_sensitivity": LR_SENSITIVITY,
     "tokens_to_target": cost_question("tokens", None),
     "flops_to_target": cost_question("flops", None),
-    "seconds_to_target": cost_question("seconds", None),
 }
 """Question of each value of `Primary.measure`.
 
@@ -84,11 +83,9 @@ Grid = dict[str, Values]
 class Primary:
     """A measure that the study is judged by."""
 
-    measure: Literal[
-        "final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target", "seconds_to_target"
-    ]
+    measure: Literal["final_loss", "lr_sensitivity", "tokens_to_target", "flops_to_target"]
     """final_loss: validation loss when the budget is used up. lr_sensitivity: how much that depends
-    on the learning rate. A cost: tokens, FLOPs or seconds to reach a loss."""
+    on the learning rate. A cost: tokens or FLOPs to reach a loss."""
     direction: Literal["better", "different", "noninferior", "equivalent"]
     """What the arm must be shown to be, against the baseline."""
     margin: float | None = Field(default=None, gt=0)
@@ -172,7 +169,7 @@ class Study:
     """Name of the arm that the others are compared with."""
     primary: Annotated[tuple[Primary, ...], Field(min_length=1)]
     """Measures that the study is judged by; all others are exploratory."""
-    equal: Literal["tokens", "flops", "seconds"] | None = None
+    equal: Literal["tokens", "flops"] | None = None
     """What the arms have in common, within 2 %; must be given where their tokens differ."""
     stuck_at: float | None = Field(default=None, gt=0, lt=1)
     """Share of the tokens, 0.2 unless set: a run is stuck if it ends above the baseline's median
@@ -182,12 +179,6 @@ class Study:
     """The recipes that are compared, the baseline among them."""
     set: tuple[Text, ...] = ()
     """Changes of every arm's recipe, before the arm's own."""
-
-    @property
-    def is_about_seconds(self) -> bool:
-        """Whether a verdict depends on training seconds."""
-        axes = [primary.question.axis for primary in self.primary]
-        return "seconds" in (self.equal, *axes)
 
 
 class StudyFile:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from efftrain_cli.compare.calibrated import with_calibration
 from efftrain_cli.compare.comparability import INCOMPARABLE, check
 from efftrain_cli.compare.comparison import at_common_evaluations
 from efftrain_cli.compare.engine import Looks, Verdict, correct, judge_question
@@ -24,7 +23,6 @@ from efftrain_cli.compare.reading import RunNumbers
 from efftrain_cli.compare.sensitivity import Curve, why_not_judged, windows
 from efftrain_cli.foundation.console import counted
 from efftrain_cli.foundation.why import Why
-from efftrain_cli.run.calibrations import Calibration, read_calibrations
 from efftrain_cli.study.file import StudyFile
 from efftrain_cli.study.phases import judged_trials, tuning_trials
 from efftrain_cli.study.records import read_plan
@@ -112,9 +110,8 @@ def judge_runs(file: StudyFile, allow: bool) -> StudyState:
     groups = ended_groups(file, runs)
     labels = check(groups, allow)
     allowed = [label for label in labels if label.kind == "allowed"]
-    calibrations = read_calibrations()
     withheld = INCOMPARABLE if allowed else None
-    state = judge(file, runs, withheld, calibrations.valid)
+    state = judge(file, runs, withheld)
     if state.look:
         # Other labels are about what was judged; but no run of the study may be incomparable.
         seeds = file.seeds[: file.looks[state.look - 1]]
@@ -123,9 +120,6 @@ def judge_runs(file: StudyFile, allow: bool) -> StudyState:
         labels = [label for label in of_judged if label.kind != "allowed"]
         labels = [*allowed, *labels]
     caveats = [*_registration_caveats(file, groups), *_tuning_caveat(file), *_alpha_caveat(file)]
-    if file.study.is_about_seconds:
-        for fault in calibrations.faults:
-            caveats.append(Why("warning", f"a calibration is left out: {fault}"))
     return replace(state, labels=(*labels, *caveats, *state.labels))
 
 
@@ -188,14 +182,12 @@ def judge(
     file: StudyFile,
     runs: Sequence[JudgedRun],
     withheld: Why | None = None,
-    calibrations: Sequence[Calibration] = (),
 ) -> StudyState:
     """Judge a study.
 
     Args:
         runs: those that exist; looks take seeds in their order.
         withheld: why nothing may be judged at all; None where it may.
-        calibrations: newest first.
     """
     runs, notes = _evaluated_alike(runs)
     looks = file.looks_taken(0)
@@ -209,7 +201,6 @@ def judge(
             runs,
             replace(looks, taken=number),
             withheld,
-            calibrations,
         )
         state = replace(state, look=number, verdicts=tuple(verdicts))
         if state.decided:
@@ -248,7 +239,6 @@ def _judge_look(
     runs: Sequence[JudgedRun],
     looks: Looks,
     withheld: Why | None,
-    calibrations: Sequence[Calibration],
 ) -> list[Verdict]:
     """Judge every primary of every arm, and correct them as one family."""
     base = file.study.baseline
@@ -271,8 +261,6 @@ def _judge_look(
                 groups, why, note = _around_best(names, rated)
             else:
                 groups = [_group(name, own) for name in names]
-            if file.study.is_about_seconds:
-                groups = with_calibration(groups, calibrations)
             judged = judge_question(
                 question,
                 groups[0],

@@ -25,7 +25,7 @@ from efftrain_cli.foundation.why import Why
 from efftrain_cli.run.directory import run_path
 from efftrain_cli.study import text
 from efftrain_cli.study.file import StudyFile
-from efftrain_cli.study.judge import StudyState, judge_runs, read_runs
+from efftrain_cli.study.judge import StudyState, judge_runs
 from efftrain_cli.study.load import read_study
 from efftrain_cli.study.phases import (
     StudyTrial,
@@ -47,7 +47,6 @@ from efftrain_cli.study.records import (
 from efftrain_cli.study.registration import check_registered, draw_seeds, register
 from efftrain_cli.study.rehearse import rehearsal
 from efftrain_cli.trials.array import ArrayWriter
-from efftrain_cli.trials.calibrating import calibrate_once
 from efftrain_cli.trials.costs import total_lines, total_of
 from efftrain_cli.trials.pictures import best_of_k_plot, rates_plot
 from efftrain_cli.trials.runner import TrialRunner, free_runs, last_loss, tokens_so_far
@@ -117,7 +116,6 @@ def conduct(
     runner: TrialRunner | ArrayWriter,
     tell: Callable[[StudyState], None] = lambda judgement: None,
     allow: bool = False,
-    timed_on: str | None = None,
 ) -> StudyState:
     """Train what the study still needs, and judge it at every look; or write the job array of its
     next phase.
@@ -125,7 +123,6 @@ def conduct(
     Args:
         tell: is given the judgement of every look that is taken.
         allow: go on, labelled and without a verdict, where the runs are not comparable.
-        timed_on: device on which steps are timed if a verdict is about seconds; None: nowhere.
 
     Raises:
         EfftrainError: as `TrialRunner.train` and `judge_runs`.
@@ -139,9 +136,6 @@ def conduct(
         states = runner.train([each.trial for each in trials], title)
         file = with_tuning(file)
         write_receipts(file)
-        if timed_on is not None and file.study.is_about_seconds:
-            runs = [each.run for each in read_runs(file) if each.rate is None]
-            calibrate_once(runs, timed_on)
         judgement = judge_runs(file, allow)
         if not set(states) <= set(ENDED):
             return judgement
@@ -211,7 +205,7 @@ def run_study(
         devices=devices,
         study=registration.sha256,
     )
-    judgement = conduct(file, runner, tell, allow, timed_on=None if array else device)
+    judgement = conduct(file, runner, tell, allow)
     if array and judgement.complete:
         say("no run of the study is left")
     plots = plots_of(judgement)

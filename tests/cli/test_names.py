@@ -88,7 +88,6 @@ WRONG_RUN = {
     "checkpoint-verify": "checkpoint verify smal",
     "wandb-sync": "wandb-sync smal",
     "compare": "compare smal",
-    "calibrate": "calibrate smal",
 }
 WRONG_RECIPE = {
     "pretrain": "pretrain --recipe smal",

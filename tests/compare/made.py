@@ -77,13 +77,6 @@ def allowed(root: Path) -> Comparison:
     return of("small", "small-slw", allow=True)
 
 
-def other_device(root: Path) -> Comparison:
-    for seed in range(3):
-        write_run(root, "small", seed)
-        write_run(root, "small-slw", seed, speed=1.3, more=SLW, origin={"device": "Other"})
-    return of("small", "small-slw")
-
-
 def uncounted(root: Path) -> Comparison:
     """Rows of Muon from before its own FLOPs were counted."""
     for seed in range(3):

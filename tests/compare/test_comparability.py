@@ -261,15 +261,14 @@ def budgets(root: Path, flops: float = 1.0) -> None:
 @pytest.mark.parametrize(
     ("flops", "equal", "text"),
     [
-        (1.0, None, "not judged: long spent 2.00x the tokens of small; --equal flops or"),
+        (1.0, None, "not judged: long spent 2.00x the tokens of small; --equal flops judges"),
         (0.5, None, "better"),
         (0.5, "flops", "better"),
         (0.5, "tokens", "not judged: long spent 2.00x the tokens of small"),
         (0.7, "flops", "not judged: long spent 1.40x the FLOPs of small"),
         # Rows without FLOPs say nothing of what the runs have in common.
-        (0.0, None, "not judged: long spent 2.00x the tokens of small; --equal flops or"),
+        (0.0, None, "not judged: long spent 2.00x the tokens of small; --equal flops judges"),
         (0.0, "flops", "not judged: the FLOPs of a run are unknown"),
-        (0.5, "seconds", "not judged: no calibration"),
     ],
 )
 def test_final_losses_are_judged_at_equal_budgets(root, flops, equal, text):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -75,16 +74,6 @@ def test_seeds_needed_unpaired_matches_cohen():
     """64 per group for d = 0.5, 26 for d = 0.8 (Cohen, 1992, table 2)."""
     assert planning.seeds_needed(0.5, 1.0, paired=False) == 64
     assert planning.seeds_needed(0.8, 1.0, paired=False) == 26
-
-
-def test_seeds_needed_counts_an_error_that_all_seeds_share():
-    """n = 2.8016^2 sd^2 / (d^2 - 2.8016^2 shared^2) = 7.849 / (0.04 - 0.0196) = 385; 1.5 % of
-    seconds, of which the clocks leave 1.14 % open, no seeds show."""
-    assert planning.seeds_needed(0.2, 1.0, shared=0.05) == pytest.approx(385, rel=0.02)
-    assert planning.seeds_needed(0.2, math.sqrt(2) / 2, paired=False, shared=0.05) == pytest.approx(
-        385, rel=0.02
-    )
-    assert planning.seeds_needed(0.015, 0.001, shared=0.0114) is None
 
 
 def test_seeds_needed_has_no_answer_without_spread_or_difference():
@@ -317,19 +306,6 @@ def test_holm_counts_only_what_was_tested():
         None,
         pytest.approx(faint.p),
     ]
-
-
-def test_an_error_that_all_seeds_share_stays_however_many_there_are():
-    """Three pairs with a mean of 2 and a standard error of 0.3, and a further error of 0.4:
-    together 0.5."""
-    alone = paired_t([2 - 0.3 * 3**0.5, 2, 2 + 0.3 * 3**0.5])
-    assert alone.se == pytest.approx(0.3)
-    wider = inference.widen(alone, 0.4, 0.05)
-    assert (wider.mean, wider.se, wider.sd) == pytest.approx((2, 0.5, alone.sd))
-    # Student's t with 2 degrees of freedom: 4.30265 covers 95 %, and beyond 2 / 0.5 = 4 lie 5.719
-    # %.
-    assert (wider.low, wider.high) == pytest.approx((2 - 2.151325, 2 + 2.151325), abs=1e-5)
-    assert wider.p == pytest.approx(0.05719, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -180,14 +180,6 @@ def test_the_chance_of_a_claim_is_the_textbook_s_conditional_power():
     assert conditional_power(-gain, sd, n, direction="better", **one_sided) < 0.001
 
 
-def test_the_chance_of_a_claim_counts_an_error_that_all_pairs_share():
-    """A gain of 0.01 with a spread of 0.001 is sure after 20 pairs; beside an error of 0.02 that no
-    pair makes smaller, its t is 0.5, and it never passes 1.73."""
-    plan = {"more": [10], "levels": [0.05], "direction": "better", "margin": 0.0}
-    assert conditional_power(0.01, 0.001, 10, **plan) == 1.0
-    assert conditional_power(0.01, 0.001, 10, **plan, shared=0.02) == 0.0
-
-
 def test_the_chance_of_a_claim_counts_every_later_look():
     """Against the t tests of scipy, on continuations of four pairs."""
     first = np.array([0.8, -0.1, 1.4, 0.3])

@@ -19,8 +19,7 @@ from tests.fake_runs import write_run
 TEXT = (REPOSITORY / "docs" / "compare.md").read_text(encoding="utf-8")
 BLOCKS = "".join(re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL))
 INLINE = re.findall(r"`(efftrain [^`]+)`", TEXT.replace("\n", " "))
-# Made-up runs have no steps to time: tests/commands/test_calibrate.py times real ones.
-COMMANDS = [line for line in BLOCKS.splitlines() if re.match("efftrain (?!calibrate)", line)] + [
+COMMANDS = [line for line in BLOCKS.splitlines() if line.startswith("efftrain ")] + [
     command for command in INLINE if " --" in command and "FILE" not in command
 ]
 (OUTPUT,) = re.findall(r"```text\n(.*?)```", TEXT, re.DOTALL)
@@ -93,7 +92,6 @@ RULES = {
     "failed and stuck runs": [("failures", r"(diverge|get stuck), final loss, n = ")],
     "cost to match": [("jitter", "cost to match, n = ")],
     "cost to target": [("jitter", "cost to a fixed target, n = ")],
-    "seconds": [("seconds", r"the machine 1x slower for B, n = \d+, claimed")],
     "zero-shot scores": [("zeroshot", "any winner, corrected")],
     "several settings": [
         ("tuning", "best of 5 and 5 settings"),

@@ -203,7 +203,7 @@ def test_a_narrow_table_drops_what_it_can_spare_before_it_becomes_blocks(termina
 
 def test_a_long_word_stays_beside_its_label(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    assert folded("saved      runs/calibrations/a.json", 11, terminal).count("\n") == 0
+    assert folded("saved      runs/quickstart/recipe.toml", 11, terminal).count("\n") == 0
 
 
 def test_a_model_s_text_cannot_steer_a_terminal():
