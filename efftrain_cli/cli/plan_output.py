@@ -24,10 +24,9 @@ from efftrain_cli.foundation.console import (
     table_lines,
 )
 from efftrain_cli.foundation.environment import planned_device
-from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.foundation.errors import DataError
 from efftrain_cli.foundation.files import machine_memory
 from efftrain_cli.foundation.step import Progress, StepPlan
-from efftrain_cli.plan.cluster import Cluster, plan_cluster
 from efftrain_cli.plan.cost import PlanCost, plan_cost, vocabulary_of
 from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings, turning_points
 from efftrain_cli.recipe.recipe import Recipe
@@ -158,48 +157,3 @@ def memory_of(device: str) -> tuple[str, int]:
     if device.startswith("cuda"):
         return "the GPU", 0
     return "this machine", machine_memory() or 0
-
-
-def cluster_lines(
-    recipe: Recipe, device: str, devices: int, nodes: int, bandwidth: float
-) -> Iterator[str]:
-    """Describe what the recipe is expected to need on several devices, from the rate measured on
-    one.
-
-    Args:
-        nodes: that the devices are spread over evenly.
-        bandwidth: GB/s of the slowest link.
-
-    Raises:
-        UsageError: nothing was measured, or the devices cannot share the recipe's steps.
-    """
-    if devices % nodes:
-        raise UsageError(
-            f"--devices {devices} is not a multiple of --nodes {nodes}\n"
-            "  give the devices of all nodes together"
-        )
-    rate = measured_rate(device, recipe)
-    if rate is None:
-        raise UsageError(
-            "no speed of one device was measured here yet\n"
-            "  run `efftrain bench` with the same recipe first"
-        )
-    cluster = Cluster(
-        devices=devices, flops_per_second=rate.flops_per_second, bandwidth=bandwidth * 1e9
-    )
-    plan = plan_cluster(recipe, cluster)
-    full = plan.full
-    across = f" on {counted(nodes, 'node')}" if nodes > 1 else ""
-    yield (
-        f"devices    {devices}{across}, {bandwidth:g} GB/s: {human_seconds(full.total)} a full step"
-        f" ({human_seconds(full.compute)} computing, {human_seconds(full.network)} network),"
-        f" efficiency {plan.efficiency:.0%}, {human_bytes(plan.memory_bytes)} each,"
-        f" about {human_seconds(plan.seconds)} in all: modelled, not measured"
-    )
-    if plan.bound:
-        steps = sum(count for _, _, count in plan.bound)
-        batch, seq_len, _ = max(plan.bound, key=lambda kind: kind[0] * kind[1])
-        yield (
-            f"network    holds up {counted(steps, 'step')} of {plan.steps:,},"
-            f" up to {batch:,} x {seq_len:,} tokens: it takes longer there than computing"
-        )

@@ -20,7 +20,6 @@ from efftrain_cli.training.launch import check_devices, should_log
         "efftrain pretrain small",
         "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
         "efftrain pretrain --recipe small-slw --plan",
-        "efftrain pretrain small-slw --plan --devices 8 --bandwidth 300",
         "efftrain pretrain --resume small-seed1234",
         "efftrain pretrain --resume small-seed1234 --set train.tokens=4M",
     ),
@@ -41,19 +40,7 @@ def pretrain(
         int | None,
         Option(
             min=1,
-            help="Train on this many devices of this machine: CUDA devices, or CPU processes."
-            " With --plan: devices of all nodes.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int, Option(min=1, help="With --plan: nodes that the devices are spread over.")
-    ] = 1,
-    bandwidth: Annotated[
-        float | None,
-        Option(
-            min=1e-6,
-            help="With --plan and --devices: GB/s out of one device,"
-            " or out of one node if there are several.",
+            help="Train on this many devices of this machine: CUDA devices, or CPU processes.",
         ),
     ] = None,
     steps: Annotated[
@@ -113,16 +100,8 @@ def pretrain(
             f"--format {format_} only applies to a printed plan\n"
             "  add --plan, or leave --format out"
         )
-    if bandwidth is None and (nodes > 1 or (plan and devices is not None and devices > 1)):
-        raise UsageError(
-            "a plan for several devices needs the speed of their slowest link\n"
-            "  add --bandwidth GB/s: about 300 within a node of GPUs, 50 for a network of 400 Gb/s"
-        )
-    if bandwidth is not None and not (plan and devices is not None and format_ in (None, "table")):
-        raise UsageError(
-            "--bandwidth and --nodes plan training on several devices\n"
-            "  give --plan --devices N with them, and no --format"
-        )
+    if plan and devices is not None:
+        raise UsageError("--plan is of one device\n  leave --devices out")
     if recipe is not None and recipe_argument is not None:
         raise UsageError(
             f"two recipes: {recipe_argument} and --recipe {recipe}\n  leave one of them out"
@@ -189,13 +168,9 @@ def pretrain(
         for warning in warnings_of(loaded):
             say(f"warning: {warning}")
     if plan:
-        from efftrain_cli.cli.plan_output import cluster_lines, print_plan
-        from efftrain_cli.foundation.console import make_console, print_labelled
+        from efftrain_cli.cli.plan_output import print_plan
 
         print_plan(loaded, steps, format_ or "table", device)
-        if devices is not None and bandwidth is not None:
-            lines = cluster_lines(loaded, device, devices, nodes, bandwidth)
-            print_labelled(make_console(result=True), lines)
         return
     share(device, devices or 1)
     from efftrain_cli.pretrain import start
