@@ -556,7 +556,7 @@ def _bits_per_byte(run: RunNumbers) -> Value | None:
 
 
 def valid_bytes_per_token(run: RunNumbers) -> float | None:
-    """Return the mean number of bytes per token of the validation text; None if unknown."""
+    """Return the mean bytes of text of a scored target; None if unknown."""
     return flatten(run.origin).get("data.valid_bytes_per_token")
 
 

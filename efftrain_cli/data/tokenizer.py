@@ -119,6 +119,17 @@ class Tokenizer:
         """Return the text of token ids, special tokens included."""
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
+    def text_bytes(self, rows: np.ndarray) -> int:
+        """Return the UTF-8 bytes of the text of ids, int64 (n, length); an end of text has none.
+
+        A byte-level vocabulary says them id by id. With any other each row is decoded, and a
+        character that its edge cuts counts as a replacement character, 3 bytes.
+        """
+        if (self.parts["decoder"] or {}).get("type") == "ByteLevel":
+            return int(self.byte_lengths[rows[rows != self.eot_id]].sum())
+        texts = [self.decode(row[row != self.eot_id].tolist()) for row in rows]
+        return sum(len(text.encode()) for text in texts)
+
     def save(self, path: Path) -> None:
         """Write tokenizer.json."""
         self.backend.save(str(path))
@@ -307,3 +318,15 @@ def _finished(backend: tokenizers.Tokenizer, spec: str, stated: str | None = Non
         cuttable=split == {"type": "ByteLevel", "use_regex": True} and parts["normalizer"] is None,
         parts=parts,
     )
+
+
+def bytes_per_target(path: Path, windows: np.ndarray) -> float:
+    """Return the mean UTF-8 bytes of text of a target: nats per token over it and ln 2 are bits per
+    byte.
+
+    Args:
+        path: tokenizer.json of the windows.
+        windows: int64 (n, seq_len + 1); every id but each window's first is a target.
+    """
+    targets = windows[:, 1:]
+    return load_tokenizer(str(path)).text_bytes(targets) / targets.size

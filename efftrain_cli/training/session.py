@@ -20,6 +20,7 @@ from torch import Tensor
 from efftrain_cli import __version__
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.prepare import limits_of, prepare
+from efftrain_cli.data.tokenizer import bytes_per_target
 from efftrain_cli.data.windows import Windows
 from efftrain_cli.foundation.console import counted, human_count, make_console, printable, say
 from efftrain_cli.foundation.environment import environment_number
@@ -300,7 +301,9 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
             "eot_id": corpus.eot_id,
             "valid_windows": int(session.val_windows.shape[0]),
             "seq_len": recipe.model.seq_len,
-            "valid_bytes_per_token": corpus.bytes_per_token,
+            "valid_bytes_per_token": bytes_per_target(
+                corpus.tokenizer_path, session.val_windows.numpy()
+            ),
         },
     }
 

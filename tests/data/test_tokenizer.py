@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tokenizers
 
 from efftrain_cli.data.hub import HubReader
 from efftrain_cli.data.text import BadDocuments, find_text
@@ -17,6 +19,7 @@ from efftrain_cli.data.tokenizer import (
     END_OF_TEXT,
     Tokenizer,
     bpe_size,
+    bytes_per_target,
     load_tokenizer,
     train_tokenizer,
 )
@@ -297,3 +300,26 @@ def test_a_dataset_in_the_hubs_layout_streams_through_datasets(tmp_path):
     (tmp_path / "train.jsonl").write_text("{")
     with pytest.raises(DataError, match="after 0 rows"):
         read("train")
+
+
+def test_bytes_are_those_of_the_scored_targets(tmp_path):
+    """258 tokens: 256 bytes, the end of text and "ab". Of each window all ids but the first are
+    targets: here ab, end of text, and the two bytes of é; then x, ab, ab, ab."""
+    own = train_tokenizer(258, ["ab" * 20])
+    own.save(tmp_path / "tokenizer.json")
+    (ids,) = own.encode(["xabé"])
+    x, ab, *accented = ids.tolist()
+    windows = np.array([[x, ab, own.eot_id, *accented], [own.eot_id, x, ab, ab, ab]])
+    assert len(accented) == 2
+    expected = (2 + 0 + 1 + 1 + 1 + 2 + 2 + 2) / 8
+    assert bytes_per_target(tmp_path / "tokenizer.json", windows) == expected
+
+
+def test_bytes_of_a_vocabulary_of_words_are_those_of_its_text(tmp_path):
+    """Words joined by spaces: "to be", then "été", of 5 bytes each; ends of text have none."""
+    words = {"[UNK]": 0, "to": 1, "be": 2, "été": 3, END_OF_TEXT: 4}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    backend.add_special_tokens([END_OF_TEXT])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    windows = np.array([[0, 1, 2, 4], [1, 4, 3, 4]])
+    assert bytes_per_target(tmp_path / "tokenizer.json", windows) == (5 + 5) / 6

@@ -38,3 +38,20 @@ def test_the_seconds_of_the_rest_of_a_plan(monkeypatch, overrides, seconds):
 
     monkeypatch.setattr(session, "probe", probe)
     assert probe_seconds(here, state, summary) == pytest.approx(seconds)  # type: ignore[arg-type]
+
+
+def test_the_origin_has_the_bytes_of_the_scored_targets(tmp_path, monkeypatch):
+    """One window of 8 targets "ab" at the beginning of the validation text, whose rest is single
+    letters: 2 bytes a target, where all of it has (40 + 40) / (20 + 40 + 1) a token."""
+    monkeypatch.setenv("EFFTRAIN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "train.txt").write_text("ab" * 500)
+    (tmp_path / "valid.txt").write_text("ab" * 20 + "x" * 40)
+    recipe = tiny_recipe(
+        f"data.train={tmp_path}/train.txt",
+        f"data.valid={tmp_path}/valid.txt",
+        "data.tokenizer=bpe:258",
+        "model.seq_len=8",
+        "eval.windows=1",
+    )
+    origin = session.origin_of(session.prepare_session(recipe, CPU), "tiny")
+    assert origin["data"]["valid_bytes_per_token"] == 2.0  # type: ignore[index]
