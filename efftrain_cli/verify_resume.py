@@ -81,7 +81,7 @@ def verify_resume(
 def cut_recipe(recipe: Recipe, half: int, devices: int = 1) -> Recipe:
     """Make the recipe small enough for a minute or two.
 
-    A step has two micro-batches of at most two sequences (as many as there are devices or lanes,
+    A step has two micro-batches of at most two sequences (as many as there are devices,
     where those are more). Every schedule is moved into the first 2 x `half` steps, so that it
     changes before and after the stop.
     """

@@ -52,7 +52,6 @@ METHODS = {
     "bf16": ["train.dtype=bf16"],
     "z-loss": ["optim.z_loss=1e-3"],
     "recompute": ["train.activation_checkpointing=true"],
-    "lanes": ["parallel={lanes = 2}"],
     "lengths": ["seq_len_warmup={start = 8, steps = 4}"],
     "batches": ["batch_size_warmup={start = 2, increment = 2, sequences = 14}"],
     "layer dropping": ["progressive_layer_drop={theta = 0.5, steps = 4}"],

@@ -63,18 +63,16 @@ def each(bench: Bench) -> Iterator[Figure]:
 
 
 def count(bench: Bench) -> int:
-    """Devices to be used together: a power of two, as lanes need; two processes in a smoke run."""
+    """Devices to be used together: at most eight, two processes in a smoke run."""
     there = 2 if bench.smoke else torch.cuda.device_count()
-    return 1 << (min(there, 8).bit_length() - 1)
+    return min(there, 8)
 
 
-def ways(devices: int) -> dict[str, tuple[str, ...]]:
-    """Overrides by the name of each way to share a step."""
-    return {
-        "replicas": (),
-        "replicas in lanes": (f"parallel.lanes={devices}",),
-        "shards": ("parallel.strategy=shard", "train.compile=off"),
-    }
+WAYS: dict[str, tuple[str, ...]] = {
+    "replicas": (),
+    "shards": ("parallel.strategy=shard", "train.compile=off"),
+}
+"""Overrides by the name of each way to share a step."""
 
 
 def command(
@@ -131,7 +129,7 @@ def together(bench: Bench) -> Iterator[Figure]:
         return
     # Shards are never compiled: they are held against an uncompiled step of one device.
     plain = benched(bench, 1, ())
-    for name, sets in ways(devices).items():
+    for name, sets in WAYS.items():
         alone = benched(bench, 1, ("train.compile=off",)) if name == "shards" else plain
         found = benched(bench, devices, sets)
         efficiency = alone["seconds_per_step"] / found["seconds_per_step"] / devices
@@ -165,7 +163,7 @@ def repeats(bench: Bench) -> Iterator[Figure]:
         f"data.train={json.dumps(str(text))}",
         "data.tokenizer=bpe:512",
     )
-    for name, sets in ways(devices).items():
+    for name, sets in WAYS.items():
         done = command(bench, "verify-resume", devices, (*sets, *common), "--steps", "2")
         verdict = (
             "ok, bit for bit"

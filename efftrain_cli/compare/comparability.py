@@ -186,7 +186,7 @@ def _recipe_warnings(groups: Sequence[Group]) -> list[str]:
     has_moments = any(map(_takes_moments, recipes))
     for key in differing_keys(recipes):
         # The standardization loss is computed within each micro-batch.
-        is_cut = has_moments and key in ("parallel.lanes", "train.micro_batch_tokens")
+        is_cut = has_moments and key == "train.micro_batch_tokens"
         if not is_cut and not key.startswith(SHARED_SECTIONS):
             continue
         values = [f"{name} {format_value(recipe.get(key))}" for name, recipe in named.items()]

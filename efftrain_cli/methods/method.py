@@ -38,8 +38,6 @@ class Sections(Protocol):
     @property
     def eval(self) -> Any: ...
     @property
-    def lanes(self) -> int | None: ...
-    @property
     def is_sharded(self) -> bool: ...
     @property
     def stages(self) -> tuple[Any, ...]: ...
@@ -79,8 +77,7 @@ class Method:
         """Return whether a step's gradient depends on how it is cut into micro-batches by more than
         rounding.
 
-        If so, train.micro_batch_tokens is a setting of the method, and devices that cut it
-        otherwise need parallel.lanes.
+        If so, train.micro_batch_tokens and the number of devices are settings of the method.
         """
         return False
 

@@ -135,12 +135,6 @@ class Ouroboros(Method):
                 " a batch that is run again would draw other roundings"
             )
             yield "chunked_accumulation.rounding", rule
-        if recipe.lanes is not None:
-            yield (
-                "parallel.lanes",
-                "cannot be combined with ouroboros, whose devices hold modules;"
-                " set parallel = false",
-            )
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         warmup = self.warmup_steps

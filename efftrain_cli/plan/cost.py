@@ -96,11 +96,9 @@ def in_flight_bytes(recipe: Recipe, config: GPTConfig) -> int:
     return sum(method.in_flight_bytes(config, recipe.train.batch_size) for method in methods)
 
 
-def gradient_copies(recipe: Recipe, ranks: int = 1) -> int:
-    """Return how many gradients of the whole model one of so many ranks holds: also methods', and
-    lanes' that wait."""
-    waiting = max(0, ((recipe.lanes or 0) // ranks).bit_length() - 1)
-    return 1 + waiting + sum(method.gradients_held for method in recipe.methods.values())
+def gradient_copies(recipe: Recipe) -> int:
+    """Return how many gradients of the whole model a device holds, with those of methods."""
+    return 1 + sum(method.gradients_held for method in recipe.methods.values())
 
 
 def checkpoint_bytes(recipe: Recipe, config: GPTConfig) -> int:
@@ -110,9 +108,9 @@ def checkpoint_bytes(recipe: Recipe, config: GPTConfig) -> int:
     return 4 * numbers + in_flight_bytes(recipe, config)
 
 
-def state_bytes(recipe: Recipe, config: GPTConfig, ranks: int = 1) -> int:
+def state_bytes(recipe: Recipe, config: GPTConfig) -> int:
     """Return the bytes of weights, gradients and the optimizer's state, in fp32."""
-    copies = 1 + gradient_copies(recipe, ranks)
+    copies = 1 + gradient_copies(recipe)
     return 4 * (copies * parameter_count(config) + recipe.optim.facts.state_size(config))
 
 
@@ -131,7 +129,6 @@ def training_bytes(
     dtype: str,
     compiled: bool = False,
     recompute: bool | None = None,
-    ranks: int = 1,
 ) -> int:
     """Estimate the bytes of device memory that training on micro-batches of (sequences, seq_len)
     tokens holds at most.
@@ -146,14 +143,13 @@ def training_bytes(
         dtype: "bf16", "tf32" or "fp32".
         recompute: of each block only its input is kept; one block's activations exist at a time.
             None: as the recipe says, not for "auto".
-        ranks: devices that share the gradient's lanes.
     """
     if recompute is None:
         recompute = recipe.train.activation_checkpointing is True
     element = 4
     if dtype == "bf16":
         element = 2
-    state = state_bytes(recipe, config, ranks) + in_flight_bytes(recipe, config)
+    state = state_bytes(recipe, config) + in_flight_bytes(recipe, config)
     if dtype == "bf16":
         state += element * parameter_count(config)
 

@@ -100,8 +100,8 @@ def accumulation_steps(recipe: Recipe, batch_size: int, seq_len: int, ranks: int
     """Count the micro-batches of a step of `batch_size` sequences of `seq_len` tokens.
 
     As few as hold no more whole sequences each than fit into train.micro_batch_tokens, and one
-    sequence if none fits. They differ by at most one sequence. Every lane, or every rank if the
-    recipe has no lanes, gets equally many; SimiGrad's two halves do too.
+    sequence if none fits. They differ by at most one sequence. Every rank gets equally
+    many; SimiGrad's two halves do too.
     """
     fits = max(1, recipe.train.micro_batch_tokens // seq_len)
     multiple = micro_batch_multiple(recipe, ranks)
@@ -120,10 +120,9 @@ def shorten_schedules(recipe: Recipe, half: int, batch_size: int) -> dict[str, A
 
 def micro_batch_multiple(recipe: Recipe, ranks: int = 1) -> int:
     """Return what the number of a step's micro-batches is a multiple of."""
-    multiple = recipe.lanes or ranks
     if recipe.simigrad is not None:
-        multiple = math.lcm(multiple, 2)
-    return multiple
+        return math.lcm(ranks, 2)
+    return ranks
 
 
 def full_plan(

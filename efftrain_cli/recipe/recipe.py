@@ -95,13 +95,6 @@ class Recipe:
         return self.standardization_loss.affine_names()
 
     @property
-    def lanes(self) -> int | None:
-        """Lanes of [parallel]; None if results may depend on the number of devices by rounding."""
-        if self.parallel is None:
-            return None
-        return self.parallel.lanes
-
-    @property
     def is_sharded(self) -> bool:
         """Whether each of several devices holds a share of the model."""
         return self.parallel is not None and self.parallel.strategy == "shard"

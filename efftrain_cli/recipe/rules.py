@@ -118,7 +118,6 @@ def _method_rules(recipe: Sections) -> Problems:
 def _parallel_rules(recipe: Sections) -> Problems:
     if recipe.is_sharded:
         unable = {
-            "parallel.lanes": recipe.lanes is not None,
             f'optim.name = "{recipe.optim.name}"': not recipe.optim.facts.supports_sharding,
             **{name: not method.supports_sharding for name, method in recipe.methods.items()},
             "stages": bool(recipe.stages),
@@ -133,16 +132,6 @@ def _parallel_rules(recipe: Sections) -> Problems:
                 "parallel.strategy",
                 f'"shard" works without {", ".join(present)}: take out {them}, or replicate',
             )
-    elif recipe.lanes is not None:
-        whole = recipe.train.batch_size
-        methods = recipe.methods.values()
-        smallest = min((method.batch_bounds(whole)[0] for method in methods), default=whole)
-        if smallest < recipe.lanes:
-            rule = (
-                f"must not exceed the {smallest} sequences of the smallest step:"
-                " every lane needs one"
-            )
-            yield "parallel.lanes", rule
 
 
 def warnings_of(recipe: Sections) -> list[str]:

@@ -296,22 +296,9 @@ class Parallel:
     """"replicate": every device holds the whole model. "shard": each holds a share of weights,
     gradients and moments, and gathers a block's weights when it computes it; for models that do not
     fit otherwise, at the price of more traffic."""
-    lanes: int | None = Field(default=None, ge=2)
-    """Parts of a step whose gradients are added up in a fixed tree, so that results are the same,
-    bit for bit, on every number of devices that divides it: a power of two. Without it, results on
-    another number of devices differ by rounding; methods that draw blocks or compare gradients
-    micro-batch by micro-batch differ by more than that, where the number of micro-batches does."""
     check_every: int | None = Field(default=None, ge=1)
     """Steps between two comparisons of the copies' weights, which every save makes too; default:
     only then."""
-
-    @model_validator(mode="after")
-    def _lanes_make_a_tree(self) -> Parallel:
-        if self.lanes is not None and self.lanes & (self.lanes - 1):
-            raise ValueError(
-                f"lanes = {self.lanes} must be a power of two: its gradients are added up in pairs"
-            )
-        return self
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

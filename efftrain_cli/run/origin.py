@@ -57,7 +57,6 @@ class Origin(Record):
     jobs: int | None = None
     study: str | None = None
     world_size: int | None = None
-    lanes: int | None = None
     dtype: str | None = None
     data: OriginData | None = None
     imported: Parent | None = None

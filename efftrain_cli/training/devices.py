@@ -20,7 +20,7 @@ from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import Note
-from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of, take_gradients
+from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
 
@@ -82,16 +82,15 @@ class GradientStep(NamedTuple):
 
 
 class Devices:
-    """This process alone; with `lanes`, sums are taken as several devices take them."""
+    """This process alone."""
 
     computes_alone = True
     """This process can compute the whole model by itself."""
     is_whole = True
     """Rank 0 has, or can gather, all that a checkpoint holds."""
 
-    def __init__(self, ranks: Ranks = ALONE, lanes: int | None = None) -> None:
+    def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
-        self.lanes = lanes
         self.sharing = ranks
         """The processes that share a batch, and this one among them."""
         self.wanted = False
@@ -122,15 +121,9 @@ class Devices:
 
     def gradient(self, passes: Passes) -> Losses:
         """Leave the gradient of all ranks' micro-batches in `.grad`; return all ranks' losses."""
-        losses = self.local_gradient(passes)
+        losses = passes()
         fill_gradients(passes.parameters)
         return losses
-
-    def local_gradient(self, passes: Passes) -> Losses:
-        """Leave the gradient of this rank's micro-batches in `.grad`; return their losses."""
-        if not self.lanes:
-            return passes()
-        return add_lanes(passes, self.ranks.share_of(self.lanes), self.lanes)
 
     def take_gradients(self, state: TrainState) -> list[nn.Parameter]:
         """Return the parameters that the optimizer updates here, with gradients in `.grad`."""
@@ -242,33 +235,3 @@ def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> l
         is_last = number == last_filled
         parts.append(MicroBatch(number, tokens[index], targets[index], is_last=is_last))
     return parts
-
-
-def add_lanes(passes: Passes, own_lanes: range, lanes: int) -> Losses:
-    """Leave the gradient of the micro-batches in `.grad`, added up in a balanced tree over the
-    lanes `own_lanes`.
-
-    Return the losses, added up likewise. A lane is an equal share of the step's micro-batches, in
-    order.
-    """
-    each = passes.plan.accumulation_steps // lanes
-    # (leaves, gradients, losses) of trees that are not paired yet
-    waiting: list[tuple[int, list[Tensor], Losses]] = []
-    for lane in own_lanes:
-        of_lane = [part for part in passes.micro_batches if part.number // each == lane]
-        losses = passes.of(of_lane)()
-        gradients = take_gradients(passes.parameters)
-        leaves = 1
-        while waiting and waiting[-1][0] == leaves:
-            _, left_gradients, left_losses = waiting.pop()
-            torch._foreach_add_(left_gradients, gradients)
-            gradients = left_gradients
-            losses = {name: left_losses[name] + losses[name] for name in losses}
-            leaves *= 2
-        waiting.append((leaves, gradients, losses))
-
-    # The number of lanes is a power of two: one tree is left.
-    ((_, gradients, losses),) = waiting
-    for parameter, gradient in zip(passes.parameters, gradients, strict=True):
-        parameter.grad = gradient
-    return losses

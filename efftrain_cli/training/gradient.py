@@ -42,7 +42,7 @@ from efftrain_cli.training.devices import BeforeLast, Devices, GradientStep, Los
 from efftrain_cli.training.internals import note_predictions, zero_notes
 from efftrain_cli.training.memory import checkpoints_activations
 from efftrain_cli.training.ranks import ALONE, Ranks
-from efftrain_cli.training.strategy import overlaps_sum, single_device
+from efftrain_cli.training.strategy import single_device
 
 ForwardBackward = Callable[[Batch, StepPlan], StepResult]
 """Computes a step's gradient, divided by the step's tokens, into the parameters' `.grad`."""
@@ -62,9 +62,9 @@ def build_objective(
     world = ranks.world_size
     dtype = compute_dtype(recipe, device)
     compiled = compiles(recipe, device) and not model.lockstep
-    by_blocks = compiled and compiles_blocks(recipe, len(model.h), overlaps_sum(recipe, ranks))
+    by_blocks = compiled and compiles_blocks(recipe, len(model.h), not ranks.is_single_process)
     recompute = checkpoints_activations(
-        recipe, model.config, device, dtype=dtype, compiled=compiled, ranks=world
+        recipe, model.config, device, dtype=dtype, compiled=compiled
     )
     parts = Parts(run_eagerly, model.head_loss_sum)
     if by_blocks:

@@ -56,7 +56,6 @@ def checkpoints_activations(
     *,
     dtype: str,
     compiled: bool,
-    ranks: int = 1,
 ) -> bool:
     """Return whether blocks are computed again in the backward pass.
 
@@ -75,7 +74,6 @@ def checkpoints_activations(
         dtype=dtype,
         compiled=compiled,
         recompute=False,
-        ranks=ranks,
     )
     return needed > USABLE * torch.cuda.get_device_properties(device).total_memory
 

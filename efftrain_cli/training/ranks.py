@@ -167,26 +167,6 @@ class Ranks:
             work = dist.all_reduce(flat, async_op=True)
         return partial(self._wait, work, flat)
 
-    def all_reduce_in_pairs(self, tensors: Sequence[Tensor]) -> None:
-        """Add up as `all_reduce`, in a balanced tree over the ranks: recursive doubling.
-
-        If each rank has added its own terms in such a tree too, the result has the same bits at
-        every world size.
-        """
-        distance = 1
-        while distance < self.world_size:
-            partner = self.rank ^ distance
-            with self.peer_errors():
-                for flat in flat_buckets(tensors):
-                    received = torch.empty_like(flat)
-                    send = dist.P2POp(dist.isend, flat, partner)
-                    receive = dist.P2POp(dist.irecv, received, partner)
-                    for work in dist.batch_isend_irecv([send, receive]):
-                        work.wait()
-                    # a + b = b + a: only the shape of the tree decides the bits.
-                    flat += received
-            distance *= 2
-
     def all_reduce_max(self, tensor: Tensor, patient: bool = False) -> None:
         """Replace the tensor by its elementwise maximum over the ranks, in place.
 

@@ -32,8 +32,8 @@ IN_FLIGHT = 4
 class Replicated(Devices):
     """Copies of the model that share each batch."""
 
-    def __init__(self, ranks: Ranks, lanes: int | None, check_every: int | None) -> None:
-        super().__init__(ranks, lanes)
+    def __init__(self, ranks: Ranks, check_every: int | None) -> None:
+        super().__init__(ranks)
         self._check_every = check_every
         self._compared = False
         """Whether all ranks were found to have equal weights after the last step."""
@@ -82,19 +82,16 @@ class Replicated(Devices):
         )
 
     def gradient(self, passes: Passes) -> Losses:
-        # Lanes need a tree of sums, and similarity needs two sums: both come after the passes.
-        overlaps = not self.lanes and not passes.plan.measure_similarity
+        # Similarity needs two sums: they come after the passes.
+        overlaps = not passes.plan.measure_similarity
         if overlaps and passes.parameters[0].device.type in OVERLAPPING:
             return self._overlapped(passes)
-        losses = self.local_gradient(passes)
+        losses = passes()
         self.sync_stop_flag(passes.plan.step)
         fill_gradients(passes.parameters)
         tensors = [*gradients_of(passes.parameters), *losses.values()]
         with self.ranks.timing_sum(passes.parameters[0].device):
-            if self.lanes:
-                self.ranks.all_reduce_in_pairs(tensors)
-            else:
-                self.ranks.all_reduce(tensors)
+            self.ranks.all_reduce(tensors)
         return losses
 
     def _overlapped(self, passes: Passes) -> Losses:

@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,7 +29,6 @@ from efftrain_cli.foundation.records import utc_now
 from efftrain_cli.foundation.signals import interruptible
 from efftrain_cli.foundation.step import Batch
 from efftrain_cli.model.flops import flops_per_token
-from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import full_plan
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
@@ -40,12 +39,7 @@ from efftrain_cli.training.memory import building_errors
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.stopwatch import wait_for
-from efftrain_cli.training.strategy import (
-    loading_device,
-    note_on_change,
-    sharing_facts,
-    single_device,
-)
+from efftrain_cli.training.strategy import loading_device, single_device
 
 _SLOW_TO_VERIFY = 10**9
 """From so many tokens on, verification takes seconds and is announced."""
@@ -188,8 +182,7 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
     """
     recipe = session.recipe
     sequences, seq_len = summary.largest_micro_batch
-    alone = replace(recipe, parallel=None)  # one micro-batch is not shared
-    devices = single_device(alone, state.model, state.method_tensors)
+    devices = single_device(recipe, state.model, state.method_tensors)
     forward_backward = build_forward_backward(
         recipe, state.model, session.device, devices, session.ranks
     )
@@ -199,13 +192,6 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
         # other's.
         micro_batches = 2
     sequences *= micro_batches
-
-    # Copies of the gradient that the run holds and the probe does not. Written to, so that their
-    # memory is really used.
-    copies = gradient_copies(recipe, session.ranks.world_size) - gradient_copies(alone)
-    held = []
-    for _ in range(copies):
-        held += [torch.ones_like(parameter) for parameter in state.model.parameters()]
 
     tokens = torch.zeros((sequences, seq_len), dtype=torch.int64, device=session.device)
     plan = full_plan(recipe, sequences, seq_len, state.model.config.n_layer, micro_batches)
@@ -218,7 +204,6 @@ def probe(session: Session, state: TrainState, summary: PlanSummary) -> float:
         seconds = time.perf_counter() - start
     # Only now: the second pass had to hold the gradients of the first beside its own, as
     # accumulation does.
-    del held
     state.model.zero_grad(set_to_none=True)
     return seconds / (sequences * seq_len)
 
@@ -255,7 +240,10 @@ def environment_now(run: Run, session: Session) -> dict[str, object]:
             changed[key] = f"{key} {printable(str(before[key]))} -> {value}"
     if not changed:
         return now
-    meaning = note_on_change(session.recipe, list(changed))
+    meaning = "the last bits of the results may differ"
+    cut = [name for name, method in session.recipe.methods.items() if method.cut_matters()]
+    if "devices" in changed and cut:
+        meaning = f"[{cut[0]}] reads micro-batches: the results may differ by more than rounding"
     say(f"note: continued with {', '.join(changed.values())}: {meaning}")
     return {**now, "changed": list(changed.values())}
 
@@ -291,7 +279,7 @@ def origin_of(session: Session, recipe_name: str) -> dict[str, object]:
         "jobs": environment_number("EFFTRAIN_JOBS", 1),
         # Hash of the registration whose runs these are.
         "study": os.environ.get("EFFTRAIN_STUDY") or None,
-        **sharing_facts(recipe, session.ranks),
+        "world_size": session.ranks.world_size,
         "dtype": compute_dtype(recipe, session.device),
         "data": {
             "train_hash": corpus.train.sha256,

@@ -184,7 +184,7 @@ def test_unknown_baseline_is_refused(root):
         assert of("small", "small-slw", baseline=name).baseline.label == "small-slw"
 
 
-@pytest.mark.parametrize("section", ["[parallel]\nlanes = 2", '[wandb]\nmode = "off"'])
+@pytest.mark.parametrize("section", ["[parallel]\ncheck_every = 2", '[wandb]\nmode = "off"'])
 def test_sections_that_are_no_method_keep_the_default_baseline(root, section):
     """A recipe with [parallel] was never the plain one, so the first named was."""
     write_run(root, "small-slw", 0, more=SLW)

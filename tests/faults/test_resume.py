@@ -218,8 +218,7 @@ def test_verify_resume_cuts_every_method(method, tmp_path):
 
 
 def test_verify_resume_says_what_it_cut():
-    """Two of 256 tokens fit into micro_batch_tokens = 512; half of the batch still is enough for
-    four lanes."""
+    """Two of 256 tokens fit into micro_batch_tokens = 512; four devices need one each."""
     words = (
         "seq_len_warmup={start = 8, steps = 99}",
         "batch_size_warmup={start = 2, increment = 2, sequences = 99}",
@@ -230,9 +229,9 @@ def test_verify_resume_says_what_it_cut():
         == "two micro-batches a step, of 2 x 256 tokens each, and 8 steps; "
         "seq_len_warmup and batch_size_warmup moved into them"
     )
-    lanes = load_recipe("small", ["train.micro_batch_tokens=256", "parallel.lanes=4"])
+    narrow = load_recipe("small", ["train.micro_batch_tokens=256"])
     assert (
-        describe_cut(cut_recipe(lanes, 1), 1)
+        describe_cut(cut_recipe(narrow, 1, devices=4), 1)
         == "8 micro-batches a step, of 1 x 256 tokens each, and 2 steps"
     )
 

@@ -66,12 +66,6 @@ def test_two_gpus_give_the_losses_of_one(tmp_path, fresh_efftrain):
     assert len(one) == 40 and losses(tmp_path, "two") == pytest.approx(one, rel=1e-4)
 
 
-def test_in_lanes_one_and_two_gpus_give_the_same_bits(tmp_path, fresh_efftrain):
-    for name, devices in (("one", "1"), ("two", "2")):
-        train(fresh_efftrain, name, "--devices", devices, "--set", "parallel.lanes=2")
-    assert losses(tmp_path, "two") == losses(tmp_path, "one")
-
-
 def test_a_sum_beside_the_backward_pass_moves_no_bit(tmp_path, fresh_efftrain):
     """In small buckets, of which some are sent early."""
     patch = "import efftrain_cli.training.ranks as ranks\nranks.BUCKET = 1 << 16\n"

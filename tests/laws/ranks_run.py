@@ -29,7 +29,7 @@ from efftrain_cli.training.ranks import ALONE, Ranks, describe_tensors, empty_te
 from efftrain_cli.training.replicated import OverlappedAllReduce
 from efftrain_cli.training.stages import set_stage, train_stages
 from efftrain_cli.training.state import TrainState, load_tensors
-from efftrain_cli.training.trainer import StepRecord, read_records
+from efftrain_cli.training.trainer import StepRecord, evaluate, read_records
 from efftrain_cli.training.worker import share_state
 from tests.fake_runs import without_times
 from tests.laws.every_value import OF_TRAINING, overrides_of
@@ -141,7 +141,7 @@ BESIDE = {
 
 
 def copies_and_shards(ranks: Ranks) -> Found:
-    found = {}
+    found: Found = {"first evaluation": first_evaluation(ranks)}
 
     def train_case(name: str, *overrides: str) -> None:
         recipe = tiny_recipe(*SIZE, *overrides)
@@ -150,8 +150,6 @@ def copies_and_shards(ranks: Ranks) -> Found:
 
     for name, overrides in CASES.items():
         train_case(name, "train.micro_batch_tokens=64", *overrides)
-        if name != "muon":
-            train_case(f"{name} in lanes", *overrides, "parallel.lanes=4")
     for name, overrides in SHARDED.items():
         for strategy in ("replicate", "shard"):
             section = f"parallel.strategy={strategy}"
@@ -159,6 +157,13 @@ def copies_and_shards(ranks: Ranks) -> Found:
     for name, overrides in BESIDE.items():
         found[f"{name}, beside"] = sums_beside(tiny_recipe(*SIZE, *overrides), ranks)
     return found
+
+
+def first_evaluation(ranks: Ranks) -> float:
+    """Return the validation loss of fresh weights over five windows, two at a time."""
+    recipe = tiny_recipe(*SIZE)
+    windows = RandomTokens(recipe.model.seq_len).validation(5)
+    return float(evaluate(fresh(recipe).model, windows, 64, "fp32", ranks))
 
 
 BACKWARD_GRAPHS: list[None] = []

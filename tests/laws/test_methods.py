@@ -105,7 +105,6 @@ VARIANTS = {
     "stash, lengths": [*QUEUED, "ouroboros.modules=3"],
     "replay, lengths": [*QUEUED, "ouroboros={modules = 3, variant = 'replay'}"],
     "lion": ["optim.name=lion"],
-    "lion, lanes": ["optim.name=lion", *METHODS["lanes"]],
     "lion, ouroboros": ["optim.name=lion", *METHODS["ouroboros"]],
     "std, affine": ["standardization_loss={weight = 0.3, affine = true}"],
     "std, token": [

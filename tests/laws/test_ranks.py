@@ -13,7 +13,6 @@ from tests.laws.ranks_run import BESIDE, CASES, SHARDED
 
 pytestmark = pytest.mark.slow
 WORLDS = (1, 2, 4)  # with two, a + b = b + a would hide mistakes of order
-IN_LANES = [f"{name} in lanes" for name in CASES if name != "muon"]
 STRATEGIES = ("replicate", "shard")
 
 
@@ -51,27 +50,17 @@ def test_losses_and_gradients_are_those_of_one_process(found, case):
 
 
 def test_the_first_evaluation_has_the_bits_of_one_process(found):
-    """With lanes all states are equal, so every evaluation must be."""
-    losses = [
-        column(found[world_size]["none in lanes"]["rows"], "val_loss") for world_size in WORLDS
-    ]
-    assert losses[0] == losses[1] == losses[2]
-    assert [loss is not None for loss in losses[0]] == [False, False, False, True] * 2
+    losses = [found[world_size]["first evaluation"] for world_size in WORLDS]
+    assert losses[0] == losses[1] == losses[2] > 0
 
 
-@pytest.mark.parametrize("case", [*CASES, *IN_LANES, *(f"{case}, shard" for case in SHARDED)])
+@pytest.mark.parametrize("case", [*CASES, *(f"{case}, shard" for case in SHARDED)])
 @pytest.mark.parametrize("world_size", WORLDS)
 def test_stopping_and_continuing_moves_no_bit(found, case, world_size):
     whole = found[world_size][case]
     resumed = found[world_size][f"{case}, resumed"]
     assert resumed["rows"] == whole["rows"]
     assert resumed["digests"][1:] == whole["digests"] != resumed["digests"][:1]
-
-
-@pytest.mark.parametrize("case", IN_LANES)
-def test_in_lanes_every_world_size_gives_the_same_bits(found, case):
-    results = [found[world_size][case] for world_size in WORLDS]
-    assert results[0] == results[1] == results[2]
 
 
 def test_simigrad_measures_the_whole_batch(found):

@@ -79,7 +79,7 @@ RATES = ('"final_loss"', '"lr_sensitivity"\nrates = [1e-3, 2e-3, 3e-3, 4e-3, 5e-
     ("settings", "changes"),
     [
         (["optim.lr=5e-3"], [*FIXED, RATES]),
-        (["train.activation_checkpointing=true", "parallel.lanes=2"], FIXED),
+        (["train.activation_checkpointing=true", "parallel.check_every=2"], FIXED),
         (["data.train=./text.txt"], FIXED),
         (["train.tokens=5120"], FIXED),
     ],

@@ -14,7 +14,6 @@ from efftrain_cli.foundation.errors import DataError, StoppedError, UsageError
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.draft import recipe_names
 from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.run.directory import run_path, runs_root
 from efftrain_cli.run.rates import Rate, digest_of_training, remember_rate
 from efftrain_cli.study import main
@@ -449,15 +448,9 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder, file):
 
 @pytest.mark.parametrize("name", ["unstable-batch-warmup", "small-simigrad", "small-pld"])
 def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name, tmp_path):
-    """Eight of them, or eight lanes: each has a sequence of the smallest step."""
+    """Each of eight devices has a sequence of the smallest step."""
     recipe = load_recipe(name)
-    in_lanes = replace(recipe, parallel=Parallel(lanes=8))
-    for short in (
-        toy_recipe(recipe, tmp_path, 8),
-        toy_recipe(in_lanes, tmp_path),
-        cut_recipe(recipe, 4, 8),
-        cut_recipe(in_lanes, 4),
-    ):
+    for short in (toy_recipe(recipe, tmp_path, 8), cut_recipe(recipe, 4, 8)):
         smallest = min(
             (m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()),
             default=short.train.batch_size,

@@ -161,9 +161,7 @@ CASES = METHODS | {
 }
 
 
-@pytest.mark.parametrize(
-    "method", ["none", "llama", "muon", "lanes", "simigrad", "ouroboros", "replay"]
-)
+@pytest.mark.parametrize("method", ["none", "llama", "muon", "simigrad", "ouroboros", "replay"])
 def test_the_entropy_is_that_of_the_last_micro_batch(method):
     """With two sequences in each micro-batch, of which a step has at least two; by the weights
     before the step."""

@@ -1,5 +1,4 @@
-"""Who a process is among those of its run, by the environment of torchrun, srun or `--devices`; the
-tree of lanes."""
+"""Who a process is among those of its run, by the environment of torchrun, srun or `--devices`."""
 
 from __future__ import annotations
 
@@ -20,18 +19,15 @@ from efftrain_cli.cli import options
 from efftrain_cli.cli.options import share
 from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop
-from efftrain_cli.foundation.step import MicroBatch, Progress, StepPlan
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.simigrad import SimiGrad
 from efftrain_cli.model.linear import SaturationStats
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.plan.preview import summarize_plan
-from efftrain_cli.recipe.recipe import load_recipe
-from efftrain_cli.recipe.sections import Parallel
 from efftrain_cli.training import gradient
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
-from efftrain_cli.training.devices import Devices, Passes, add_lanes
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
 from efftrain_cli.training.launch import (
     HUNG,
@@ -44,7 +40,6 @@ from efftrain_cli.training.launch import (
 from efftrain_cli.training.logger import stopped_by
 from efftrain_cli.training.ranks import Ranks, _hung
 from efftrain_cli.training.sharded import Sharded
-from efftrain_cli.training.strategy import check_ranks
 from efftrain_cli.training.trainer import loss_by_position
 from efftrain_cli.training.worker import fix_sums
 from tests.resume_law import RandomTokens
@@ -186,56 +181,6 @@ def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch):
     refuse_several("pretrain")
     with pytest.raises(UsageError, match="--ntasks=1; if it trains, --devices N shares each run"):
         refuse_several("sweep")
-
-
-def add(
-    gradients: dict[int, float], size: int, lanes: int, here: range
-) -> tuple[float, float, list[list[int]]]:
-    """Add the lanes `here` of `lanes` in a step of `size` sequences.
-
-    Args:
-        gradients: of the micro-batches of these lanes, by number; each has a loss of 3.
-
-    Returns:
-        Loss and gradient of all, and the numbers that were run together.
-    """
-    plan = StepPlan(1, 0.0, size, 1, max(size, lanes), 0, 1, (), False)
-    parameter = torch.zeros((), requires_grad=True)
-    together: list[list[int]] = []
-
-    def accumulate(parts: list[MicroBatch], before_last: object) -> dict[str, torch.Tensor]:
-        if not parts:
-            return {"ce": torch.zeros(())}
-        together.append([part.number for part in parts])
-        parameter.grad = torch.tensor([gradients[part.number] for part in parts]).sum()
-        return {"ce": torch.tensor(3.0 * len(parts))}
-
-    token = torch.zeros(1, 1, dtype=torch.int64)
-    parts = [MicroBatch(number, token, token) for number in gradients]
-    passes = Passes(accumulate, [parameter], parts, plan)
-    losses = add_lanes(passes, here, lanes)
-    return losses["ce"].item(), parameter.grad.item(), together
-
-
-def test_lanes_are_added_in_a_balanced_tree():
-    """(1 + e) + (e + e) is not ((1 + e) + e) + e = 1 if e is too small to be seen beside 1
-    alone."""
-    small = 2.0**-24
-    loss, gradient, _ = add({0: 1.0, 1: small, 2: small, 3: small}, 4, 4, range(4))
-    assert (loss, gradient) == (12, 1 + 2 * small)
-
-
-def test_a_lane_is_a_stretch_of_neighbouring_micro_batches():
-    """The second of two ranks has micro-batches 4 to 7 of eight: its lanes 2 and 3 of four take two
-    each."""
-    _, gradient, together = add(dict.fromkeys(range(4, 8), 1.0), 8, 4, range(2, 4))
-    assert (gradient, together) == (4, [[4, 5], [6, 7]])
-
-
-def test_an_empty_lane_is_zero_and_the_tree_stays():
-    """Five sequences in eight lanes: the last three have none."""
-    assert add(dict.fromkeys(range(5), 2.0), 5, 8, range(8))[:2] == (15, 10)
-    assert add({4: 2.0}, 5, 8, range(4, 8))[:2] == (3, 2)
 
 
 def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(monkeypatch):
@@ -389,33 +334,16 @@ def test_a_restart_of_torchrun_reads_no_key_of_the_attempt_before(monkeypatch):
 
 
 def test_copies_of_the_gradient_are_counted():
-    """Leaf 4 of a tree of 4 comes while a sum of two leaves and a leaf wait: three; SimiGrad keeps
-    a half beside them."""
-
-    def copies(lanes: int | None, ranks: int, simigrad: bool = False) -> int:
-        section = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64) if simigrad else None
-        return gradient_copies(
-            replace(RECIPE, parallel=Parallel(lanes=lanes), simigrad=section), ranks
-        )
-
-    assert [copies(None, 4), copies(4, 4), copies(4, 2), copies(4, 1), copies(8, 1)] == [
-        1,
-        1,
-        2,
-        3,
-        4,
-    ]
-    assert [copies(None, 1, simigrad=True), copies(4, 1, simigrad=True)] == [2, 4]
+    """SimiGrad keeps the gradient of one half beside that of the other."""
+    simigrad = SimiGrad(target=0.5, min_batch_size=8, max_batch_size=64)
+    assert gradient_copies(RECIPE) == 1
+    assert gradient_copies(replace(RECIPE, simigrad=simigrad)) == 2
 
 
-@pytest.mark.parametrize(
-    "ranks, lanes, want",
-    [(1, None, (4, 16)), (2, None, (4, 16)), (4, None, (2, 16)), (1, 8, (1, 16))],
-)
-def test_the_full_shape_is_that_of_the_ranks_cut(ranks, lanes, want):
-    recipe = changed(RECIPE, f"parallel.lanes={lanes or 'false'}")
-    assert full_micro_batch(recipe, ranks) == want
-    assert micro_batch_shapes(plan_step(recipe, Progress(), ranks)) == {want}
+@pytest.mark.parametrize("ranks, want", [(1, (4, 16)), (2, (4, 16)), (4, (2, 16))])
+def test_the_full_shape_is_that_of_the_ranks_cut(ranks, want):
+    assert full_micro_batch(RECIPE, ranks) == want
+    assert micro_batch_shapes(plan_step(RECIPE, Progress(), ranks)) == {want}
 
 
 def test_a_silent_service_at_the_address_ends_the_start(monkeypatch):
@@ -499,49 +427,3 @@ def test_ranks_that_do_not_notice_a_hang_are_named(monkeypatch, noticed, timed_o
         assert (
             Ranks(rank=2, world_size=4, store=store)._find_hang(timed_out) is None
         )  # rank 0 says it
-
-
-@pytest.mark.parametrize(
-    "name, tokens, alike, other",
-    [
-        # 16 sequences of 256 tokens: 4, 2 and 1 micro-batches on one device
-        ("small-pld", 1024, 4, 8),
-        ("small-standardization", 2048, 2, 4),
-        ("small-standardization", 4096, 1, 2),
-        ("small-simigrad", 4096, 2, 4),  # 8 to 64 sequences in halves: 2 or 4 micro-batches
-    ],
-)
-def test_methods_that_depend_on_the_cut_need_lanes_where_it_changes(name, tokens, alike, other):
-    words = [f"train.micro_batch_tokens={tokens}"]
-    recipe = load_recipe(name, words)
-    summary = summarize_plan(recipe, until=1)
-    check_ranks(recipe, summary, Ranks(0, alike))
-    with pytest.raises(UsageError, match=r"cut differently from one\nset parallel\.lanes = "):
-        check_ranks(recipe, summary, Ranks(0, other))
-    in_lanes = load_recipe(name, [*words, "parallel.lanes=8"])
-    check_ranks(in_lanes, summary, Ranks(0, other))
-
-
-@pytest.mark.parametrize(
-    "sequences, devices, lanes",
-    [(16, 2, 4), (16, 3, 4), (16, 6, 4), (16, 16, 16), (3, 2, 2), (3, 3, 2), (2, 2, 2)],
-)
-def test_the_lanes_that_are_advised_are_a_recipe(sequences, devices, lanes):
-    """A power of two, and no more than a step has sequences."""
-    words = [f"train.batch_size={sequences}", "train.micro_batch_tokens=4096"]
-    recipe = load_recipe("small-pld", words)
-    with pytest.raises(UsageError, match=rf"set parallel\.lanes = {lanes}: every number of dev"):
-        check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(0, devices))
-    load_recipe("small-pld", [*words, f"parallel.lanes={lanes}"])
-
-
-def test_what_does_not_depend_on_the_cut_needs_no_lanes():
-    per_token = ["standardization_loss.moments=token", "train.micro_batch_tokens=4096"]
-    per_step = ["progressive_layer_drop.granularity=step", "train.micro_batch_tokens=4096"]
-    for name, words in (
-        ("small", []),
-        ("small-standardization", per_token),
-        ("small-pld", per_step),
-    ):
-        recipe = load_recipe(name, words)
-        check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(0, 2))
