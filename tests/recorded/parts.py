@@ -51,6 +51,7 @@ PARTS: dict[str, Part] = {
         Part("searches"),
         Part("sources"),
         Part("switches"),
+        Part("zeroshot", slow=True),
     )
 }
 
