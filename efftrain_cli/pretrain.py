@@ -49,7 +49,7 @@ from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run import tensorboard
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
-from efftrain_cli.run.metrics import last_row
+from efftrain_cli.run.metrics import check_nothing_trained, last_row
 from efftrain_cli.run.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
 from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
@@ -127,6 +127,7 @@ def resume(
     with_probe: bool = True,
     overrides: Sequence[str] = (),
     override: bool = False,
+    from_start: bool = False,
     rewinding: bool = False,
 ) -> Path:
     """Continue run `name` from its newest valid checkpoint, as if it had never stopped.
@@ -134,6 +135,7 @@ def resume(
     Args:
         overrides: `key=value` changes of the run's recipe.
         override: accept a recipe or data that differ from what the run was started with.
+        from_start: begin again at step 1 if the run has no checkpoint.
         rewinding: as in `start`.
 
     Raises:
@@ -149,6 +151,8 @@ def resume(
         chosen = choose_device(device, ranks)
         with Run.open(name) as run:
             checkpoint = checkpoints.newest_checkpoint(run)
+            if checkpoint is None and not from_start:
+                check_nothing_trained(run.path)
             written = checkpoints.read_recipe(checkpoint or run.path)
             accepted = checkpoints.accepted_differences(run)
             changes: checkpoints.Differences = []

@@ -56,6 +56,13 @@ def pretrain(
             help="With --resume: continue even if the recipe or the data have changed.",
         ),
     ] = False,
+    from_start: Annotated[
+        bool,
+        Option(
+            "--from-start",
+            help="With --resume: begin again at step 1 if the run has no checkpoint.",
+        ),
+    ] = False,
     on_divergence: Annotated[
         Literal["stop", "rewind"],
         Option(
@@ -138,13 +145,18 @@ def pretrain(
             with_probe=not no_probe,
             overrides=overrides,
             override=override_resume,
+            from_start=from_start,
             rewinding=on_divergence == "rewind",
         )
         return
-    if override_resume:
-        raise UsageError(
-            "--override-resume only works with --resume\n  add --resume RUN, or leave it out"
-        )
+    for option, given_alone in (
+        ("--override-resume", override_resume),
+        ("--from-start", from_start),
+    ):
+        if given_alone:
+            raise UsageError(
+                f"{option} only works with --resume\n  add --resume RUN, or leave it out"
+            )
     if recipe is None:
         raise UsageError(
             "no recipe and no run\n  give a recipe (`efftrain recipes list` shows all) or"

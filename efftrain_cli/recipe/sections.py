@@ -4,6 +4,7 @@ checkpoints, wandb."""
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -11,7 +12,16 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from efftrain_cli.foundation.bounds import CONTEXT, VOCABULARY
-from efftrain_cli.foundation.section import SECTION, Blocks, Channels, Count, Every, Heads, Text
+from efftrain_cli.foundation.section import (
+    SECTION,
+    Blocks,
+    Channels,
+    Count,
+    Every,
+    Heads,
+    Text,
+    parse_duration,
+)
 from efftrain_cli.model.config import (
     Dimensions,
     GPTConfig,
@@ -24,6 +34,8 @@ from efftrain_cli.model.config import (
 from efftrain_cli.optim.facts import OPTIMIZERS, OptimizerFacts, OptimizerName
 from efftrain_cli.recipe.schedules import SCHEDULES, ScheduleName, has_end
 
+FIRST_SAVE = 60.0
+"""Seconds after which a new run is saved for the first time."""
 LLAMA = {
     "norm": "rmsnorm",
     "mlp": "swiglu",
@@ -333,6 +345,14 @@ class Checkpoint:
     """Steps, or a duration such as "10min"; the last step is always saved."""
     keep: int = Field(default=3, ge=1)
     """Newest checkpoints kept."""
+
+    def seconds_to_save(self, is_first: bool) -> float:
+        """Return the seconds from one save to the next, inf if `every` counts steps; the first save
+        of a run is a minute after its start, or earlier."""
+        seconds = math.inf
+        if isinstance(self.every, str):
+            seconds = parse_duration(self.every)
+        return min(seconds, FIRST_SAVE) if is_first else seconds
 
 
 @dataclass(frozen=True, kw_only=True, config=SECTION)

@@ -20,7 +20,8 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from efftrain_cli.foundation.errors import DataError
+from efftrain_cli.foundation.console import counted
+from efftrain_cli.foundation.errors import CheckpointError, DataError
 from efftrain_cli.run.lines import CHECK, Fields, Lines, Values, parse, read_file, split_lines
 from efftrain_cli.run.small_files import unreadable
 
@@ -112,6 +113,20 @@ def latest_rows(run: Path, until: float = math.inf) -> list[Values]:
 def all_rows(run: Path) -> list[Values]:
     """Return every row in file order, replaced ones too; refuse nothing, as `latest_rows`."""
     return _valid_rows(_read(run))[0]
+
+
+def check_nothing_trained(run: Path) -> None:
+    """Check that a run without a checkpoint may begin at step 1: it has no step to lose.
+
+    Raises:
+        CheckpointError: it logged steps.
+    """
+    step = last_row(run).get("step", 0)
+    if step:
+        raise CheckpointError(
+            f"run {run.name} logged {counted(step, 'step')} and saved no checkpoint\n"
+            f"  from step 1 again: efftrain pretrain --resume {run.name} --from-start"
+        )
 
 
 def last_row(run: Path) -> Values:

@@ -15,7 +15,6 @@ from typing import Any
 from efftrain_cli.data.tokenizer import Tokenizer
 from efftrain_cli.foundation.console import harmless
 from efftrain_cli.foundation.errors import DiskError, UnsoundError
-from efftrain_cli.foundation.section import parse_duration
 from efftrain_cli.foundation.signals import Stop, rescued_by, stop_asked, stop_reason
 from efftrain_cli.model.generate import Sampling
 from efftrain_cli.run.directory import Run
@@ -71,10 +70,8 @@ class Logbook:
         self._devices = devices
         self._screen = screen
         self._rewinding = rewinding
-        every = session.recipe.checkpoint.every
-        self._every_seconds = math.inf
-        if isinstance(every, str):
-            self._every_seconds = parse_duration(every)
+        self._is_saved = state.progress.step > 0
+        """Whether the run has a checkpoint to continue from."""
         # Reading waits for the device, so on CUDA records are read about once a second.
         self._read_every = 1.0
         if session.device.type == "cpu":
@@ -100,7 +97,8 @@ class Logbook:
         """Take one record; read, write and save what is due. Raises as `flush`."""
         self._pending.append(record)
         by_steps = saves_at(self._session.recipe.checkpoint, record.progress.step)
-        by_time = time.monotonic() - self._last_save >= self._every_seconds
+        seconds = self._session.recipe.checkpoint.seconds_to_save(not self._is_saved)
+        by_time = time.monotonic() - self._last_save >= seconds
         save_due = record.progress.step > 0 and (by_steps or by_time)
         save_due = save_due and self._devices.ready_to_save()
         read_due = time.monotonic() - self._last_read >= self._read_every
@@ -230,6 +228,7 @@ class Logbook:
             )
             print(f"warning: not saved, training goes on. {error}", file=sys.stderr)
             seconds = 0.0
+        self._is_saved = True
         now = time.monotonic()
         between = now - self._last_save
         self._checkpoint_seconds += seconds

@@ -37,7 +37,7 @@ export EFFTRAIN_RUNS={runs} EFFTRAIN_STUDY={study} EFFTRAIN_TRIAL=1
 if [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then unset EFFTRAIN_TRIAL; fi
 IFS=$'\\t' read -r name begin < <(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {list})
 eval "options=($begin)"
-if [ -d "$EFFTRAIN_RUNS/$name" ]; then options=(--resume "$name"); fi
+if [ -d "$EFFTRAIN_RUNS/$name" ]; then options=(--resume "$name" --from-start); fi
 srun {python} -m efftrain_cli pretrain --device {device} "${{options[@]}}"
 code=$?
 # Not SLURM_JOB_ID: that of an array's last task names the whole array.

@@ -72,7 +72,7 @@ def pretrain_arguments(trial: Trial, state: str, device: str, devices: int = 1) 
     if trial.until is not None:
         command += ["--steps", str(trial.until), "--no-probe"]
     if state == "unfinished":
-        return [*command, "--resume", trial.name]
+        return [*command, "--resume", trial.name, "--from-start"]
     return [*command, *begin_arguments(trial)]
 
 

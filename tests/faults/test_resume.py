@@ -36,7 +36,7 @@ steps = 10
 def start_or_resume(lab: Laboratory, recipe: str, name: str, **env: str):
     """What a scheduler does with a run that was cut off."""
     if (lab.run(name) / "recipe.toml").exists():
-        return lab.start("pretrain", "--resume", name, "--no-probe", **env)
+        return lab.start("pretrain", "--resume", name, "--from-start", "--no-probe", **env)
     return lab.start(*lab.words(name, recipe), **env)
 
 
@@ -88,6 +88,40 @@ def test_fifty_kills(lab):
         lab.assert_equal_runs(name, "whole", 50)
         assert not [path for path in lab.checkpoints(name) if path.endswith(".tmp")]
         assert not list((lab.folder / "runs").glob(".*.tmp"))
+
+
+KILLED_AT_STEP_9 = """
+import os, signal
+from efftrain_cli.data.windows import Windows
+batch = Windows.batch
+
+def ending(self, plan, *rest):
+    if plan.step == 10:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch(self, plan, *rest)
+
+Windows.batch = ending
+"""
+
+
+def test_a_run_without_a_checkpoint_begins_again_only_if_asked(lab):
+    """F1: killed in its first minute; 9 steps are logged and none is saved."""
+    recipe = lab.recipe(extra="")
+    text = Path(recipe).read_text()
+    Path(recipe).write_text(
+        text.replace("[checkpoint]\nevery = 5", '[checkpoint]\nevery = "10min"')
+    )
+    lab.train(recipe=recipe, inject=KILLED_AT_STEP_9, code=-9)
+    logged = lab.last_step("r")
+    refused = lab.resume("r", code=3)
+    assert refused.errors.splitlines() == [
+        f"error: run r logged {logged} steps and saved no checkpoint",
+        "  from step 1 again: efftrain pretrain --resume r --from-start",
+    ]
+    assert lab.last_step("r") == logged
+    lab.resume("r", "--from-start")
+    lab.train("whole", recipe=recipe)
+    lab.assert_equal_runs("r", "whole", 20)
 
 
 METHODS = {

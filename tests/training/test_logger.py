@@ -31,3 +31,36 @@ def test_saves_that_take_long_are_said_once(monkeypatch, between, said):
         book._save()
     line = "warning: saving took 0.6 s of the last 11 s (5%): raise checkpoint.every (now 5)"
     assert lines == ([line] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("every", "begun", "saved"),
+    [
+        # A minute after the start, then ten minutes after each save.
+        ("10min", 0, [60, 660]),
+        ("30s", 0, [30, 60, 90]),
+        # Every 200 steps of a second, and a minute after the start.
+        ("200", 0, [60, 200, 400, 600]),
+        # A run that continues has its checkpoint.
+        ("10min", 5, [600]),
+    ],
+)
+def test_the_first_checkpoint_comes_after_a_minute(monkeypatch, every, begun, saved):
+    """One step a second."""
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    saves = []
+    monkeypatch.setattr(logger, "time", clock)
+    monkeypatch.setattr(logger, "save", lambda *_: saves.append(clock.now) or 0.0)
+    monkeypatch.setattr(Logbook, "flush", lambda _: None)
+    book = Logbook(
+        SimpleNamespace(),  # type: ignore[arg-type]
+        SimpleNamespace(progress=Progress(step=begun)),  # type: ignore[arg-type]
+        SimpleNamespace(recipe=tiny_recipe(f"checkpoint.every={every}"), device=CPU),  # type: ignore[arg-type]
+        SimpleNamespace(ready_to_save=lambda: True),  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+    )
+    for second in range(1, 700 if len(saved) != 3 else 100):
+        clock.now = float(second)
+        progress = Progress(step=begun + second)
+        book.add(SimpleNamespace(progress=progress, val_loss=None))  # type: ignore[arg-type]
+    assert saves == saved

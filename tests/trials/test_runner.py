@@ -63,7 +63,8 @@ def test_arguments(folder):
         "--set",
         "optim.lr=1e-3",
     ]
-    assert pretrain_arguments(trial, "unfinished", "cpu")[-2:] == ["--resume", "plain-lr1e-3-seed3"]
+    again = ["--resume", "plain-lr1e-3-seed3", "--from-start"]
+    assert pretrain_arguments(trial, "unfinished", "cpu")[-3:] == again
     assert pretrain_arguments(trial, "new", "cpu", 2)[3:8] == [
         "pretrain",
         "--device",
