@@ -80,7 +80,9 @@ def main(lower: bool) -> None:
         write_ceilings(ceilings)
     for place in [*(PACKAGE / name for name in sizes), PACKAGE, REPOSITORY / "tests"]:
         tokens, lines = size_of(place)
-        row = f"{place.relative_to(REPOSITORY)!s:36} {tokens:8,} tokens {tokens / lines:6.2f} a line"
+        row = (
+            f"{place.relative_to(REPOSITORY)!s:36} {tokens:8,} tokens {tokens / lines:6.2f} a line"
+        )
         if place.name in sizes:
             row += f"  at most {ceilings.get(place.name, 0):7,}"
         print(row)
