@@ -242,9 +242,9 @@ def _recomputed(
 ) -> float | None:
     if section is None:
         return None
-    # A delay line of gradients on one device runs nothing again.
-    again = not ranks.is_single_process or section.variant == "replay"
-    return per_token * (1 + section.recomputed_share(model.config)) if again else per_token
+    if ranks.is_single_process:
+        return per_token  # a delay line of gradients runs nothing again
+    return per_token * (1 + section.recomputed_share(model.config))
 
 
 def _shared_phases(

@@ -61,7 +61,6 @@ METHODS = {
         "chunked_accumulation.forward={bits = 9, chunk = 8}",
     ],
     "ouroboros": ["ouroboros={modules = 3}"],
-    "replay": ["ouroboros={modules = 3, variant = 'replay'}"],
     "standardization": ["standardization_loss.weight=0.3"],
 }
 """Overrides with which each method trains a recipe of 4 to 8 sequences of 16 tokens a step."""

@@ -91,7 +91,7 @@ class Method:
         else 0."""
         return 0
 
-    def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
+    def in_flight_bytes(self, shape: GPTConfig) -> int:
         """Return the bytes of its own tensors between two full steps, which each checkpoint holds
         too."""
         return 0

@@ -7,11 +7,10 @@ input embedding and the output projection are one matrix. The forward pass of a 
 all modules at today's weights. The backward passes do not wait for each other: in step t, module k
 (1 .. K) does that of batch t - (K - k), with what module k + 1 sent it at the end of step t - 1.
 
-    tau_k   = K - k                                             staleness of module k in steps
-    stash:    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k)) at the weights of that step
-    replay:   the same batch, from its stored input of module k, run again at today's weights w_k^t
-    V:        g_V = dF/dV_out(w^t; x_t)                         the tied matrix: fresh,
-                    + dF/dV_in( . ; x_(t - K + 1))              and K - 1 steps ago
+    tau_k = K - k                                              staleness of module k in steps
+    w_k <- w_k - lr g_k(w^(t - tau_k); x_(t - tau_k))          at the weights of that step
+    g_V = dF/dV_out(w^t; x_t)                                  the tied matrix: fresh,
+          + dF/dV_in(w^(t - K + 1); x_(t - K + 1))             and K - 1 steps ago
 
 `sum` is the authors' code; `mean` halves g_V, which may be the paper's text. A module has no
 gradient in its first tau_k steps and is not updated; the gradients in flight at the end of a run
@@ -46,9 +45,6 @@ class Ouroboros(Method):
 
     modules: int = Field(ge=1)
     """K, the modules that the model is cut into, on K - 1 devices; 1 delays nothing."""
-    variant: Literal["stash", "replay"] = "stash"
-    """A delayed gradient is that of its own step's weights ("stash"), or is computed at today's
-    from a stored input."""
     embedding_gradient: Literal["sum", "mean"] = "sum"
     """How the gradients of the tied matrix's two uses are joined: as in the authors' code, or half
     of that."""
@@ -61,10 +57,6 @@ class Ouroboros(Method):
     clip: Literal["global", "module"] = "global"
     """What optim.grad_clip bounds: the norm over all modules, or that of each device's, as in the
     authors' code."""
-    cosine_every: int = Field(default=0, ge=0)
-    """Steps between two measurements of the cosine between each module's delayed gradient and that
-    of the same batch at today's weights, each of which costs K - 1 more steps' forward and
-    backward; 0: never."""
 
     @model_validator(mode="after")
     def _split_has_modules(self) -> Ouroboros:
@@ -148,56 +140,40 @@ class Ouroboros(Method):
     def assumptions(self, recipe: Sections) -> list[str]:
         if self.modules == 1:
             return []
-        after = again = ""
+        after = ""
         if self.warmup_steps:
             after = f", after {self.warmup_steps} steps of ordinary training"
-        if self.variant == "replay":
-            again = " FLOPs leave out the second forward pass of replayed modules."
         return [
             f"Ouroboros: {self.modules} modules on gradients of {self.modules - 1} to 0 steps ago,"
             f" the last fresh{after}. A module waits unchanged for its first one;"
-            f" the last ones in flight are dropped.{again}"
+            " the last ones in flight are dropped."
         ]
 
     def shortened(self, recipe: Sections, half: int, batch_size: int) -> Changes:
-        shorter = replace(
-            self,
-            warmup_steps=min(self.warmup_steps, half // 2),
-            cosine_every=min(self.cosine_every, 2),
-        )
-        return {"ouroboros": shorter}
+        warmup = min(self.warmup_steps, half // 2)
+        return {"ouroboros": replace(self, warmup_steps=warmup)}
 
     def without_schedule(self) -> Changes:
-        return {"ouroboros": replace(self, warmup_steps=0, cosine_every=0)}
+        return {"ouroboros": replace(self, warmup_steps=0)}
 
     def blocks(self, shape: GPTConfig) -> tuple[int, ...]:
         """Return the blocks of each module, first module first: `split`, or the most even one."""
         return self.split or balanced_split(self.modules, shape)
 
-    def in_flight_bytes(self, shape: GPTConfig, batch_size: int) -> int:
-        """See `Method`: tau_k fp32 gradients of each module, or of its inputs and one of their
-        gradients."""
+    def in_flight_bytes(self, shape: GPTConfig) -> int:
+        """See `Method`: tau_k fp32 gradients of each module."""
         if self.modules == 1:
             return 0
-        delayed = range(1, self.modules)
-        if self.variant == "replay":
-            # The first module's inputs are token ids, int64; every delayed module has one gradient
-            # in flight.
-            tokens = batch_size * shape.seq_len
-            ids = self.staleness(1) * tokens
-            vectors = sum(self.staleness(module) for module in delayed[1:]) + len(delayed)
-            return 8 * ids + 4 * tokens * shape.n_embd * vectors
-
         rows = shape.padded_vocab_size
         if shape.position_facts.has_table:
             rows += shape.seq_len
         numbers = self.staleness(1) * rows * shape.n_embd
-        for module, blocks in zip(delayed, self.blocks(shape), strict=False):
+        for module, blocks in enumerate(self.blocks(shape), 1):
             numbers += self.staleness(module) * blocks * block_parameters(shape)
         return 4 * numbers
 
     def recomputed_share(self, shape: GPTConfig) -> float:
-        """Return the FLOPs of running the delayed modules forward a second time, as a share of a
+        """Return the FLOPs of a ring's second forward pass of the delayed modules, as a share of a
         step's."""
         # A step is three forward passes: its backward pass is two.
         step = 3 * (shape.n_layer + head_in_blocks(shape))
@@ -206,10 +182,6 @@ class Ouroboros(Method):
     def delays_at(self, step: int) -> bool:
         """Return whether 1-based `step` uses delayed gradients."""
         return self.modules > 1 and step > self.warmup_steps
-
-    def measures_cosine_at(self, step: int) -> bool:
-        """Return whether 1-based `step` compares its delayed gradients with today's."""
-        return self.cosine_every > 0 and step % self.cosine_every == 0
 
 
 def head_in_blocks(shape: GPTConfig) -> float:

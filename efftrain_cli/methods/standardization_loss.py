@@ -141,10 +141,6 @@ class StandardizationLoss(Method):
                 f'must be false with sites = "ln_input" and model.norm = "{model.norm}",'
                 " which has a scale of its own",
             )
-        ouroboros = recipe.methods.get("ouroboros")
-        if ouroboros is not None and ouroboros.modules > 1 and ouroboros.variant == "replay":
-            why = "a module that is run again does so for the cross-entropy alone"
-            yield "ouroboros.variant", f'must be "stash" with standardization_loss: {why}'
         warmup = recipe.methods.get("seq_len_warmup")
         shortest = model.seq_len
         if warmup is not None:

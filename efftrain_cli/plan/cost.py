@@ -92,8 +92,7 @@ def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
 
 def in_flight_bytes(recipe: Recipe, config: GPTConfig) -> int:
     """Return the bytes of delayed gradients between two full steps, also in each checkpoint."""
-    methods = recipe.methods.values()
-    return sum(method.in_flight_bytes(config, recipe.train.batch_size) for method in methods)
+    return sum(method.in_flight_bytes(config) for method in recipe.methods.values())
 
 
 def gradient_copies(recipe: Recipe) -> int:

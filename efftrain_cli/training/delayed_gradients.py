@@ -1,17 +1,12 @@
 """Delayed gradients, as several devices would have them, on one device: the reference of
 `methods/ouroboros.py`, and the way to study it.
 
-`stash` is a delay line of gradients: the gradient at the weights of an earlier step is the one that
-step computed, so it is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|.
-`replay` goes module by module, as its gradients depend on later weights.
+It is a delay line of gradients: the gradient at the weights of an earlier step is the one that step
+computed, so it is kept until it is due. No FLOPs are added; memory is sum_k (K - k) |g_k|. Tensors
+in flight between two steps have names with the 1-based step of their batch and their module, from
+1:
 
-Tensors in flight between two steps have names with the 1-based step of their batch and their
-module, from 1:
-
-    ouroboros.gradient.STEP.MODULE.PARAMETER    stash: due in step STEP + tau
-    ouroboros.input.STEP.MODULE.MICROBATCH      replay: the module's input
-    ouroboros.delta.STEP.MODULE.MICROBATCH      replay: gradient of the loss by the module's output
-    ouroboros.tokens.STEP.MICROBATCH, .targets. if cosines are measured: the batch, to be run again
+    ouroboros.gradient.STEP.MODULE.PARAMETER    due in step STEP + tau
 
 A module is updated if a gradient is due, else it waits: at the start, after the warmup, after
 tensors were dropped.
@@ -19,9 +14,8 @@ tensors were dropped.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -32,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from efftrain_cli.foundation.step import MicroBatch
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
@@ -123,45 +116,7 @@ def delay(modules: Modules, in_flight: Tensors, step: int) -> tuple[Due, Tensors
     return due, after
 
 
-def replay(
-    modules: Modules,
-    in_flight: Tensors,
-    step: int,
-    micro_batches: Sequence[MicroBatch],
-    tokens: int,
-    note: Note | None = None,
-) -> tuple[Due, Tensors, Tensor]:
-    """Compute one step of features replay, at weights that stay as they are throughout.
-
-    First comes the forward wave of the batch, then each module's backward pass of batch step -
-    tau_k, from its stored input and the delta that the next module stored one step ago. Return the
-    due gradients, the new in-flight tensors, and the loss of the batch: its sum over `tokens`.
-    `note` reads the forward pass of the last micro-batch.
-    """
-    after = dict(in_flight)
-    count = modules.count
-    losses = []
-    for part in micro_batches:
-        x = part.tokens
-        for module in range(1, count):
-            after[f"{PREFIX}input.{step}.{module}.{part.number}"] = x
-            with torch.no_grad():
-                x = modules.run(module, x)
-        reads = note if part.is_last else None
-        loss, delta = modules.last(x, part.targets, tokens, reads)
-        after[f"{PREFIX}delta.{step}.{count - 1}.{part.number}"] = delta
-        losses.append(loss)
-
-    due: dict[int, Tensors] = {count: modules.take(count)}
-    for module in range(count - 1, 0, -1):
-        gradients, deltas = replay_backward(modules, module, step, after)
-        if gradients:
-            due[module] = gradients
-        put(after, f"{PREFIX}delta.{step - count + module}.{module - 1}.", deltas)
-    return due, after, reduce(add, losses)
-
-
-def replay_backward(
+def rerun_backward(
     modules: Modules,
     module: int,
     step: int,
@@ -239,21 +194,6 @@ def clip_groups(
         scaled = torch._foreach_mul([gradients[name] for name in names], scale.clamp(max=1.0))
         bounded |= dict(zip(names, scaled, strict=True))
     return total_norm, bounded
-
-
-def cosine(a: Tensors, b: Tensors) -> Tensor:
-    """Return the cosine between two gradients of the same parameters, 0-d fp32; products are summed
-    in fp64."""
-
-    def dot(x: Tensors, y: Tensors) -> Tensor:
-        products = []
-        for name in a:
-            product = x[name].double() * y[name].double()
-            products.append(product.sum())
-        return torch.stack(products).sum()
-
-    norms = (dot(a, a) * dot(b, b)).sqrt()
-    return (dot(a, b) / norms).float()
 
 
 def pop(tensors: Tensors, prefix: str) -> Tensors:
@@ -388,8 +328,7 @@ class DelayedGradients(Devices):
     def step(self, passes: Passes) -> GradientStep:
         if self.section.delays_at(passes.plan.step):
             return self.delayed_step(passes)
-        columns = self.columns(dict.fromkeys(self.module_numbers, 0), {})
-        return super().step(passes)._replace(columns=columns)
+        return super().step(passes)
 
     def delayed_step(self, passes: Passes) -> GradientStep:
         """Leave the delayed gradients, clipped, in `.grad`; None if no gradient is due.
@@ -398,9 +337,6 @@ class DelayedGradients(Devices):
         tensors then stay as they were, in this step and all later ones.
         """
         due, after, losses = self.due_gradients(passes)
-        cosines = {}
-        if self.section.cosine_every:
-            cosines = self._cosines(due, after, passes)
         # A longer warmup than the run began with leaves gradients that are never due.
         oldest = passes.plan.step - self.section.staleness(1)
         for name in list(after):
@@ -410,7 +346,7 @@ class DelayedGradients(Devices):
         mean = self.section.embedding_gradient == "mean"
         gradients = join_modules(self.modules, due, list(self.parameters), mean)
         nan_or_zero = nan_unless_finite(after, self._in_flight)
-        norms, updated, losses, nan_or_zero = self.exchange(gradients, due, losses, nan_or_zero)
+        norms, losses, nan_or_zero = self.exchange(gradients, due, losses, nan_or_zero)
         grad_norm, gradients = clip_groups(gradients, norms, self._groups, self._grad_clip)
         for name, parameter in self.parameters.items():
             parameter.grad = gradients.get(name)
@@ -419,26 +355,17 @@ class DelayedGradients(Devices):
         is_finite = torch.isfinite(grad_norm) & torch.isfinite(losses["ce"])
         if not is_finite:
             self._stopped = True
-        staleness = {module: self.section.staleness(module) for module in updated}
-        columns = self.columns(staleness, cosines)
-        step = GradientStep(losses, grad_norm, norms, columns=columns)
+        step = GradientStep(losses, grad_norm, norms)
         if self._stopped:
             return step
         return step._replace(method_tensors=after)
 
     def due_gradients(self, passes: Passes) -> tuple[Due, Tensors, Losses]:
         """Return the due gradients, the new in-flight tensors, and the losses of the step."""
-        modules = self.modules
-        plan = passes.plan
-        if self.section.variant == "stash":
-            with lookup_apart(self._model, modules.leaves[0]["wte.weight"]):
-                losses = passes()
-            due, after = delay(modules, self._in_flight, plan.step)
-            return due, after, losses
-        due, after, loss = replay(
-            modules, self._in_flight, plan.step, passes.micro_batches, plan.tokens, passes.note
-        )
-        return due, after, {"ce": loss}
+        with lookup_apart(self._model, self.modules.leaves[0]["wte.weight"]):
+            losses = passes()
+        due, after = delay(self.modules, self._in_flight, passes.plan.step)
+        return due, after, losses
 
     def exchange(
         self,
@@ -446,74 +373,10 @@ class DelayedGradients(Devices):
         due: Due,
         losses: Losses,
         nan_or_zero: Tensor,
-    ) -> tuple[Tensors, Collection[int], Losses, Tensor]:
-        """Return what the step needs of all devices: norms by parameter before clipping, due
-        modules, losses, and `nan_or_zero`."""
-        return norms_of(gradients), due, losses, nan_or_zero
-
-    def columns(self, staleness: Mapping[int, int], cosines: Mapping[int, Tensor]) -> Tensors:
-        """Return the columns of a step, 0-d.
-
-        Args:
-            staleness: module -> its staleness in steps; a module that waits is missing, its column
-                NaN.
-            cosines: module -> cosine between its due gradient and that of the same batch at the
-                current weights; NaN if not measured.
-        """
-        nan = torch.full((), math.nan, device=self._model.device)
-        columns = {}
-        for module in self.module_numbers:
-            steps = staleness.get(module, math.nan)
-            columns[f"ouroboros_staleness_{module}"] = torch.full_like(nan, steps)
-        if self.section.cosine_every:
-            for module in self.module_numbers[:-1]:
-                columns[f"ouroboros_cosine_{module}"] = cosines.get(module, nan)
-        return columns
-
-    def _cosines(self, due: Due, after: Tensors, passes: Passes) -> dict[int, Tensor]:
-        """Return the cosines of modules but the last, as in `columns`, if the step measures them.
-
-        Add this step's batch to `after`, and drop the oldest.
-        """
-        step = passes.plan.step
-        for part in passes.micro_batches:
-            # A copy: the tokens may be in flight as the first module's input too, and no file holds
-            # a tensor twice.
-            after[f"{PREFIX}tokens.{step}.{part.number}"] = part.tokens.clone()
-            after[f"{PREFIX}targets.{step}.{part.number}"] = part.targets
-
-        cosines = {}
-        if self.section.measures_cosine_at(step):
-            for module in self.module_numbers[:-1]:
-                parts = self._kept_batch(after, step - self.section.staleness(module))
-                if module in due and parts:
-                    fresh = self._fresh_gradient(passes.of(parts), module)
-                    cosines[module] = cosine(due[module], fresh)
-
-        oldest = step - self.section.staleness(1)
-        for kind in ("tokens", "targets"):
-            pop(after, f"{PREFIX}{kind}.{oldest}.")
-        return cosines
-
-    def _kept_batch(self, in_flight: Tensors, step: int) -> list[MicroBatch]:
-        """Return the micro-batches of an earlier `step`; none if they were not kept."""
-        parts = []
-        for name, tokens in in_flight.items():
-            if name.startswith(f"{PREFIX}tokens.{step}."):
-                targets = in_flight[name.replace("tokens", "targets")]
-                # Any number will do: nothing is drawn by it.
-                parts.append(MicroBatch(0, tokens, targets))
-        return parts
-
-    def _fresh_gradient(self, passes: Passes, module: int) -> Tensors:
-        """Compute the gradient of a module at the current weights; leave none in `.grad`."""
-        lookup = self.modules.leaves[0]["wte.weight"]
-        with lookup_apart(self._model, lookup), unnoticed(self._model):
-            passes()
-        fresh = {}
-        for k in self.module_numbers:
-            fresh[k] = self.modules.take(k)
-        return fresh[module]
+    ) -> tuple[Tensors, Losses, Tensor]:
+        """Return what the step needs of all devices: norms by parameter before clipping, losses,
+        and `nan_or_zero`."""
+        return norms_of(gradients), losses, nan_or_zero
 
 
 def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]:
@@ -557,19 +420,19 @@ def dropped(before: Ouroboros, now: Ouroboros | None, shape: GPTConfig) -> str |
     """
     old_blocks = before.blocks(shape)
     blocks = ", ".join(map(str, old_blocks))
-    was = f"{before.modules} modules of {blocks} blocks on gradients by {before.variant}"
+    was = f"{before.modules} modules of {blocks} blocks"
     if now is None:
         return (
-            f"the checkpoint is of a run with {was}: those in flight, of up"
+            f"the checkpoint is of a run with {was}: its gradients in flight, of up"
             f" to {before.modules - 1} steps ago, are dropped, and training goes on without delay"
         )
 
     new_blocks = now.blocks(shape)
-    if (before.variant, old_blocks) == (now.variant, new_blocks):
+    if old_blocks == new_blocks:
         return None
     blocks = ", ".join(map(str, new_blocks))
     return (
         f"the checkpoint is of a run with {was},"
-        f" and this one has {now.modules} of {blocks} by {now.variant}: the gradients"
+        f" and this one has {now.modules} of {blocks}: the gradients"
         f" in flight are dropped, and in {now.modules - 1} steps every module has one again"
     )

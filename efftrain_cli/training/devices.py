@@ -9,7 +9,7 @@ logger, checkpoints and divergence call these methods and never ask which strate
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,8 +75,6 @@ class GradientStep(NamedTuple):
     """The same of each parameter's gradient, by name; None with `grad_norm`."""
     method_tensors: Tensors | None = None
     """Tensors in flight after the step; None: as before."""
-    columns: Mapping[str, Tensor] = {}
-    """The method's columns of metrics.jsonl, 0-d."""
     dots: tuple[float, float, float] | None = None
     """Products of the gradients of the batch's two halves, if measured."""
 

@@ -247,7 +247,6 @@ def build_forward_backward(
         columns = {**terms.columns(step.losses, plan, gates), **notes}
         if accumulation is not None:
             columns |= accumulation.seen_columns(_seen_everywhere(model, devices.ranks))
-        columns |= step.columns
         return step_result(recipe, model, plan, gates, step)._replace(scalars=columns)
 
     return forward_backward

@@ -23,13 +23,21 @@ authors' code: sends never wait for the receiver, so no order of ranks can block
 the whole model and its moments, but computes and updates its modules only; `_gather` brings the
 parts together for an evaluation, a checkpoint, and a stop.
 
-With "stash" a checkpoint holds gradients, as one device's does. A save therefore runs all that is
-in flight backward at once; the next steps need not do that work again.
+A module's delayed gradient is that of the weights of its batch's step, which the ring keeps beside
+the batch: its backward pass runs the module forward a second time. In flight on a rank between two
+steps are
+
+    ouroboros.weights.STEP.MODULE.PARAMETER     the module's weights in that step
+    ouroboros.input.STEP.MODULE.MICROBATCH      its input
+    ouroboros.delta.STEP.MODULE.MICROBATCH      gradient of the loss by its output
+
+A checkpoint holds gradients, as one device's does. A save therefore runs all that is in flight
+backward at once; the next steps need not do that work again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,7 +55,7 @@ from efftrain_cli.training.delayed_gradients import (
     Due,
     pop,
     put,
-    replay_backward,
+    rerun_backward,
 )
 from efftrain_cli.training.devices import GradientStep, Losses, Passes
 from efftrain_cli.training.ranks import Ranks, describe_tensors, empty_tensors
@@ -82,20 +90,11 @@ class Rings(DelayedGradients):
         self._sent: list[Any] = []
 
     def _select(self, tensors: Tensors) -> Tensors:
-        """Return the tensors of this rank's modules; of several rings, those of this ring's share
-        of the batch."""
+        """Return the gradients of this rank's modules."""
         selected = {}
         for name, tensor in tensors.items():
-            kind, *rest = name.removeprefix(PREFIX).split(".")
-            if kind not in ("gradient", "input", "delta") or int(rest[1]) not in self._mine:
-                continue
-            if kind != "gradient":
-                # STEP.MODULE.MICROBATCH: this ring has a share of the step's micro-batches.
-                start, _, number = name.rpartition(".")
-                numbers = numbers_after(f"{start}.", tensors)
-                if numbers.index(number) not in self.sharing.share_of(len(numbers)):
-                    continue
-            selected[name] = tensor
+            if int(name.split(".")[3]) in self._mine:
+                selected[name] = tensor
         return selected
 
     # --- a step -----------------------------------------------------------------------------------
@@ -176,10 +175,9 @@ class Rings(DelayedGradients):
         micro_batches = passes.micro_batches
         plan = passes.plan
         step = plan.step
-        if self.section.variant == "stash":
-            leaves = modules.leaves[module - 1].items()
-            weights = {name: leaf.detach().clone() for name, leaf in leaves}
-            put(after, f"{PREFIX}weights.{step}.{module}.", weights)
+        leaves = modules.leaves[module - 1].items()
+        weights = {name: leaf.detach().clone() for name, leaf in leaves}
+        put(after, f"{PREFIX}weights.{step}.{module}.", weights)
 
         # The forward wave.
         for part in micro_batches:
@@ -245,7 +243,7 @@ class Rings(DelayedGradients):
             return restored, {}
         weights = pop(after, f"{PREFIX}weights.{batch}.{module}.")
         with at_weights(self.modules.leaves[module - 1], weights):
-            gradients, by_input = replay_backward(self.modules, module, step, after)
+            gradients, by_input = rerun_backward(self.modules, module, step, after)
         return self._sum_over_rings(gradients), by_input
 
     def exchange(
@@ -254,7 +252,7 @@ class Rings(DelayedGradients):
         due: Due,
         losses: Losses,
         nan_or_zero: Tensor,
-    ) -> tuple[Tensors, Collection[int], Losses, Tensor]:
+    ) -> tuple[Tensors, Losses, Tensor]:
         """Give every rank what the step needs of all, by one sum.
 
         All terms but one of each number are zero, so it is exact; the loss has a term of each ring.
@@ -271,13 +269,13 @@ class Rings(DelayedGradients):
 
         *numbers, loss, nan_or_zero = self._sum(values)
         flags = numbers[len(self.parameters) :]
-        updated = [k for k, flag in zip(self.module_numbers, flags, strict=True) if flag]
         names = set[str]()
-        for k in updated:
-            names.update(self.modules.leaves[k - 1])
+        for leaves, flag in zip(self.modules.leaves, flags, strict=True):
+            if flag:
+                names.update(leaves)
         all_norms = zip(self.parameters, numbers, strict=False)
         norms = {name: norm for name, norm in all_norms if name in names}
-        return norms, updated, {"ce": loss}, nan_or_zero
+        return norms, {"ce": loss}, nan_or_zero
 
     def _sum(self, values: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the sums of 0-d numbers over all ranks."""
@@ -341,8 +339,7 @@ class Rings(DelayedGradients):
         if not everything:
             return
 
-        if self.section.variant == "stash":
-            self._run_out(self._state.progress.step)
+        self._run_out(self._state.progress.step)
         self._collect()
         self.is_whole = True
         self.wanted = False
@@ -365,7 +362,7 @@ class Rings(DelayedGradients):
     def _collect(self) -> None:
         """Bring all in-flight tensors to rank 0."""
         sent = self._in_flight
-        if self.section.variant == "stash" and self.sharing.rank:
+        if self.sharing.rank:
             sent = {}  # the rings have the same gradients
         gathered: Tensors = {}
         for rank, shapes in enumerate(self.ranks.all_gather_json(describe_tensors(sent))):

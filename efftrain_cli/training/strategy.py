@@ -108,12 +108,6 @@ def _check_ring(section: Ouroboros, recipe: Recipe, ranks: Ranks) -> None:
             f"start {section.devices} of them or a multiple, or one alone, which computes the same;"
             " or choose another ouroboros.modules"
         )
-    if section.cosine_every:
-        raise UsageError(
-            "ouroboros.cosine_every needs the whole model at once,"
-            " and in a ring each device computes only its own modules\n"
-            "set it to 0, or train on one device"
-        )
     if recipe.standardization_loss:
         raise UsageError(
             "[standardization_loss] adds terms within the modules,"

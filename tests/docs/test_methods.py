@@ -73,7 +73,6 @@ def test_a_pair_is_taken_as_the_table_says(row, column, cell):
             *SETTINGS["ouroboros"],
             "chunked_accumulation.rounding=stochastic",
         ],
-        [*SETTINGS["standardization_loss"], *SETTINGS["ouroboros"], "ouroboros.variant=replay"],
         [
             "model.norm=none",
             "model.init=unit",

@@ -186,10 +186,9 @@ STAGES = """stages=[{model={n_layer=1}, switch={rule="steps", value=2}}, {operat
         ["model.n_layer=6", "model.n_embd=128"],
         ["optim.name=muon", "optim.muon_lr=0.02"],
         ["ouroboros.modules=3"],
-        ["ouroboros={modules = 3, variant = 'replay'}"],
         [STAGES],
     ],
-    ids=["adamw", "wide", "muon", "stash", "replay", "staged"],
+    ids=["adamw", "wide", "muon", "ouroboros", "staged"],
 )
 def test_the_estimate_of_a_checkpoints_size(overrides, tmp_path):
     """F16: within 2 %, gradients in flight and the last stage included."""

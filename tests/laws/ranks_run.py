@@ -231,25 +231,19 @@ def sums_beside(recipe: Recipe, ranks: Ranks) -> Found:
 
 MUON = METHODS["muon"]
 LENGTHS = ["seq_len_warmup={start = 8, steps = 6, multiple = 1}"]
-REPLAY = ["ouroboros.variant=replay"]
 MEAN = ["ouroboros.embedding_gradient=mean"]
 BY_MODULE = ["ouroboros.clip=module"]
 RINGS: dict[int, dict[str, list[str]]] = {  # by K
-    2: {"stash": [], "replay": REPLAY},
+    2: {"plain": []},
     3: {
-        "stash": ["ouroboros.warmup_steps=2"],
-        "stash, mean, muon, by module": [*MEAN, *MUON, *BY_MODULE, "ouroboros.warmup_steps=2"],
-        "replay": REPLAY,
-        "replay, mean, muon": [*REPLAY, *MEAN, *MUON],
-        "stash, lengths": LENGTHS,
-        "replay, lengths": [*REPLAY, *LENGTHS, "ouroboros.warmup_steps=1"],
+        "plain": ["ouroboros.warmup_steps=2"],
+        "mean, muon, by module": [*MEAN, *MUON, *BY_MODULE, "ouroboros.warmup_steps=2"],
+        "lengths": LENGTHS,
     },
     4: {
-        "stash": [],
-        "stash, mean": [*MEAN, "ouroboros.split=[0, 1, 1, 2]"],
-        "stash, muon": [*MUON, *BY_MODULE],
-        "replay": [*REPLAY, "ouroboros.warmup_steps=3"],
-        "replay, muon": [*REPLAY, *MUON],
+        "plain": [],
+        "mean": [*MEAN, "ouroboros.split=[0, 1, 1, 2]"],
+        "muon, by module": [*MUON, *BY_MODULE],
     },
 }
 
@@ -262,7 +256,7 @@ def rings(ranks: Ranks) -> Found:
             continue
         count = ranks.world_size // (modules - 1)
         for name, overrides in cases.items():
-            if count > 1 and name not in ("stash", "replay"):
+            if count > 1 and name != "plain":
                 continue
             recipe = load_recipe("small", [*size, f"ouroboros.modules={modules}", *overrides])
             case = f"K = {modules}, {count} x, {name}"

@@ -30,7 +30,7 @@ STAGED = [value for value in VALUES if value.startswith("staged_growth.")]
 
 
 def test_the_values_come_from_the_annotations():
-    assert {"model.norm=rmsnorm", "optim.name=adamw", "ouroboros.variant=replay"} <= set(VALUES)
+    assert {"model.norm=rmsnorm", "optim.name=adamw", "ouroboros.clip=module"} <= set(VALUES)
     assert len(VALUES) > 60
 
 

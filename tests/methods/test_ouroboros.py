@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
-from efftrain_cli.foundation.step import MicroBatch
 from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
 from efftrain_cli.model.linear import NarrowLinear, clear_seen, seen_by_layers
@@ -28,8 +27,7 @@ from efftrain_cli.training.delayed_gradients import (
     delay,
     dropped,
     join_modules,
-    replay,
-    replay_backward,
+    rerun_backward,
 )
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ranks import Ranks
@@ -62,8 +60,8 @@ def trained(recipe: Recipe, until: int | None = None) -> tuple[dict[str, Tensor]
 
 X = [1, -0.5, 2, 1.5, -1, 0.5, 1, -2]
 Y = [0.5, 0.25, -1, 0.5, 0.75, -0.25, 1, 0.5]
-TABLES = {  # (variant, mean) -> {step: (v, w) before it}; 8: after the last
-    ("stash", False): {
+TABLES = {  # mean -> {step: (v, w) before it}; 8: after the last
+    False: {
         1: (0.7742720000, 1.2),
         2: (0.7459476617, 1.1828480000),
         3: (0.3114544744, 1.1645723816),
@@ -72,7 +70,7 @@ TABLES = {  # (variant, mean) -> {step: (v, w) before it}; 8: after the last
         7: (-0.1434932385, 0.9038348579),
         8: (-0.1280267072, 0.9050501720),
     },
-    ("stash", True): {
+    True: {
         1: (0.7871360000, 1.2),
         2: (0.7724539493, 1.1828480000),
         3: (0.5392453490, 1.1635867156),
@@ -81,36 +79,19 @@ TABLES = {  # (variant, mean) -> {step: (v, w) before it}; 8: after the last
         7: (0.2673296762, 0.8471204339),
         8: (0.2515136192, 0.8543914389),
     },
-    ("replay", False): {
-        3: (0.3114544744, 1.1645723816),
-        4: (0.3015190043, 0.9067899483),
-        5: (-0.1236906463, 0.9115996135),
-        7: (-0.1408009893, 0.9038350192),
-        8: (-0.1257260337, 0.9049941722),
-    },
 }
-LOSSES = {
-    "stash": {0: 0.0359120000, 1: 0.1858659951, 4: 0.3462937358},
-    "replay": {4: 0.3464778758, 7: 0.1435605978},
-}
+LOSSES = {0: 0.0359120000, 1: 0.1858659951, 4: 0.3462937358}
 
 
-def chain(
-    variant: str, mean: bool, taus_off: bool = False, lr: float = 0.1
-) -> list[tuple[float, float, float]]:
+def chain(mean: bool, taus_off: bool = False, lr: float = 0.1) -> list[tuple[float, float, float]]:
     """(loss, v, w) before every step and after the last."""
     v, w = (torch.tensor(value, dtype=torch.float64, requires_grad=True) for value in (0.8, 1.2))
     lookup = v.detach().requires_grad_()
     names = {"v": v, "w": w}
-
-    def run(module: int, x: Tensor, target: Tensor | None = None, note: object = None) -> Tensor:
-        if module == 1:
-            return lookup * x
-        return w * x if module == 2 else (v * x - target) ** 2 / 2  # type: ignore[operator]
-
-    modules = Modules([{"v": lookup}, {"w": w}, {"v": v}], run)
+    leaves = [{"v": lookup}, {"w": w}, {"v": v}]
     if taus_off:  # one module: everything is fresh
-        modules = Modules([{"v": v, "w": w}], run)
+        leaves = [{"v": v, "w": w}]
+    modules = Modules(leaves, run=lambda: v)
     in_flight: dict[str, Tensor] = {}
     rows = []
     for step, (number, goal) in enumerate(zip(X, Y, strict=True), 1):
@@ -118,12 +99,9 @@ def chain(
             torch.tensor(float(number), dtype=torch.float64),
             torch.tensor(goal, dtype=torch.float64),
         )
-        if variant == "stash":
-            loss = (v * (w * ((v if taus_off else lookup) * x)) - y) ** 2 / 2
-            loss.backward()
-            late, in_flight = delay(modules, in_flight, step)
-        else:
-            late, in_flight, loss = replay(modules, in_flight, step, [MicroBatch(0, x, y)], 1)
+        loss = (v * (w * ((v if taus_off else lookup) * x)) - y) ** 2 / 2
+        loss.backward()
+        late, in_flight = delay(modules, in_flight, step)
         rows.append((loss.item(), v.item(), w.item()))
         with torch.no_grad():
             for name, gradient in join_modules(modules, late, list(names), mean).items():
@@ -131,17 +109,17 @@ def chain(
     return [*rows, (math.nan, v.item(), w.item())]
 
 
-@pytest.mark.parametrize("variant, mean", TABLES)
-def test_the_scalar_chain(variant, mean):
-    rows = chain(variant, mean)
-    for step, values in TABLES[variant, mean].items():
+@pytest.mark.parametrize("mean", TABLES)
+def test_the_scalar_chain(mean):
+    rows = chain(mean)
+    for step, values in TABLES[mean].items():
         assert rows[step][1:] == pytest.approx(values, abs=1e-9)
-    for step, loss in LOSSES[variant].items():
+    for step, loss in LOSSES.items():
         assert mean or rows[step][0] == pytest.approx(loss, abs=1e-9)
 
 
 def test_the_chain_without_delays_is_plain_descent():
-    rows = chain("stash", False, taus_off=True)
+    rows = chain(False, taus_off=True)
     assert rows[1][1:] == pytest.approx((0.7485440000, 1.1828480000), abs=1e-9)
     assert rows[8][1:] == pytest.approx((0.0028098894, 0.9592080429), abs=1e-9)
 
@@ -149,7 +127,7 @@ def test_the_chain_without_delays_is_plain_descent():
 def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls():
     gaps = []
     for lr in (1e-4, 5e-5):
-        late, plain = chain("stash", False, lr=lr), chain("stash", False, taus_off=True, lr=lr)
+        late, plain = chain(False, lr=lr), chain(False, taus_off=True, lr=lr)
         gaps.append(abs(late[8][1] - plain[8][1]))
     assert gaps[0] > 0 and gaps[1] == pytest.approx(gaps[0] / 2, rel=0.05)
 
@@ -157,20 +135,18 @@ def test_the_way_of_the_late_nears_that_of_the_fresh_as_the_rate_falls():
 # --- a GPT ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["stash", "replay"])
-def test_a_warmup_without_delay_ends(variant):
+def test_a_warmup_without_delay_ends():
     """The loss of step 6 is of the same weights; its update is the first one that waits."""
-    warming = recipe_of(3, variant=variant, warmup_steps=5)
+    warming = recipe_of(3, warmup_steps=5)
     (_, later), (_, plain) = trained(warming), trained(PLAIN)
     assert later[:6] == plain[:6] and later[7:] != plain[7:]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("variant", ["stash", "replay"])
-def test_a_module_waits_for_its_first_gradient(variant, optimizer):
+def test_a_module_waits_for_its_first_gradient(optimizer):
     """Weight decay and moments wait too."""
     overrides = ["optim.name=muon", "optim.muon_lr=0.02"] if optimizer == "muon" else []
-    recipe = recipe_of(4, *overrides, variant=variant, split=(1, 1, 1, 1))
+    recipe = recipe_of(4, *overrides, split=(1, 1, 1, 1))
     before = tensors_of(fresh(recipe))
     for steps in (1, 2, 3, 4):
         after = trained(recipe, until=steps)[0]
@@ -185,17 +161,14 @@ def test_a_module_waits_for_its_first_gradient(variant, optimizer):
         assert torch.equal(before["wpe.weight"], after["wpe.weight"]) == (steps <= 3)
 
 
-@pytest.mark.parametrize("variant", ["stash", "replay"])
-def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(variant):
+def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch():
     recipe = recipe_of(
         3,
         "optim.lr=1e-30",
         "optim.min_lr=0",
         "optim.weight_decay=0",
         "optim.grad_clip=0",
-        variant=variant,
         split=(2, 1, 1),
-        cosine_every=1,
     )
     state, data = fresh(recipe), RandomTokens(recipe.model.seq_len)
     plain = build_forward_backward(PLAIN, state.model, CPU)
@@ -231,41 +204,10 @@ def test_at_a_rate_of_zero_late_gradients_are_the_true_ones_of_their_batch(varia
                     parameters[name].grad, true[step - staleness][name], rtol=1e-5, atol=1e-8
                 )
         state.model.zero_grad(set_to_none=True)
-        for module in (1, 2):
-            cosine = result.scalars[f"ouroboros_cosine_{module}"].item()
-            assert math.isnan(cosine) if step < 3 - module else cosine == pytest.approx(1, abs=1e-5)
         assert result.method_tensors is not None
         state.method_tensors.clear()
         state.method_tensors.update(result.method_tensors)
         state.progress = after_step(recipe, state.progress, plan, result)
-
-
-@pytest.mark.parametrize(
-    "modules, keys",
-    [
-        (3, {"cosine_every": 2}),
-        (
-            3,
-            {
-                "variant": "replay",
-                "embedding_gradient": "mean",
-                "cosine_every": 3,
-                "warmup_steps": 2,
-            },
-        ),
-        (6, {"variant": "replay", "clip": "module"}),
-        (2, {"clip": "module"}),
-    ],
-)
-def test_rows_have_staleness_and_cosines(modules, keys):
-    recipe = recipe_of(modules, **keys)
-    rows = run(fresh(recipe), recipe)
-    assert rows[-1][f"ouroboros_staleness_{modules}"] == 0
-    assert rows[-1]["ouroboros_staleness_1"] == modules - 1
-    if "cosine_every" in keys:
-        values = [row.get("ouroboros_cosine_1") for row in rows[1:]]
-        measured = [value for value in values if value is not None]
-        assert measured and all(-1.0001 < value < 0.999 for value in measured) and None in values
 
 
 def test_a_gradient_that_is_not_finite_stops_training_before_it_is_due():
@@ -342,7 +284,7 @@ def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step():
     }
     earlier = {name: torch.full_like(modules.leaves[0][name], 2.0**-4) for name in matrices}
     with at_weights({name: modules.leaves[0][name] for name in matrices}, earlier):
-        replay_backward(modules, 1, 3, in_flight)
+        rerun_backward(modules, 1, 3, in_flight)
     columns = section.seen_columns(seen_by_layers(model))
     assert columns["chunked_log2_scale_max_weights"] == 15
     assert columns["chunked_log2_scale_min_weights"] == 15
@@ -407,7 +349,6 @@ def test_rings_that_cannot_be_are_refused():
 
     assert "makes rings of 3 devices, and 4 were started" in refusal(recipe, 4)
     assert "a step of 4 sequences cannot be shared by 5 rings" in refusal(recipe, 15)
-    assert "cosine_every needs the whole model" in refusal(recipe_of(4, cosine_every=5), 3)
     check_ranks(recipe, summarize_plan(recipe, until=1), Ranks(world_size=6))
 
 
@@ -420,17 +361,16 @@ def test_modules_that_run_twice_are_counted():
 def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
     shape = config_of(n_layer=4)
     before = Ouroboros(modules=3, split=(2, 1, 1))
-    was = "the checkpoint is of a run with 3 modules of 2, 1, 1 blocks on gradients by stash"
+    was = "the checkpoint is of a run with 3 modules of 2, 1, 1 blocks"
     assert dropped(before, replace(before, clip="module"), shape) is None
     assert (
         dropped(before, None, shape)
-        == f"{was}: those in flight, of up to 2 steps ago, are dropped, and training goes on"
+        == f"{was}: its gradients in flight, of up to 2 steps ago, are dropped, and training goes on"
         " without delay"
     )
     for now, has, steps in (
-        (Ouroboros(modules=4, split=(1, 1, 1, 1)), "4 of 1, 1, 1, 1 by stash", 3),
-        (replace(before, split=(1, 1, 2)), "3 of 1, 1, 2 by stash", 2),
-        (replace(before, variant="replay"), "3 of 2, 1, 1 by replay", 2),
+        (Ouroboros(modules=4, split=(1, 1, 1, 1)), "4 of 1, 1, 1, 1", 3),
+        (replace(before, split=(1, 1, 2)), "3 of 1, 1, 2", 2),
     ):
         assert (
             dropped(before, now, shape)
@@ -466,13 +406,12 @@ def test_a_layout_that_an_older_version_has_saved_is_left_out(tmp_path):
 
 
 def test_bytes_in_flight_are_those_of_the_tensors():
-    for keys in ({}, {"variant": "replay"}):
-        recipe = recipe_of(4, split=(1, 1, 1, 1), **keys)
-        state = fresh(recipe)
-        run(state, recipe, 6)
-        have = sum(tensor.nbytes for tensor in state.method_tensors.values())
-        assert recipe.ouroboros is not None
-        assert recipe.ouroboros.in_flight_bytes(state.model.config, recipe.train.batch_size) == have
+    recipe = recipe_of(4, split=(1, 1, 1, 1))
+    state = fresh(recipe)
+    run(state, recipe, 6)
+    have = sum(tensor.nbytes for tensor in state.method_tensors.values())
+    assert recipe.ouroboros is not None
+    assert recipe.ouroboros.in_flight_bytes(state.model.config) == have
 
 
 def test_what_a_longer_warmup_leaves_is_dropped():

@@ -338,8 +338,6 @@ def test_bad_input_is_named_with_its_rule():
         "ignores the scale" in warning
         for warning in warnings_of(load_recipe("small-standardization", layernorm))
     )
-    with pytest.raises(ValueError, match='must be "stash" with standardization_loss'):
-        with_loss(changed(BARE, 'ouroboros={modules = 3, variant = "replay"}'))
     for lengths, until in (([1, LENGTH], [2]), ([2, 1, LENGTH], [2, 4])):
         phases = f'{{pacing = "discrete", lengths = {lengths}, until = {until}}}'
         with pytest.raises(ValueError, match="leaves nothing of sequences of 1 token"):

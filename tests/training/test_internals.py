@@ -156,12 +156,11 @@ def test_norms_of_parameters_make_those_of_layers():
 
 CASES = METHODS | {
     "ouroboros": ["ouroboros={modules = 4}"],
-    "replay": ["ouroboros={modules = 4, variant = 'replay'}"],
     "llama": LLAMA,
 }
 
 
-@pytest.mark.parametrize("method", ["none", "llama", "muon", "simigrad", "ouroboros", "replay"])
+@pytest.mark.parametrize("method", ["none", "llama", "muon", "simigrad", "ouroboros"])
 def test_the_entropy_is_that_of_the_last_micro_batch(method):
     """With two sequences in each micro-batch, of which a step has at least two; by the weights
     before the step."""
@@ -183,7 +182,7 @@ def test_the_entropy_is_that_of_the_last_micro_batch(method):
     assert row["entropy"] != pytest.approx(others, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", ["none", "llama", "ouroboros", "replay"])
+@pytest.mark.parametrize("method", ["none", "llama", "ouroboros"])
 def test_every_block_has_its_columns_on_every_second_step(method):
     overrides = [*FOUR_BLOCKS, *CASES[method], "train.tokens=320", "eval.internals=2"]
     recipe = load_recipe("small", overrides)
@@ -192,7 +191,7 @@ def test_every_block_has_its_columns_on_every_second_step(method):
         assert len(there) == (16 if row["step"] and row["step"] % 2 == 0 else 0)
         assert ("entropy" in row) == bool(there)
         due = [row[name] for name in there - LOGITS if row[name] is not None]
-        waiting = 2 if method in ("ouroboros", "replay") and row["step"] == 2 else 0
+        waiting = 2 if method == "ouroboros" and row["step"] == 2 else 0
         assert len(due) == len(there - LOGITS) - waiting and min(due, default=0.0) >= 0
         assert not [name for name in map(series_of, row) if name.startswith("other/")]
 

@@ -17,9 +17,9 @@ from tests.resume_law import RandomTokens, run
 from tests.tiny import FOUR_BLOCKS, assert_equal, fresh, tensors_of
 
 RINGS = {
-    "stash": [],
-    "stash, warmup": ["ouroboros.warmup_steps=3", "ouroboros.embedding_gradient=mean"],
-    "replay": ["ouroboros.variant=replay", "ouroboros.clip=module"],
+    "plain": [],
+    "by module": ["ouroboros.clip=module"],
+    "warmup, mean": ["ouroboros.warmup_steps=3", "ouroboros.embedding_gradient=mean"],
 }
 
 
@@ -40,8 +40,7 @@ def train_ring(state: TrainState, recipe: Recipe, until: int) -> None:
 
 @pytest.mark.parametrize("ring", RINGS)
 def test_a_ring_that_is_stopped_goes_on_as_one_device(ring):
-    """From what a checkpoint of step 5 holds in flight: gradients with "stash", inputs and deltas
-    with "replay"."""
+    """From what a checkpoint of step 5 holds in flight."""
     recipe = load_recipe("small", [*FOUR_BLOCKS, "ouroboros.modules=2", *RINGS[ring]])
     alone = fresh(recipe)
     state = fresh(recipe)
