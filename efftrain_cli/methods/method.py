@@ -86,11 +86,6 @@ class Method:
         train.batch_size is given."""
         return batch_size, batch_size
 
-    def batch_multiple(self) -> int:
-        """Return what the sequences of every step are a multiple of if their number is not planned;
-        else 0."""
-        return 0
-
     def in_flight_bytes(self, shape: GPTConfig) -> int:
         """Return the bytes of its own tensors between two full steps, which each checkpoint holds
         too."""

@@ -14,11 +14,10 @@ tr(Sigma) / n, so phi = B / (B + 2 B_s) with the gradient noise scale B_s = tr(S
 (McCandlish et al. 2018, arXiv 1812.06162), and the rule comes to rest at B = 2 target / (1 -
 target) * B_s. This relation is our derivation, not the paper's.
 
-`mode = "reference"` follows the released code (github.com/HeyangQin/SimiGrad, and for `interval`
-and `window` its successor in HeyangQin/DeepSpeed) to the sequence, defects included. The default
-mode mends them: bounds are rounded to the quantum and never exceeded, the batch can always shrink
-to its lower bound, smoothing averages the dot products (not the cosines) of measurements at one
-batch size, and non-finite measurements are left out.
+Defects of the released code (github.com/HeyangQin/SimiGrad, and for `interval` and `window` its
+successor in HeyangQin/DeepSpeed) are mended: bounds are rounded to the quantum and never exceeded,
+the batch can always shrink to its lower bound, smoothing averages the dot products (not the
+cosines) of measurements at one batch size, and non-finite measurements are left out.
 
 Attaches at three places. `plan_step` takes the batch size from Progress, an even number of
 micro-batches and the scaled learning rate. `accumulate_by_halves` sums the gradient of the even
@@ -78,8 +77,6 @@ class SimiGrad(Method):
     lr_adjust_factor: float = Field(default=1.0, gt=0, le=1)
     """f in (0, 1] damps that: the learning rate is multiplied by 1 + f (s - 1), where s is the
     scaling's own factor."""
-    mode: Literal["default", "reference"] = "default"
-    """"reference" follows the released code's batch sizes exactly, defects included."""
 
     @model_validator(mode="after")
     def _bounds_hold_a_batch(self) -> SimiGrad:
@@ -140,19 +137,10 @@ class SimiGrad(Method):
             )
 
     def batch_bounds(self, batch_size: int) -> tuple[int, int]:
-        if self.mode == "default":
-            return self.lowest, self.highest
-        # The released code cuts off below the lower bound, and passes over an upper one that is not
-        # a multiple.
-        quantum = self.quantum
-        lowest = max(quantum, self.min_batch_size // quantum * quantum)
-        return lowest, -(-self.max_batch_size // quantum) * quantum
+        return self.lowest, self.highest
 
     def cut_matters(self) -> bool:
         return True
-
-    def batch_multiple(self) -> int:
-        return self.quantum
 
     def assumptions(self, recipe: Sections) -> list[str]:
         return [
@@ -173,13 +161,7 @@ class SimiGrad(Method):
         return {"simigrad": shorter}
 
     def measures_at(self, step: int) -> bool:
-        """Return whether 1-based `step` measures the similarity.
-
-        The released code does so at the beginning of an interval and acts on it at the end,
-        `interval` - 1 steps later.
-        """
-        if self.mode == "reference":
-            step -= 1
+        """Return whether 1-based `step` measures the similarity."""
         return step % self.interval == 0
 
     def resting_batch_size(self, noise: float | None) -> float | None:
@@ -207,15 +189,6 @@ class SimiGrad(Method):
         A multiple of the quantum within the bounds, different by a tenth or less, or by one quantum
         if that is more.
         """
-        if self.mode == "reference":
-            return reference_batch_size(
-                batch_size,
-                phi,
-                target=self.target,
-                lower=self.min_batch_size,
-                upper=self.max_batch_size,
-                quantum=self.quantum,
-            )
         quantum = self.quantum
         wanted = batch_size
         if phi is not None and phi < self.target:
@@ -265,30 +238,16 @@ class SimiGrad(Method):
         """Return batch size and window after 1-based `step`, which ran `batch_size` sequences and
         measured `dots`.
 
-        Default: a measurement joins the window; a full window is decided on and cleared, so that no
-        decision sees gradients of another batch size. (A sliding mean that is acted on every step
-        drives the batch into a limit cycle.) Reference: every `interval` steps, on the mean of the
-        last `window` cosines.
+        A measurement joins the window; a full window is decided on and cleared, so that no decision
+        sees gradients of another batch size. (A sliding mean that is acted on every step drives the
+        batch into a limit cycle.)
         """
         if dots is None and self.measures_at(step):
             window = ()  # a plan that assumes no measurement: nothing is left to decide on
         elif dots is not None and similarity(dots) is None:
             dots = None
-            if self.mode == "reference":
-                # The released code keeps the place of a non-finite cosine in its window; zeros have
-                # no cosine either, and fit JSON.
-                dots = (0.0, 0.0, 0.0)
         if dots is not None:
             window = (*window, dots)[-self.window :]
-        if self.mode == "reference":
-            if step % self.interval == 0 and window:
-                cosines = [phi for phi in map(similarity, window) if phi is not None]
-                mean = None  # no change if the newest is not finite
-                if similarity(window[-1]) is not None:
-                    mean = math.fsum(cosines) / len(cosines)
-                batch_size = self.next_batch_size(batch_size, mean)
-            return batch_size, window
-
         if len(window) < self.window:
             return batch_size, window
         return self.next_batch_size(batch_size, similarity(mean_dots(window))), ()
@@ -388,36 +347,3 @@ def accumulate_by_halves(
         parameter.grad = gradient
     a_dot_b, a_square, b_square = dots.tolist()
     return a_dot_b, a_square, b_square
-
-
-def reference_batch_size(
-    batch_size: int,
-    phi: float | None,
-    *,
-    target: float,
-    lower: int = 1,
-    upper: float = math.inf,
-    quantum: int = 1,
-) -> int:
-    """Return the batch size after one decision of the released code.
-
-    github.com/HeyangQin/SimiGrad, deepspeed_light.py: the rule, then the upper and the lower bound,
-    then the quantum, there the ranks' micro-batches. Kept as it is: an upper bound that is not a
-    multiple of the quantum is passed over, and a batch of one quantum never shrinks. `phi` is None
-    where it is not finite; then, at the target, and at a batch of 1 that should shrink, nothing is
-    changed, not even to keep a bound.
-    """
-    if phi is None or phi == target or (phi > target and batch_size == 1):
-        return batch_size
-    if phi < target:
-        wanted = max(batch_size + 1, int(1.1 * batch_size))
-    else:
-        wanted = max(1, min(batch_size - 1, int(0.9 * batch_size)))
-    wanted = int(max(lower, min(wanted, upper)))
-
-    if wanted == batch_size:
-        return batch_size // quantum * quantum
-    rounded = max(1, wanted // quantum) * quantum
-    if wanted > batch_size >= rounded:
-        rounded += quantum
-    return rounded

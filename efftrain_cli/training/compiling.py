@@ -5,7 +5,6 @@ uncompiled and prints a warning."""
 from __future__ import annotations
 
 import gc
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,15 +122,15 @@ def full_micro_batch(recipe: Recipe, ranks: int = 1) -> tuple[int, int] | None:
     """Return (sequences, seq_len) of a full step's micro-batches on so many ranks; None if they are
     not all alike.
 
-    A batch size that no plan fixes is a multiple of `batch_multiple`. Its micro-batches are full
-    ones if that is always a multiple of the micro-batches that make up a step.
+    SimiGrad's batches are multiples of its quantum. Their micro-batches are full ones if that is
+    always a multiple of the micro-batches that make up a step.
     """
     train = recipe.train
     seq_len = recipe.model.seq_len
-    if "steps" in recipe.varies:
+    if recipe.simigrad is not None:
         fits = train.micro_batch_tokens // seq_len
-        multiple = math.gcd(*(method.batch_multiple() for method in recipe.methods.values()))
-        if fits and multiple % (micro_batch_multiple(recipe, ranks) * fits) == 0:
+        quantum = recipe.simigrad.quantum
+        if fits and quantum % (micro_batch_multiple(recipe, ranks) * fits) == 0:
             return fits, seq_len
         return None
     micro_batches = accumulation_steps(recipe, train.batch_size, seq_len, ranks)

@@ -20,7 +20,6 @@ COMPANIONS = {
         "seq_len_warmup.lengths=[8, 16]",
         "seq_len_warmup.until=[3]",
     ],
-    "simigrad.mode=reference": ["train.micro_batch_tokens=16"],
     "chunked_accumulation.fidelity=hardware": ["chunked_accumulation.operands=fp8_e4m3"],
 }
 """Settings without which a value is refused."""

@@ -85,12 +85,6 @@ VARIANTS = {
         "seq_len_warmup={pacing = 'discrete', lengths = [8, 16], until = [5]}",
     ],
     "simigrad, interval": ["train.tokens=1792", ADAPTING],
-    "simigrad, reference": [
-        "train.tokens=1792",
-        "train.micro_batch_tokens=16",
-        ADAPTING,
-        "simigrad.mode=reference",
-    ],
     "simigrad, dropping": [*METHODS["simigrad"], *METHODS["layer dropping"]],
     "ouroboros, mean": [
         *LONGER,

@@ -365,8 +365,8 @@ def test_gradients_in_flight_of_another_layout_are_dropped_with_a_reason():
     assert dropped(before, replace(before, clip="module"), shape) is None
     assert (
         dropped(before, None, shape)
-        == f"{was}: its gradients in flight, of up to 2 steps ago, are dropped, and training goes on"
-        " without delay"
+        == f"{was}: its gradients in flight, of up to 2 steps ago, are dropped, and training goes"
+        " on without delay"
     )
     for now, has, steps in (
         (Ouroboros(modules=4, split=(1, 1, 1, 1)), "4 of 1, 1, 1, 1", 3),

@@ -102,12 +102,8 @@ def test_steps_between_measurements_do_not_measure():
 
 
 def test_a_plan_of_the_run_keeps_the_batch_and_its_window():
-    for mode in ("default", "reference"):
-        section = SimiGrad(**BATCH, mode=mode)
-        started = Progress(
-            batch_size=16, simigrad_window=((0.1, 1.0, 1.0),) if mode == "reference" else ()
-        )
-        assert {plan.batch_size for plan, _ in plan_run(recipe(section), started)} == {16}
+    started = Progress(batch_size=16)
+    assert {plan.batch_size for plan, _ in plan_run(recipe(SimiGrad(**BATCH)), started)} == {16}
 
 
 def test_columns_of_a_step():
@@ -192,18 +188,14 @@ def test_memory_is_planned_for_the_largest_micro_batch_that_may_come():
     ).largest_micro_batch == (32, 16)
 
 
-@pytest.mark.parametrize("mode", ["default", "reference"])
-def test_rows_follow_the_changes_of_the_batch(mode):
-    section = SimiGrad(
-        target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2, mode=mode
-    )
+def test_rows_follow_the_changes_of_the_batch():
+    section = SimiGrad(target=0.4, min_batch_size=4, max_batch_size=20, interval=2, window=2)
     adapting = recipe(section, tokens=8 * 16 * 14)
     rows = run(fresh(adapting), adapting)
     batches = [row["batch_size"] for row in rows[1:]]
     assert len(set(batches)) > 2
-    assert [row["simigrad_similarity"] is not None for row in rows[1:5]] == (
-        [False, True, False, True] if mode == "default" else [True, False, True, False]
-    )
+    measured = [row["simigrad_similarity"] is not None for row in rows[1:5]]
+    assert measured == [False, True, False, True]
     for before, row in itertools.pairwise(rows[1:]):
         assert row["sequences"] == before["sequences"] + row["batch_size"]
         assert row["simigrad_lr_factor"] == math.sqrt(row["batch_size"] / 8)
@@ -216,28 +208,3 @@ def test_growth_clears_the_window_and_keeps_the_batch():
     )
     grown = after_growth(grows, Progress(step=5, batch_size=18, simigrad_window=((0.1, 1.0, 1.0),)))
     assert (grown.batch_size, grown.simigrad_window) == (18, ())
-
-
-def test_the_reference_mode_stays_within_the_bounds_that_it_states():
-    """Every batch that the released rule reaches, from every start, and both bounds are reached."""
-    for lower, upper, quantum in [(2, 30, 4), (10, 30, 4), (10, 32, 8), (3, 17, 1), (6, 22, 5)]:
-        section = SimiGrad(
-            target=0.5,
-            min_batch_size=lower,
-            max_batch_size=upper,
-            quantum=quantum,
-            mode="reference",
-        )
-        lowest, highest = section.batch_bounds(0)
-        reached, fresh = set(), set(range(section.lowest, section.highest + 1, quantum))
-        while fresh:
-            reached |= fresh
-            fresh = {
-                section.next_batch_size(batch, phi) for batch in fresh for phi in (0.1, 0.9)
-            } - reached
-        assert lowest <= min(reached) and max(reached) == highest, (
-            lower,
-            upper,
-            quantum,
-            sorted(reached),
-        )
