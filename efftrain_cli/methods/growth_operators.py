@@ -19,7 +19,7 @@ itself:
     d_ff, n_kv_head   new rows of gate, up (q, k, v) R, new columns of down (o) 0
 
     depth             x + down(MLP(norm(x + o(attn(norm(x)))))) with o = down = 0, norms = 0,
-                      copied, or random
+                      or copied
 
 What they compute for GPT-2, and why, is in `staged_growth.py`, the method's section. Gesmundo and
 Maile 2023, arXiv 2308.06103, pad.
@@ -50,8 +50,6 @@ from efftrain_cli.model.parameter_kinds import parameter_kind
 
 OFFDIAG_SCALE = 0.5
 """Standard deviation of the blocks of A, relative to W's."""
-NOISE_SCALE = 0.01
-"""Standard deviation of the noise of `symmetry = "noise"`, relative to that of the parameter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,9 +148,8 @@ def grow_width(
 ) -> GrowthState:
     """Grow a model to `factor` times its width, with `factor` times as many heads of the same size.
 
-    Loss and logits stay to rounding, except with `symmetry="noise"`. `seed` draws A or the noise.
-    Moments: m / k and v / k^2, but as they are for the gains of q and k and for what is itself
-    divided by k.
+    Loss and logits stay to rounding. `seed` draws A. Moments: m / k and v / k^2, but as they are
+    for the gains of q and k and for what is itself divided by k.
 
     Raises:
         ValueError: a parameter that is not a GPT's.
@@ -186,12 +183,6 @@ def grow_width(
             parts = _parts(kind, old, state.config)
             blocks = [_cancelling_blocks(part, factor, generator) for part in parts]
             new = new + torch.cat(blocks)
-        elif symmetry == "noise" and new.dim() == 2:
-            noise = _normal(new.shape, _generator(seed, name))
-            if kind in ("token_embedding", "head"):
-                noise[state.config.vocab_size :] = 0  # padding rows stay 0
-            noise = noise * (NOISE_SCALE * _spread(old))
-            new = new + noise.to(new.dtype).to(new.device)
         parameters[name] = new
 
     config = grown_shape(state.config, Operator("width", factor))
@@ -275,14 +266,12 @@ def grow_depth(
     *,
     mode: Depth = "zero_out_proj",
     moments: Moments = "ema",
-    seed: int = 0,
 ) -> GrowthState:
     """Grow a model to `factor` times as many layers.
 
-    With `copy_append` and `copies` layer j is a copy of layer j mod n_layer; with `random` the
-    layers after the old ones are drawn from `seed`, with moments and step counter 0; else the
-    layers made from layer i follow it directly. `identity` and `zero_out_proj` leave loss and
-    logits bit for bit. A copied layer copies its moments too. An inserted `zero_out_proj` layer
+    With `copy_append` and `copies` layer j is a copy of layer j mod n_layer; else the layers made
+    from layer i follow it directly. `identity` and `zero_out_proj` leave loss and logits bit for
+    bit. A copied layer copies its moments too. An inserted `zero_out_proj` layer
     starts with moments and step counter 0: before growth its gradients were 0 except in the two
     projections. An inserted `identity` layer does so with `moments="paper"`, and then 3/4 of its
     MLP units are dead for good (0 in and 0 out is a saddle); with "ema" it takes its source's
@@ -294,27 +283,22 @@ def grow_depth(
     """
     layers = state.config.n_layer
     config = grown_shape(state.config, Operator("depth", factor))
-    starts_at_zero = mode in ("zero_out_proj", "random")
+    starts_at_zero = mode == "zero_out_proj"
     if mode == "identity":
         starts_at_zero = moments == "paper"
-    device = "meta"
-    if mode == "random":
-        device = "cpu"
-    with torch.device(device):
-        large = GPT(config)
-    if mode == "random":
-        large.init_weights(seed)
+    with torch.device("meta"):
+        names = [name for name, _ in GPT(config).named_parameters()]
 
     parameters: Tensors = {}
     optimizer: dict[str, Tensors] = {key: {} for key in state.optimizer}
-    for new, drawn in large.named_parameters():
+    for new in names:
         old = new
         part = ""
         inserted = False
         if new.startswith("h."):
             _, number, part = new.split(".", 2)
             source, copy = divmod(int(number), factor)
-            if mode in ("copy_append", "copies", "random"):
+            if mode in ("copy_append", "copies"):
                 copy, source = divmod(int(number), layers)
             old = f"h.{source}.{part}"
             inserted = copy > 0
@@ -323,8 +307,6 @@ def grow_depth(
         is_projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
         if inserted and mode == "identity":
             value = _identity_layer(part, value, config)
-        elif inserted and mode == "random":
-            value = drawn.detach().to(value)
         elif inserted and mode == "zero_out_proj" and is_projection:
             value = torch.zeros_like(value)
         parameters[new] = value.clone()
@@ -363,7 +345,7 @@ def grow(
                 state, factor, moments=moments, symmetry=section.symmetry, seed=drawn
             )
         elif kind == "depth":
-            state = grow_depth(state, factor, mode=section.depth, moments=moments, seed=drawn)
+            state = grow_depth(state, factor, mode=section.depth, moments=moments)
         else:
             state = grow_size(state, operator, seed=drawn)
     return state

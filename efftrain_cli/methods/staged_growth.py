@@ -22,8 +22,8 @@ averages at 0.
 
 Depth, factor k: layers are inserted that compute the identity (`identity`: layer norms and biases
 0, matrices eye; `zero_out_proj`: a copy of the layer before, whose two projections into the
-residual stream are 0), or layers are copied (`copy_interleave`, `copy_append` or `copies`) or drawn
-(`random`), which keeps no loss.
+residual stream are 0), or layers are copied (`copy_interleave`, `copy_append` or `copies`), which
+keeps no loss.
 
 `pad`, `d_ff` and `n_kv_head` set a size instead: any width (RMS norms only), any number of hidden
 units, whole groups of heads. New entries are 0 where they would change the function, and random
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from efftrain_cli.foundation.step import Progress
 
 Moments = Literal["paper", "ema", "reset"]
-Symmetry = Literal["none", "offdiag", "noise"]
-Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append", "copies", "random"]
+Symmetry = Literal["none", "offdiag"]
+Depth = Literal["identity", "zero_out_proj", "copy_interleave", "copy_append", "copies"]
 OperatorKind = Literal["width", "depth", "pad", "d_ff", "n_kv_head"]
 Curve = tuple[tuple[int, float], ...]
 """(schedule_tokens, validation loss) of evaluations, newest last."""
@@ -271,11 +271,10 @@ class StagedGrowth(Method):
     ("paper"); what the running averages would be, in every block ("ema"); or all 0, as a control
     ("reset")."""
     symmetry: Symmetry = "offdiag"
-    """What makes a wider model's copies differ: nothing, blocks that cancel (the loss stays), noise
-    (it does not)."""
+    """What makes a wider model's copies differ: nothing, or blocks that cancel; the loss stays."""
     depth: Depth = "zero_out_proj"
-    """What a deeper model's new layers compute: the identity in two ways (the loss stays), a copy
-    of each layer after it or of all after all ("copies" too), or random weights (it does not)."""
+    """What a deeper model's new layers compute: the identity in two ways (the loss stays), or a
+    copy of each layer after it or of all after all ("copies" too; the loss does not stay)."""
     dynamics: Literal["target"] = "target"
     """Learning rates after growth in width: those of the target model. Recipes of older versions
     have this key."""
@@ -361,8 +360,7 @@ class StagedGrowth(Method):
         """Return whether these operators, in this section's variants, claim to leave loss and
         logits as they are."""
         exact_depth = self.depth in ("identity", "zero_out_proj")
-        keeps = {"width": self.symmetry != "noise", "depth": exact_depth}
-        return all(keeps.get(kind, True) for kind, _ in operators)
+        return exact_depth or all(kind != "depth" for kind, _ in operators)
 
 
 def shapes_of_stages(target: S, stages: Sequence[Stage]) -> list[S]:

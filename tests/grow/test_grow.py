@@ -337,7 +337,7 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
         "--set",
         "train.tokens=2K",
         "--set",
-        "staged_growth.symmetry=noise",
+        "staged_growth.symmetry=none",
     )
     assert "->" in result.output and "largest difference 0" in result.output
     # Measured on all 20 windows, so the losses are those of the source's own last row.
@@ -348,11 +348,11 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
         and [float(loss) for loss in found.groups()] == [pytest.approx(last, abs=2e-6)] * 2
     )
     assert "efftrain pretrain --resume deep" in result.output
-    noise = ["--name", "noisy", "--set", "staged_growth.symmetry=noise"]
-    noisy = cli("grow", "small", "--operator", "width", *noise)
-    assert "do not keep the loss" in noisy.output
-    assert "next        nothing is left of train.tokens = " in noisy.output
-    assert "pretrain --resume noisy --set train.tokens=N" in noisy.output
+    copies = ["--name", "copied", "--set", "staged_growth.depth=copies"]
+    copied = cli("grow", "small", "--operator", "depth", *copies)
+    assert "do not keep the loss" in copied.output
+    assert "next        nothing is left of train.tokens = " in copied.output
+    assert "pretrain --resume copied --set train.tokens=N" in copied.output
 
 
 def test_planning_from_the_law_and_from_runs(home):
