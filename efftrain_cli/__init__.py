@@ -18,7 +18,7 @@ __all__ = ["comparison", "metrics", "runs"]
 def metrics(run: str) -> pd.DataFrame:
     """Return a row per step of a run, a column per number of metrics.jsonl; NaN if a row has none.
 
-    Rows that a resume or a rewind replaced are left out.
+    Rows that a resume replaced are left out.
 
     Args:
         run: the run's name or path, or the name of a recipe with one run.

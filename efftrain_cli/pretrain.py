@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from efftrain_cli.foundation.console import (
     say,
     steady_output,
 )
-from efftrain_cli.foundation.errors import DivergedError, EfftrainError, StoppedError, UsageError
+from efftrain_cli.foundation.errors import EfftrainError, StoppedError, UsageError
 from efftrain_cli.foundation.files import disk_error, write_whole
 from efftrain_cli.foundation.records import sealed_toml
 from efftrain_cli.foundation.signals import (
@@ -56,7 +55,6 @@ from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
 from efftrain_cli.training.build import compute_dtype
 from efftrain_cli.training.display import TrainingDisplay
-from efftrain_cli.training.divergence import rewind
 from efftrain_cli.training.joining import joined
 from efftrain_cli.training.logger import report_stop, train_and_log
 from efftrain_cli.training.memory import memory_errors, peak_memory
@@ -88,13 +86,8 @@ def start(
     device: str = "auto",
     steps: int | None = None,
     with_probe: bool = True,
-    rewinding: bool = False,
 ) -> Path:
     """Train `recipe` in a new run directory and return it.
-
-    Args:
-        rewinding: a divergence goes back to the newest stable checkpoint instead of ending the run,
-            three times at most.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
@@ -116,7 +109,7 @@ def start(
         origin = origin_of(session, recipe_name)
         with Run.create(name, dump_recipe(recipe), origin, session.corpus.tokenizer_path) as run:
             run.event("start", environment_of(session))
-            return _train(run, state, session, plan, steps, with_probe, rewinding)
+            return _train(run, state, session, plan, steps, with_probe)
 
 
 def resume(
@@ -128,7 +121,6 @@ def resume(
     overrides: Sequence[str] = (),
     override: bool = False,
     from_start: bool = False,
-    rewinding: bool = False,
 ) -> Path:
     """Continue run `name` from its newest valid checkpoint, as if it had never stopped.
 
@@ -136,7 +128,6 @@ def resume(
         overrides: `key=value` changes of the run's recipe.
         override: accept a recipe or data that differ from what the run was started with.
         from_start: begin again at step 1 if the run has no checkpoint.
-        rewinding: as in `start`.
 
     Raises:
         EfftrainError: any fault a user can act on; its class says which.
@@ -184,7 +175,7 @@ def resume(
             if overrides:
                 write_whole(recipe_path, sealed_toml(dump_recipe(recipe)))
             _begin_segment(run, state, session, written, checkpoint)
-            return _train(run, state, session, plan, steps, with_probe, rewinding)
+            return _train(run, state, session, plan, steps, with_probe)
 
 
 def _check_extra(recipe: Recipe) -> None:
@@ -325,7 +316,6 @@ def _train(
     summary: PlanSummary,
     until: int | None,
     with_probe: bool,
-    rewinding: bool,
 ) -> Path:
     recipe = session.recipe
     console = make_console()
@@ -346,23 +336,8 @@ def _train(
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
                 TrainingDisplay(console, summary.tokens, state.progress.tokens, steps) as screen,
             ):
-                for attempt in count(1):
-                    try:
-                        val_loss = train_and_log(
-                            run, state, session, devices, until, screen, rewinding
-                        )
-                        run.event("memory", peak_memory(session.device))
-                        break
-                    except DivergedError as error:
-                        rewound = rewind(run, state, session) if rewinding else None
-                        if rewound is None:
-                            raise
-                        where = f"step {rewound.progress.step}; the batches since are skipped"
-                        screen.say(f"{str(error).splitlines()[0]}\nrewound to {where}")
-                        state = rewound
-                        devices.rewind()
-                        start_workers(run.path, state, session, until, attempt)
-                        devices = share_state(state, session)
+                val_loss = train_and_log(run, state, session, devices, until, screen)
+                run.event("memory", peak_memory(session.device))
     except Stop:
         raise StoppedError(report_stop(run, state)) from None
     except (OSError, EfftrainError) as error:

@@ -81,7 +81,6 @@ def run_of(
             "tokens": TOKENS * shares,
             "flops": 6e5 * TOKENS * shares,
             "seconds": 100 * shares,
-            "schedule_tokens": TOKENS * shares,
         },
         "step": 10 * (len(losses) - 1),
         "tokens": TOKENS,
@@ -89,7 +88,6 @@ def run_of(
         "seconds": 100.0,
         "stability": measure({name: np.empty(0) for name in ("step", "loss_ratio", "nonfinite")}),
         "nonfinite_stops": 0,
-        "rewinds": 0,
         "mfu": None,
         "spent": {},
         "series": {},
@@ -524,7 +522,7 @@ def _run_every(
     noise = random.normal(0, RUN_SD) + random.normal(0, QUIET, len(at))
     run = run_of(name, seed, curve + shift + noise, step=steps)
     tokens = TOKENS * at / steps
-    costs = {"tokens": tokens, "schedule_tokens": tokens, "flops": 6e5 * tokens}
+    costs = {"tokens": tokens, "flops": 6e5 * tokens}
     seen = run.evaluated | costs | {"step": at, "seconds": 100 * at / steps}
     return replace(run, evaluated=seen, recipe=run.recipe | {"eval.every": every})
 

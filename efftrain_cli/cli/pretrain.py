@@ -63,13 +63,6 @@ def pretrain(
             help="With --resume: begin again at step 1 if the run has no checkpoint.",
         ),
     ] = False,
-    on_divergence: Annotated[
-        Literal["stop", "rewind"],
-        Option(
-            help="stop (exit 4), or rewind: go back to the last stable checkpoint"
-            " and skip the batches since, at most three times."
-        ),
-    ] = "stop",
     plan: Annotated[
         bool, Option("--plan", help="Print the schedule and what it costs; train nothing.")
     ] = False,
@@ -146,7 +139,6 @@ def pretrain(
             overrides=overrides,
             override=override_resume,
             from_start=from_start,
-            rewinding=on_divergence == "rewind",
         )
         return
     for option, given_alone in (
@@ -194,5 +186,4 @@ def pretrain(
         device=device,
         steps=steps,
         with_probe=not no_probe,
-        rewinding=on_divergence == "rewind",
     )

@@ -331,12 +331,8 @@ def mean_ratio(baseline: Group, method: Group, spent: Callable[[RunNumbers], flo
 
 
 def budget_ratio(baseline: Group, method: Group, cost: Cost) -> float:
-    """Return the `mean_ratio` of a cost, without tokens that a rewind abandoned.
-
-    The budget is what the learning-rate schedule ran over.
-    """
-    axis = {"tokens": "schedule_tokens"}.get(cost, cost)
-    return mean_ratio(baseline, method, lambda run: float(run.evaluated[axis][-1]))
+    """Return the `mean_ratio` of a cost up to the last evaluation."""
+    return mean_ratio(baseline, method, lambda run: float(run.evaluated[cost][-1]))
 
 
 def is_same_budget(ratio: float) -> bool:
@@ -383,8 +379,7 @@ def schedule_position(run: RunNumbers, axis: str, value: float) -> float | None:
         return None
     if any(key.startswith("stages.") for key in recipe):
         return 1.0 if value >= (1 - SAME_SCHEDULE) * x[-1] else math.nan
-    # Without steps that a rewind abandoned: the schedule went back with the run.
-    clock = "schedule_tokens"
+    clock = "tokens"
     end = recipe.get("optim.decay_tokens") or recipe.get("train.tokens")
     if recipe.get("optim.decay_steps"):
         clock = "step"
@@ -401,7 +396,7 @@ def schedule_tokens(run: RunNumbers) -> float:
     if not end:
         return float(recipe.get("optim.decay_tokens") or recipe.get("train.tokens") or math.nan)
     steps = run.evaluated["step"]
-    tokens = run.evaluated["schedule_tokens"]
+    tokens = run.evaluated["tokens"]
     if steps[-1] <= 0:
         return math.nan
     # Beyond the last step, assume the mean tokens per step of the run.
@@ -530,7 +525,7 @@ def has_unequal_steps(runs: Sequence[RunNumbers]) -> bool:
     means = []
     for run in finished_runs(runs):
         steps = run.evaluated["step"]
-        tokens = run.evaluated["schedule_tokens"]
+        tokens = run.evaluated["tokens"]
         means += [*(tokens[steps > 0] / steps[steps > 0])]
     return bool(means) and max(means) > (1 + SAME_SCHEDULE) * min(means)
 
@@ -645,7 +640,6 @@ _STEADY = (
     Question(
         "nonfinite_stops", "non-finite stops", "", _STABILITY, lambda run: run.nonfinite_stops
     ),
-    Question("rewinds", "rewinds", "", _STABILITY, lambda run: run.rewinds),
     Question(
         "tokens_per_second",
         "tokens per training second",

@@ -79,13 +79,11 @@ class RunNumbers:
     origin: dict[str, Any]
     status: str
     marks: tuple[Why, ...]
-    """Remarks on the run: resumed, rewound, diverged, crashed, unfinished, damaged lines."""
+    """Remarks on the run: resumed, diverged, crashed, unfinished, damaged lines."""
     evaluated: dict[str, np.ndarray]
     """Columns of the rows with a validation loss, in order.
 
-    `step`, `tokens`, `flops`, `seconds`, `schedule_tokens` and `val_loss`. Steps that a rewind
-    abandoned count in `tokens`, `flops` and `seconds`; they do not in `schedule_tokens`, as the
-    learning-rate schedule went back with the run.
+    `step`, `tokens`, `flops`, `seconds` and `val_loss`.
     """
     step: int
     tokens: float
@@ -94,7 +92,6 @@ class RunNumbers:
     """Training seconds: without evaluation, checkpoints and compilation."""
     stability: Stability
     nonfinite_stops: int
-    rewinds: int
     mfu: float | None
     spent: dict[str, float]
     """Logged seconds by column: training, evaluation, checkpoints, compilation, processor, wall.
@@ -156,8 +153,8 @@ class RunNumbers:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the run failed, or diverged and was rewound."""
-        return self.failed or self.nonfinite_stops > 0 or self.rewinds > 0
+        """Whether the run failed, or diverged and was continued."""
+        return self.failed or self.nonfinite_stops > 0
 
 
 def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
@@ -172,12 +169,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
     names = (*READ, *_columns_by_part(run.recipe))
     rows = read_metrics(path, names)
     status = status_of(run, rows)
-    tokens = rows.columns["tokens"].copy()
-    for event in _events(run, "rewind"):
-        # The rows do not count the tokens of abandoned steps, although they were trained on.
-        after = rows.columns["step"] > float(event.get("to_step", math.inf))
-        tokens += float(event.get("tokens_abandoned", 0)) * after
-    columns = rows.columns | {"tokens": tokens, "schedule_tokens": rows.columns["tokens"]}
+    columns = rows.columns
     step = int(_last(columns["step"]))
     seconds = _last(columns["train_seconds"])
 
@@ -209,7 +201,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         mfu = float(weighted[timed].sum() / total)
     peak_lr = float(np.nanmax(columns["lr"], initial=0.0))
     # Equal up to rounding.
-    at_peak = columns["schedule_tokens"][columns["lr"] >= peak_lr * (1 - 1e-9)]
+    at_peak = columns["tokens"][columns["lr"] >= peak_lr * (1 - 1e-9)]
     optimizer = OPTIMIZERS[run.recipe.get("optim", {}).get("name", "adamw")]
     uncounted = np.isfinite(columns["lr"]) & np.isnan(columns["optimizer_flops"])
     return RunNumbers(
@@ -222,7 +214,7 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         marks=_marks(run, rows, status, step),
         evaluated=_evaluated(columns),
         step=step,
-        tokens=_last(tokens),
+        tokens=_last(columns["tokens"]),
         flops=_last(columns["total_flops"]),
         flops_lack_optimizer=optimizer.counts_flops and bool(uncounted.any()),
         seconds=seconds,
@@ -231,7 +223,6 @@ def read_numbers(path: Path, zero_shot: bool = True) -> RunNumbers:
         warmup_tokens=float(at_peak[0]) if len(at_peak) else 0.0,
         stability=measure(rows.columns),
         nonfinite_stops=rows.nonfinite_segments,
-        rewinds=len(_events(run, "rewind")),
         mfu=mfu,
         series=_series(columns),
         zero_shot=_zero_shot(path, columns) if zero_shot else (),
@@ -276,7 +267,7 @@ def _end(run: SmallFiles) -> str:
                 return str(event.get("status"))
             case "diverged" | "signal" as kind:
                 return str(kind)
-            case "start" | "resume" | "rewind":
+            case "start" | "resume":
                 break
     return ""
 
@@ -298,10 +289,8 @@ def _marks(run: SmallFiles, rows: Metrics, status: str, step: int) -> tuple[Why,
             text += f" ({100 * _last(rows.columns['tokens']) / budget:.0f} % of its tokens)"
         marks.append(Why("unfinished", text))
 
-    rewinds = len(_events(run, "rewind"))
     times = {
-        "rewound": rewinds,
-        "resumed": max(rows.segments - 1 - rewinds, len(_events(run, "resume"))),
+        "resumed": max(rows.segments - 1, len(_events(run, "resume"))),
         "non-finite": 0 if status == "diverged" else rows.nonfinite_segments,
     }
     for what, count in times.items():
@@ -354,7 +343,7 @@ def _evaluated(columns: Columns) -> Columns:
     """Return `RunNumbers.evaluated`."""
     rows = np.isfinite(columns["val_loss"])
     # The row of step 0 may lack its counts, which are 0.
-    names = {"step": "step", "val_loss": "val_loss", "schedule_tokens": "schedule_tokens"} | AXES
+    names = {"step": "step", "val_loss": "val_loss"} | AXES
     return {name: np.nan_to_num(columns[column][rows]) for name, column in names.items()}
 
 

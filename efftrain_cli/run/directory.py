@@ -312,7 +312,7 @@ class Run:
 
     def set_aside(self, checkpoint: Path) -> Path:
         """Rename a checkpoint, so that its step can be saved again: one that failed verification to
-        step-N.corrupt, one of a past that a rewind left to step-N.left (or step-N.left-2, ...)."""
+        step-N.corrupt, any other to step-N.left (or step-N.left-2, ...)."""
         kind = "corrupt" if checkpoint in self.corrupt else "left"
         number = 1
         target = checkpoint.with_name(f"{checkpoint.name}.{kind}")

@@ -1,7 +1,7 @@
 """The one module that reads metrics.jsonl: which rows count, as dictionaries or as a frame, and
 what is damaged.
 
-Rows are appended only, so the later row is the later truth: what a resume or a rewind begins with
+Rows are appended only, so the later row is the later truth: what a resume begins with
 replaces all older rows from its step on, however far they went. Nothing here writes, locks or
 imports torch: a run can be read while it trains, on another machine, or half copied.
 """

@@ -1,4 +1,4 @@
-"""How stable a run is: measures over its rows, and a detector of jumps that reads rows as they
+"""How stable a run is: measures over its rows, and a detector of spikes that reads rows as they
 come. Host only.
 
 The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
@@ -124,94 +124,60 @@ def describe_run(path: Path) -> list[str]:
     return lines
 
 
-# --- jumps ----------------------------------------------------------------------------------------
+# --- spikes ---------------------------------------------------------------------------------------
 
 WINDOW = 32
-"""Steps that the usual value is the median of."""
+"""Steps that the usual loss is the median of."""
+FEWEST = 8
+"""Losses that must be known before a spike."""
+DEVIATIONS = 6.0
+"""Standard deviations of the usual losses by which a spike exceeds their median."""
 
 
-class Jump(NamedTuple):
-    """A value far above what is usual."""
+class Spike(NamedTuple):
+    """A training loss far above what is usual."""
 
-    column: str
     step: int
-    value: float
+    loss: float
+    """Nats per token."""
     usual: float
-    """Median of the values before it."""
-
-    @property
-    def event(self) -> dict[str, float]:
-        """Fields for events.jsonl."""
-        return {"step": self.step, self.column: self.value, "usual": self.usual}
+    """Median of the losses before it."""
 
     def __str__(self) -> str:
-        """Describe the jump in one line."""
-        times = self.value / self.usual
-        if self.column == "loss":
-            return (
-                f"spike: step {self.step}: loss {self.value:.3f},"
-                f" {times:.2f} times the usual {self.usual:.3f}"
-            )
+        """Describe the spike in one line."""
         return (
-            f"early warning: step {self.step}: gradient norm {self.value:.3g},"
-            f" {times:.1f} times the usual {self.usual:.3g}; the loss may be about to jump"
+            f"spike: step {self.step}: loss {self.loss:.3f},"
+            f" {self.loss / self.usual:.2f} times the usual {self.usual:.3f}"
         )
 
 
 @dataclass
-class JumpDetector:
-    """Find where a column rises above both `ratio` times its usual value and `deviations` times its
-    usual scatter.
+class LossSpikeDetector:
+    """Find where the training loss rises above both SEVERE times its usual value and DEVIATIONS
+    times its usual scatter.
 
-    A jump is found once; the next one only after the value has come down to `rearm` times the usual
-    one.
+    A spike is found once; the next one only after the loss has come down.
     """
 
-    column: str
-    ratio: float
-    least: int
-    """Values that must be known before a jump."""
-    deviations: float = 0.0
-    rearm: float = math.inf
-    lasting: int = 0
-    """Steps since the present jump began, itself included; 0 if the value is as usual."""
-    usual: float = math.nan
-    """Median of the last WINDOW values."""
-    _values: deque[float] = field(default_factory=partial(deque, maxlen=WINDOW))
+    _losses: deque[float] = field(default_factory=partial(deque, maxlen=WINDOW))
+    _is_high: bool = False
 
-    def read(self, row: Mapping[str, object]) -> Jump | None:
-        """Return the jump that begins with this row, if one does."""
-        value = to_float(row.get(self.column))
-        if math.isnan(value):
+    def read(self, row: Mapping[str, object]) -> Spike | None:
+        """Return the spike that begins with this row, if one does."""
+        loss = to_float(row.get("loss"))
+        if math.isnan(loss):
             return None
-        jump = None
-        if len(self._values) >= self.least:
-            self.usual = median(self._values)
+        spike = None
+        if len(self._losses) >= FEWEST:
+            usual = median(self._losses)
             # 1.4826 makes the median absolute deviation the standard deviation of normal scatter.
-            scatter = 1.4826 * median(abs(each - self.usual) for each in self._values)
-            high = (
-                value > self.ratio * self.usual and value > self.usual + self.deviations * scatter
-            )
-            if high and not self.lasting:
-                jump = Jump(self.column, int(str(row["step"])), value, self.usual)
-            lasts = high or (self.lasting > 0 and value > self.rearm * self.usual)
-            self.lasting = self.lasting + 1 if lasts else 0
-        self._values.append(value)
-        return jump
-
-
-def loss_spikes() -> JumpDetector:
-    """Find jumps of the training loss."""
-    return JumpDetector("loss", ratio=SEVERE, least=8, deviations=6.0)
-
-
-def gradient_warnings() -> JumpDetector:
-    """Find jumps of the gradient norm, before clipping: early warnings.
-
-    A loss cannot jump by a step whose gradient was as usual, and in recorded runs the gradient was
-    often first: the first jumps come within the first ten steps.
-    """
-    return JumpDetector("grad_norm", ratio=6.0, least=4, rearm=3.0)
+            scatter = 1.4826 * median(abs(each - usual) for each in self._losses)
+            is_high = loss > SEVERE * usual and loss > usual + DEVIATIONS * scatter
+            if is_high and not self._is_high:
+                spike = Spike(int(str(row["step"])), loss, usual)
+            self._is_high = is_high
+        self._losses.append(loss)
+        return spike
 
 
 def validation_curve(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:

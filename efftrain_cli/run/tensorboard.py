@@ -2,7 +2,7 @@
 
 Written by the package `tensorboard` alone (extra of the same name); neither torch nor TensorFlow is
 imported. The files are made anew whenever a reading begins, from the rows that count, so a resume
-or a rewind leaves no step twice.
+leaves no step twice.
 """
 
 from __future__ import annotations

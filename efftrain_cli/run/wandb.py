@@ -5,9 +5,8 @@ network, a missing key or a crash of wandb costs the run nothing. `efftrain wand
 code on a file that is already there.
 
 wandb keeps the first value that it is given for a step and drops later ones. While a run is
-followed, rows that a resume writes anew are therefore not sent again; after a rewind the history at
-wandb holds steps that were given up. `sync` makes a clean run from the rows that count: each step
-once, the last write wins.
+followed, rows that a resume writes anew are therefore not sent again. `sync` makes a clean run from
+the rows that count: each step once, the last write wins.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ TENSORBOARD_LOG = "tensorboard.log"
 """The same of the child that writes for TensorBoard."""
 ALERTS = {
     "spike": ("loss spike", "WARN"),
-    "warning": ("warning", "WARN"),
-    "rewind": ("rewound after a divergence", "WARN"),
     "fallback": ("a checkpoint was damaged; an older one was taken", "WARN"),
     "save_failed": ("a checkpoint could not be saved", "ERROR"),
     "gap": ("rows were lost", "WARN"),

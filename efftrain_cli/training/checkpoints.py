@@ -78,7 +78,7 @@ def save(run: Run, state: TrainState, recipe: Recipe, devices: Devices | None = 
         where = f"after step {state.progress.step}"
         raise UnsoundError(f"{where}: NaN or infinity in {listed(wrong)}")
     try:
-        # A damaged checkpoint, one of abandoned steps, or a foreign file: it is not this state.
+        # A damaged checkpoint or a foreign file: it is not this state.
         if os.path.lexists(path):
             run.set_aside(path)
         run.sync()

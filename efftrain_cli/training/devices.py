@@ -31,13 +31,6 @@ BeforeLast = Callable[[Losses], None]
 """Called with the complete losses before the backward pass of the last micro-batch."""
 
 
-class Rewinding(BaseException):
-    """Rank 0 has gone back to an earlier state and will share it.
-
-    Not an `Exception`, so that no handler on the way takes it for an error.
-    """
-
-
 class Passes(NamedTuple):
     """Forward and backward passes of a step on this device."""
 
@@ -104,7 +97,7 @@ class Devices:
         """Wait until all ranks begin the next step; rank 0 may log and save between two steps.
 
         Raises:
-            Stop, Rewinding: as `sync_stop_flag`.
+            Stop: as `sync_stop_flag`.
         """
         self.patient = True
         self.sync_stop_flag(state.progress.step + 1)
@@ -150,7 +143,6 @@ class Devices:
 
         Raises:
             Stop: a rank was asked to stop: all drop the step.
-            Rewinding: rank 0 has gone back to an earlier state.
             EfftrainError: the ranks are at different steps: a bug.
         """
         if self.exchange_flags(step):
@@ -158,11 +150,7 @@ class Devices:
             raise Stop("a signal to another process")
 
     def end(self, state: TrainState) -> None:
-        """Agree that all ranks have trained to the end.
-
-        Raises:
-            Rewinding: rank 0 has gone back to an earlier state.
-        """
+        """Agree that all ranks have trained to the end."""
         self.patient = True
         self.exchange_flags(state.progress.step)
 
@@ -179,31 +167,18 @@ class Devices:
     def after_stop(self, state: TrainState) -> None:
         """Let the other ranks end after rank 0 has saved."""
 
-    def rewind(self) -> None:
-        """Interrupt the other ranks, from rank 0; they then wait for another state.
-
-        Raises:
-            Stop: a rank was asked to stop.
-        """
-        self.patient = True
-        if self.exchange_flags(0, rewinding=True):
-            raise Stop("a signal to another process")
-
-    def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
-        """Return whether a rank was asked to stop; raise `Rewinding` if none was and rank 0
-        rewinds."""
+    def exchange_flags(self, step: int) -> bool:
+        """Return whether a rank was asked to stop."""
         if self.ranks.is_single_process:
             return False
         began = time.perf_counter()
-        flags = torch.tensor([stop_asked(), rewinding, step, -step, self.wanted], dtype=torch.int64)
+        flags = torch.tensor([stop_asked(), step, -step, self.wanted], dtype=torch.int64)
         self.ranks.all_reduce_max(flags, self.patient)
         self.ranks.add_wait(time.perf_counter() - began)
-        stops, rewinds, latest, minus_earliest, wanted = flags.tolist()
+        stops, latest, minus_earliest, wanted = flags.tolist()
         self.asked = bool(wanted)
-        if rewinds and not rewinding and not stops:
-            raise Rewinding
         # If rank 0 wants something between two steps, the others may have begun the next one.
-        if latest != -minus_earliest and not rewinds and not wanted:
+        if latest != -minus_earliest and not wanted:
             steps = f"{-minus_earliest} and {latest}"
             raise EfftrainError(
                 f"the ranks of this run are at different steps, {steps}: please report it"

@@ -1,5 +1,4 @@
-"""The end of a run whose loss or gradient was not finite, and the way back to a stable
-checkpoint."""
+"""The end of a run whose loss or gradient was not finite."""
 
 from __future__ import annotations
 
@@ -8,28 +7,16 @@ from dataclasses import replace
 from typing import NoReturn
 
 from efftrain_cli.foundation.console import listed
-from efftrain_cli.foundation.errors import (
-    CheckpointError,
-    DivergedError,
-    EfftrainError,
-    UnsoundError,
-)
+from efftrain_cli.foundation.errors import DivergedError, EfftrainError, UnsoundError
 from efftrain_cli.foundation.step import Progress, StepPlan
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.run.directory import Run, checkpoint_step, checkpoints_of
-from efftrain_cli.run.metrics import latest_rows, to_float
-from efftrain_cli.run.stability import SLIGHT
-from efftrain_cli.training.checkpoints import (
-    drop_in_flight,
-    load_checkpoint,
-    read_recipe,
-    save,
-)
+from efftrain_cli.run.directory import Run, checkpoints_of
+from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.internals import norms_by_layer
-from efftrain_cli.training.session import Session, fresh_state
+from efftrain_cli.training.session import Session
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.trainer import StepRecord, finite_or_none
 
@@ -83,7 +70,6 @@ def raise_diverged(
             "batch_size": plan.batch_size,
             "window_start": plan.window_start,
             "window_tokens": session.train_data.starts(plan.window_start, plan.windows).tolist(),
-            "next_window": plan.window_start + plan.windows,
             "grad_norm_by_layer": {layer: finite_or_none(norm) for layer, norm in norms.items()},
             "nonfinite_layers": bad,
         },
@@ -126,10 +112,7 @@ def raise_unsound(run: Run, state: TrainState, session: Session, what: str) -> N
 
 
 def _record(run: Run, progress: Progress, reason: str) -> None:
-    # The steps since the last sound checkpoint are lost to a rewind too: it goes on with the
-    # windows behind this step.
-    content = {"step": progress.step, "reason": reason, "next_window": progress.windows}
-    run.event("diverged", content)
+    run.event("diverged", {"step": progress.step, "reason": reason})
 
 
 def _way_on(run: Run, state: TrainState, recipe: Recipe) -> str:
@@ -172,98 +155,9 @@ def gradient_norms_by_layer(
     return float(result.scalars["loss"]), layers
 
 
-# --- the way back ---------------------------------------------------------------------------------
-
-MOST_REWINDS = 3
-"""Rewinds of one run; after them a divergence ends it."""
-LASTING = 10
-"""Steps that a spike must last to count as a divergence if rewinding was asked for."""
-
-
-def raise_spiked(run: Run, progress: Progress, loss: float, usual: float) -> NoReturn:
-    """End a session whose loss has stayed above its usual value for `LASTING` steps with a
-    DivergedError."""
-    what = f"the loss, {loss:.3f}, has been far above its usual {usual:.3f} for {LASTING} steps"
-    _record(run, progress, what)
-    raise DivergedError(f"step {progress.step}: {what}. {ADVICE}")
-
-
 def raise_fluctuating(run: Run, progress: Progress, threshold: float) -> NoReturn:
     """End a probe whose validation perplexity has risen above `threshold` times its best with a
     DivergedError."""
     what = f"the validation perplexity is above {threshold:g} times its best"
     _record(run, progress, what)
     raise DivergedError(f"step {progress.step}: {what}")
-
-
-def rewind(run: Run, diverged: TrainState, session: Session) -> TrainState | None:
-    """Return the state to go on from after a divergence; None if `MOST_REWINDS` are used up.
-
-    It is the newest stable checkpoint's, with the batches up to the divergence skipped. FLOPs and
-    seconds of the abandoned steps stay spent; their tokens no longer count as trained on.
-    """
-    events = run.events()
-    rewinds = [event for event in events if event.get("event") == "rewind"]
-    divergences = [event for event in events if event.get("event") == "diverged"]
-    # Without an event, because the disk refused it, the place to go on from is unknown.
-    if len(rewinds) >= MOST_REWINDS or not divergences:
-        return None
-    divergence = divergences[-1]
-    before = divergence["step"]
-    # A run that diverges again before it has passed the step of its last divergence goes back
-    # further.
-    if rewinds and divergence["step"] <= rewinds[-1]["from_step"]:
-        before = rewinds[-1]["to_step"]
-    state = _newest_stable(run, session, before)
-
-    start = state.progress
-    spent = diverged.progress
-    segment = run.next_segment(spent.segment)
-    skipped = divergence["next_window"] - start.windows
-    run.event(
-        "rewind",
-        {
-            "from_step": divergence["step"],
-            "to_step": start.step,
-            "skipped_windows": [start.windows, divergence["next_window"]],
-            "tokens_abandoned": spent.tokens - start.tokens,
-            "flops_abandoned": spent.flops - start.flops,
-            "seconds_abandoned": spent.train_seconds - start.train_seconds,
-        },
-    )
-    state.progress = start._replace(
-        segment=segment,
-        windows=divergence["next_window"],
-        tokens_discarded=start.tokens_discarded + skipped * session.recipe.model.seq_len,
-        flops=spent.flops,
-        train_seconds=spent.train_seconds,
-    )
-    # A resume must find this state: no checkpoint of the abandoned steps, nor that of this step
-    # without the skip.
-    for path in checkpoints_of(run.path):
-        if checkpoint_step(path) >= start.step:
-            run.verified.discard(path)
-            run.set_aside(path)
-    save(run, state, session.recipe)
-    return state
-
-
-def _newest_stable(run: Run, session: Session, before: int) -> TrainState:
-    """Load the newest stable checkpoint from before a step, or else return the state before step 1.
-
-    A checkpoint is stable if its step's loss ratio is at most 1.2.
-    """
-    ratios = {row["step"]: to_float(row.get("loss_ratio")) for row in latest_rows(run.path)}
-    state = fresh_state(session)
-    for path in reversed(checkpoints_of(run.path)):
-        step = checkpoint_step(path)
-        if step >= before or ratios.get(step, 0.0) > SLIGHT or path in run.corrupt:
-            continue
-        try:
-            load_checkpoint(path, state, session.recipe)
-        except CheckpointError as error:
-            run.event("fallback", {"checkpoint": path.name, "reason": str(error)})
-            continue
-        drop_in_flight(run, state, read_recipe(path), session.recipe)
-        break
-    return state

@@ -21,19 +21,16 @@ from efftrain_cli.run.directory import Run
 from efftrain_cli.run.metrics import latest_rows
 from efftrain_cli.run.stability import (
     PROBE,
+    LossSpikeDetector,
     fluctuation,
-    gradient_warnings,
-    loss_spikes,
     validation_curve,
 )
 from efftrain_cli.training.checkpoints import save
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.display import TrainingDisplay
 from efftrain_cli.training.divergence import (
-    LASTING,
     raise_diverged,
     raise_fluctuating,
-    raise_spiked,
     raise_unsound,
 )
 from efftrain_cli.training.session import Session
@@ -62,14 +59,12 @@ class Logbook:
         session: Session,
         devices: Devices,
         screen: TrainingDisplay,
-        rewinding: bool = False,
     ) -> None:
         self._run = run
         self._state = state
         self._session = session
         self._devices = devices
         self._screen = screen
-        self._rewinding = rewinding
         self._is_saved = state.progress.step > 0
         """Whether the run has a checkpoint to continue from."""
         # Reading waits for the device, so on CUDA records are read about once a second.
@@ -83,8 +78,7 @@ class Logbook:
         self._checkpoint_seconds = 0.0
         self._named_seconds = 0.0
         self._warned = False
-        self._warnings = gradient_warnings()
-        self._spikes = loss_spikes()
+        self._spikes = LossSpikeDetector()
         self._threshold = float(os.environ.get(PROBE) or math.inf)
         self._curve: list[tuple[int, float]] = []
         if self._threshold < math.inf and state.progress.step:
@@ -137,8 +131,6 @@ class Logbook:
                     self._run, self._state, self._session, self._devices, record, self._good
                 )
             self._show(row)
-            if self._rewinding and self._spikes.lasting >= LASTING:
-                raise_spiked(self._run, record.progress, row["loss"], self._spikes.usual)
             if record.val_loss is not None and row["val_loss"] is None:
                 what = f"step {row['step']}: the validation loss is not finite"
                 raise_unsound(self._run, self._state, self._session, what)
@@ -163,10 +155,9 @@ class Logbook:
         self._screen.show(row)
         if row["val_loss"] is not None:
             self.val_loss = row["val_loss"]
-        for kind, detector in (("warning", self._warnings), ("spike", self._spikes)):
-            if jump := detector.read(row):
-                self._run.event(kind, jump.event)
-                self._screen.say(str(jump))
+        if spike := self._spikes.read(row):
+            self._run.event("spike", spike._asdict())
+            self._screen.say(str(spike))
 
     def _show_sample(self, step: int, prompt: str) -> None:
         """Show how the model continues `prompt`, and record it as an event.
@@ -250,7 +241,6 @@ def train_and_log(
     devices: Devices,
     until: int | None,
     screen: TrainingDisplay,
-    rewinding: bool = False,
 ) -> float | None:
     """Train to the end of the budget or to step `until`, write rows and checkpoints as they come
     due, and save the end.
@@ -260,12 +250,11 @@ def train_and_log(
     Raises:
         Stop: a signal came; the last finished step is saved.
         DivergedError: a loss or gradient was not finite, and the state before that step is saved;
-            weights, moments or a validation loss were not finite, and nothing is saved; or, with
-            `rewinding`, a spike lasted.
+            or weights, moments or a validation loss were not finite, and nothing is saved.
         DiskError: the last checkpoint could not be written.
     """
     recipe = session.recipe
-    book = Logbook(run, state, session, devices, screen, rewinding)
+    book = Logbook(run, state, session, devices, screen)
 
     def stop() -> None:
         book.flush()

@@ -141,12 +141,12 @@ class Sharded(Devices):
     def after_stop(self, state: TrainState) -> None:
         self.end(state)
 
-    def exchange_flags(self, step: int, rewinding: bool = False) -> bool:
+    def exchange_flags(self, step: int) -> bool:
         """Exchange flags as in `Devices`; gather the state as often as rank 0 asks for it.
 
         Rank 0 gathers in `full_state_dict`.
         """
-        stops = super().exchange_flags(step, rewinding)
+        stops = super().exchange_flags(step)
         while self.asked and self.ranks.rank:
             self._gather_state()
             stops = super().exchange_flags(step)

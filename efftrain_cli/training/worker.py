@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from efftrain_cli.foundation.errors import StoppedError, UsageError
 from efftrain_cli.foundation.signals import Stop, interruptible, rescued_by, stop_on_signals
 from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.training.devices import Devices, Rewinding
+from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.memory import memory_errors
 from efftrain_cli.training.ranks import Ranks, describe_tensors, empty_tensors
 from efftrain_cli.training.session import (
@@ -41,13 +40,11 @@ def start_workers(
     state: TrainState,
     session: Session,
     until: int | None,
-    attempt: int = 0,
     probes: bool = False,
 ) -> None:
     """Start the other ranks' preparation to train from `state`; `share_state` then sends it.
 
     Args:
-        attempt: number, from 0, of the state that this run starts from.
         probes: the ranks probe memory, as rank 0 does meanwhile.
 
     Raises:
@@ -57,7 +54,7 @@ def start_workers(
     if session.ranks.is_single_process:
         return
     session.ranks.store_set(
-        f"start/{attempt}",
+        "start",
         {
             "recipe": str((run / "recipe.toml").resolve()),
             "until": until,
@@ -66,14 +63,13 @@ def start_workers(
             "method_tensors": describe_tensors(state.method_tensors),
         },
     )
-    if not attempt:
-        _check_facts(session)
+    _check_facts(session)
 
 
 def release_workers(ranks: Ranks) -> None:
     """End the other ranks, which wait for `start_workers`: there is nothing to train."""
     if not ranks.is_single_process:
-        ranks.store_set("start/0", {})
+        ranks.store_set("start", {})
         ranks.barrier()
 
 
@@ -107,27 +103,22 @@ def run_worker(device: str, ranks: Ranks) -> None:
 
 
 def _run_worker(device: str, ranks: Ranks) -> None:
-    for attempt in count():
-        start = ranks.store_get(f"start/{attempt}")
-        if not start:
-            return ranks.barrier()
-        if not attempt:
-            # A stop meanwhile has nothing to save.
-            with interruptible(rescuable=True), rescued_by(lambda: None):
-                recipe = load_recipe(start["recipe"])
-                session = prepare_session(recipe, choose_device(device, ranks))
-            session = replace(session, ranks=ranks)
-            _check_facts(session)
-        state = fresh_state(session)
-        progress = progress_from_json(start["progress"])
-        if progress.stage:
-            set_stage(state, session.recipe, progress.stage)
-        state.progress = progress
-        state.method_tensors = empty_tensors(start["method_tensors"], session.device)
-        try:
-            return _train(state, session, start["until"], start["probes"])
-        except Rewinding:
-            continue
+    start = ranks.store_get("start")
+    if not start:
+        return ranks.barrier()
+    # A stop meanwhile has nothing to save.
+    with interruptible(rescuable=True), rescued_by(lambda: None):
+        recipe = load_recipe(start["recipe"])
+        session = prepare_session(recipe, choose_device(device, ranks))
+    session = replace(session, ranks=ranks)
+    _check_facts(session)
+    state = fresh_state(session)
+    progress = progress_from_json(start["progress"])
+    if progress.stage:
+        set_stage(state, recipe, progress.stage)
+    state.progress = progress
+    state.method_tensors = empty_tensors(start["method_tensors"], session.device)
+    _train(state, session, start["until"], start["probes"])
 
 
 def _train(state: TrainState, session: Session, until: int | None, probes: bool) -> None:
@@ -135,7 +126,6 @@ def _train(state: TrainState, session: Session, until: int | None, probes: bool)
 
     Raises:
         Stop: the ranks have agreed to stop.
-        Rewinding: rank 0 will share another state.
     """
     recipe = session.recipe
     summary = summarize_plan(recipe, state.progress, session.corpus.vocab_size, until)

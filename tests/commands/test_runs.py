@@ -217,13 +217,13 @@ def test_show_says_everything(root):
 def test_numbers_of_events_have_their_units(root):
     events = [
         {"event": "memory", "time": "T", "host_bytes": 355_500_032, "device_bytes": 10**400},
-        {"event": "rewind", "time": "T", "flops_abandoned": 3.8e12, "seconds_abandoned": 150.0},
+        {"event": "growth", "time": "T", "flops": 3.8e12, "seconds": 150.0},
         {"event": "diverged", "time": "T", "window_tokens": [0, 128]},
     ]
     write_run(root, "small", 0, events=events)
     out = run("show small-seed0").stdout
     assert "host_bytes 355.5 MB, device_bytes 1000" in out
-    assert "flops_abandoned 3.8 TFLOPs, seconds_abandoned 2 min 30 s" in out
+    assert "flops 3.8 TFLOPs, seconds 2 min 30 s" in out
     assert "window_tokens [0, 128]" in out
 
 

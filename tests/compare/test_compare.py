@@ -30,7 +30,6 @@ from efftrain_cli.compare.measures import (
     loss_at,
     match,
     read_end,
-    schedule_position,
     smooth_end,
 )
 from efftrain_cli.compare.planning import seeds_needed
@@ -189,7 +188,7 @@ def test_steps_are_unequal_beyond_2_percent_of_their_tokens(tokens, unequal):
     """At steps 1 and 10 of one run 8 tokens a step; at step 10 of the other 8.16 are 2 % more."""
     runs = []
     for steps, spent in (((0, 1, 10), (0, 8, 80)), ((0, 10), (0, tokens))):
-        evaluated = {"step": np.array(steps), "schedule_tokens": np.array(spent)}
+        evaluated = {"step": np.array(steps), "tokens": np.array(spent)}
         runs.append(SimpleNamespace(status="finished", evaluated=evaluated))
     assert has_unequal_steps(runs) == unequal
     runs[1].status = "crashed"
@@ -332,7 +331,7 @@ START = {"event": "start"}
 HALF = {"steps": 50, "budget": 102400}
 RESUMED = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)
 BAD = {"loss": None, "nonfinite": True}
-REWOUND = [*rows_of(59, 0), rows_of(60, 0)[-1] | BAD, *rows_of(100, 0, segment=1, first=41)]
+DIVERGED_ONCE = [*rows_of(59, 0), rows_of(60, 0)[-1] | BAD, *rows_of(100, 0, segment=1, first=41)]
 MOVED = [
     START | {"device": "cpu"},
     {"event": "resume", "device": "cuda"},
@@ -361,9 +360,9 @@ MOVED = [
         ),
         ({"rows": RESUMED}, [START, {"event": "resume"}], ["resumed 1 time"]),
         (
-            {"rows": REWOUND},
-            [START, {"event": "diverged"}, {"event": "rewind"}],
-            ["rewound 1 time", "non-finite 1 time"],
+            {"rows": DIVERGED_ONCE},
+            [START, {"event": "diverged"}, {"event": "resume"}],
+            ["resumed 1 time", "non-finite 1 time"],
         ),
         (
             {"rows": [row for row in rows_of(100, 0) if row["step"] not in (7, 8)]},
@@ -378,30 +377,13 @@ MOVED = [
     ],
 )
 def test_runs_that_were_not_smooth_are_marked(root, run, events, marks):
-    """F49: crashed, stopped, diverged, rewound, resumed, moved."""
+    """F49: crashed, stopped, diverged, resumed, moved."""
     write_run(root, "small", 0, events=events, **run)
     comparison = of("small")
     (numbers,) = comparison.runs
     assert [mark.text for mark in numbers.marks] == marks
     assert {f"small-seed0: {mark}" for mark in marks} <= {each.text for each in comparison.labels}
-    rewinds = int("rewound 1 time" in marks)
-    assert (numbers.rewinds, numbers.nonfinite_stops) == (rewinds, rewinds)
-
-
-def test_tokens_that_a_rewind_abandoned_are_cost(root):
-    """Step 60 was reached, 20 steps were given up, so the run ends after 120 steps' worth of
-    tokens, not 100."""
-    rows = rows_of(60, 0) + rows_of(100, 0, segment=1, first=41)
-    rewind = {"event": "rewind", "from_step": 60, "to_step": 40, "tokens_abandoned": 20 * 1024}
-    run = read_numbers(write_run(root, "small", 0, rows=rows, events=[{"event": "start"}, rewind]))
-    assert run.tokens == 120 * 1024 and run.status == "finished"
-    assert run.evaluated["tokens"].tolist() == [
-        1024 * s for s in (0, 10, 20, 30, 40, 70, 80, 90, 100, 110, 120)
-    ]
-    assert run.evaluated["schedule_tokens"][-1] == 100 * 1024
-    # 100 steps' worth was spent by step 80, where the schedule, which went back with the run, has a
-    # fifth to go.
-    assert schedule_position(run, "tokens", 100 * 1024) == pytest.approx(0.8)
+    assert numbers.nonfinite_stops == ("non-finite 1 time" in marks)
 
 
 def test_abandoned_steps_are_not_measured_twice(root):
@@ -602,7 +584,6 @@ def test_every_number_can_be_recomputed_by_the_snippet_in_the_docs(root):
                 "trained_flops": values["rows"].total_flops.iloc[-1],
                 "train_seconds": values["rows"].train_seconds.iloc[-1],
                 "nonfinite_stops": 0,
-                "rewinds": 0,
                 "diverged": 0,
                 "mfu": None,
                 "train_cpu_seconds": None,

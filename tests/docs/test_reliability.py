@@ -16,7 +16,6 @@ UNMARKED = {
     ("F9", "tests/laws/test_ranks.py"): "losses_and_gradients_are_those_of_one_process",
     ("F15", "tests/faults/test_saves.py"): "a_save_survives_a_power_failure_at_any_moment",
     ("F24", "tests/run/test_stability.py"): "a_threefold_loss_is_noticed_at_once",
-    ("F25", "tests/faults/test_rewind.py"): "after_three_rewinds_a_divergence_ends_the_run",
     ("F27", "tests/training/test_compiling.py"): "warmup_over_128_lengths_needs_two_graphs_at_most",
     (
         "F41",
@@ -37,15 +36,18 @@ UNMARKED = {
     ): "a_restart_of_torchrun_reads_no_key_of_the_attempt_before",
 }
 """Tests that do not name the fault that they inject, by fault and file."""
+GONE = {25}
+"""Numbers of faults of mechanisms that the package does not have."""
 
 
 def test_every_fault_is_counted():
     rest = PAGE.index("## Counted")
     table = PAGE[rest:].split("\n## ")[0]
     promised, others = faults(PAGE[:rest]), faults(table)
-    assert promised | others == set(range(1, 105)) and not promised & others
+    assert promised | others == set(range(1, 105)) - GONE
+    assert not promised & others
     counts = [int(count) for count in re.findall(r"^\| .* \| (\d+) \|$", table, re.MULTILINE)]
-    assert counts[0] == len(promised) and sum(counts) == 104
+    assert counts[0] == len(promised) and sum(counts) == 104 - len(GONE)
     rows = [row for row in PAGE[:rest].splitlines() if re.match(r"\| F\d+\b", row)]
     assert faults("\n".join(rows)) == promised, "a fault that is promised has a row"
     assert all("](../tests/" in row for row in rows), "and a row names its test"

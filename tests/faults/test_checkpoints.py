@@ -153,7 +153,7 @@ def test_an_accepted_difference_is_accepted_with_its_values(run):
 
 
 def test_the_last_row_of_a_step_is_that_of_its_newest_segment(run):
-    """After a rewind, and a stop during the evaluation of the step that was trained anew."""
+    """After a stop during the evaluation of the step that was trained anew."""
     run.log(
         [
             {"step": 4, "segment": 0, "loss": 4.0},

@@ -236,7 +236,6 @@ ODD_EVENTS = [
     '{"event": "override"}',
     '{"event": "override", "differences": 3}',
     '{"event": "override", "differences": [null, 7, ["a"]]}',
-    '{"event": "rewind"}',
     '{"event": "resume", "device": {"a": [1]}, "torch": null, "threads": []}',
     '{"event": "end", "status": {"a": 1}}',
     '{"event": "diverged", "step": "x"}',
@@ -264,7 +263,7 @@ def test_a_resume_passes_over_odd_events(lab):
     lab.train("r", "--steps", "5")
     with (lab.run("r") / "events.jsonl").open("a") as file:
         file.write("\n".join(ODD_EVENTS) + "\n")
-    lab.resume("r", "--on-divergence", "rewind")
+    lab.resume("r")
 
 
 def test_runs_verify_names_file_line_and_reason(tmp_path, monkeypatch):

@@ -242,17 +242,6 @@ def test_clocks_an_hour_apart_decide_nothing(lab):
             assert 0 <= row[name] < 600
 
 
-@pytest.mark.parametrize("strategy", ["replicate", "shard"])
-def test_all_ranks_rewind(lab, strategy):
-    inject = CALLS.replace("FAULT", "x = x * float('nan')")
-    args = ("--on-divergence", "rewind", "--steps", "8", *sets(f"parallel.strategy={strategy}"))
-    end(launch(lab, *args, inject=inject))
-    (event,) = lab.events("r", "rewind")
-    assert (event["from_step"], event["to_step"]) == (5, 4)
-    assert event["skipped_windows"] == [16, 20]  # four windows a step
-    assert lab.last_step("r") == saved(lab) == 8
-
-
 FLIP = """
 import efftrain_cli.training.trainer as trainer
 apply_step, calls = trainer.apply_step, []

@@ -161,14 +161,6 @@ def test_an_old_checkpoint_with_nan_in_it_is_passed_over(lab):
     assert "step-00000010.corrupt" in lab.checkpoints("r")
 
 
-def test_rewinding_goes_back_to_before_it(lab):
-    inject = BREAK.replace("BROKEN", WEIGHT.replace("VALUE", "nan"))
-    lab.train("r", "--on-divergence", "rewind", inject=inject)
-    (event,) = lab.events("r", "rewind")
-    assert (event["from_step"], event["to_step"]) == (8, 5)
-    assert lab.last_step("r") == 20
-
-
 class WithAnotherShard(Devices):
     """Rank 0 of several, of which another has a shard with a NaN."""
 

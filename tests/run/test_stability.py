@@ -15,11 +15,10 @@ from efftrain_cli.run.lines import sealed
 from efftrain_cli.run.metrics import columns_of, latest_rows
 from efftrain_cli.run.stability import (
     COLUMNS,
-    Jump,
+    LossSpikeDetector,
+    Spike,
     correlations,
     describe_run,
-    gradient_warnings,
-    loss_spikes,
     measure,
 )
 
@@ -113,7 +112,7 @@ def falling(steps: int, noise: float, seed: int = 0) -> list[float]:
 def test_a_threefold_loss_is_noticed_at_once(at):
     losses = falling(1000, 0.1)
     losses[at : at + 5] = [3 * loss for loss in losses[at : at + 5]]
-    alarm = loss_spikes()
+    alarm = LossSpikeDetector()
     spikes = [spike for row in rows_of(losses) if (spike := alarm.read(row))]
     assert [spike.step for spike in spikes] == [at + 1]
 
@@ -122,51 +121,29 @@ def test_each_jump_is_one_alarm():
     losses = falling(300, 0.05)
     for at in (100, 200):
         losses[at : at + 3] = [9.0, 9.0, 9.0]
-    alarm = loss_spikes()
+    alarm = LossSpikeDetector()
     assert [spike.step for row in rows_of(losses) if (spike := alarm.read(row))] == [101, 201]
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.3])
 def test_noise_alone_raises_no_alarm(noise):
-    alarm = loss_spikes()
+    alarm = LossSpikeDetector()
     assert not any(alarm.read(row) for row in rows_of(falling(10_000, noise)))
 
 
-def norms(values: list[float]) -> list[dict[str, object]]:
-    return [{"step": i + 1, "grad_norm": value} for i, value in enumerate(values)]
-
-
-def warned(values: list[float]) -> list[int]:
-    warning = gradient_warnings()
-    return [found.step for row in norms(values) if (found := warning.read(row))]
-
-
-def test_a_gradient_far_above_its_usual_norm_is_an_early_warning():
-    assert warned([0.5, 0.4, 0.3, 0.3, 0.3, 2.0, 0.3]) == [6]
-    # Once per jump: armed again when the norm has been near its usual value.
-    assert warned([0.3] * 10 + [3.0, 3.0, 2.5, 0.3, 3.0]) == [11, 15]
-    assert warned([0.3] * 10 + [1.7] * 3) == []
-    # A norm that rises slowly is no jump, and too few norms are no usual value.
-    assert warned([0.3 * 1.05**i for i in range(100)]) == []
-    assert warned([0.1, 5.0, 0.1]) == []
-
-
-def test_what_is_not_finite_is_passed_over_by_the_detectors():
-    detectors = (loss_spikes(), gradient_warnings())
+def test_what_is_not_finite_is_passed_over():
+    detector = LossSpikeDetector()
     last = [
         {"step": 51, "loss": None, "grad_norm": None, "nonfinite": True},
         {"step": 0, "val_loss": 6.0},
     ]
     for row in [*rows_of(falling(50, 0.01)), *last]:
-        assert [detector.read(row) for detector in detectors] == [None, None]
+        assert detector.read(row) is None
 
 
-def test_a_jump_in_one_line_and_as_an_event():
-    spike, warning = Jump("loss", 7, 9.0, 3.0), Jump("grad_norm", 7, 6.0, 0.5)
+def test_a_spike_in_one_line():
+    spike = Spike(7, 9.0, 3.0)
     assert str(spike) == "spike: step 7: loss 9.000, 3.00 times the usual 3.000"
-    assert "step 7: gradient norm 6, 12.0 times the usual 0.5" in str(warning)
-    assert spike.event == {"step": 7, "loss": 9.0, "usual": 3.0}
-    assert warning.event == {"step": 7, "grad_norm": 6.0, "usual": 0.5}
 
 
 def recorded(name: str) -> list[dict[str, object]]:
@@ -189,7 +166,7 @@ def test_no_spike_is_seen_in_ten_thousand_recorded_steps_of_normal_training():
     widely."""
     steps = 0
     for name in ("normal-8x32", "normal-2x32"):
-        alarm = loss_spikes()
+        alarm = LossSpikeDetector()
         rows = recorded(name)
         steps += len(rows)
         assert [spike for row in rows if (spike := alarm.read(row))] == []
@@ -202,7 +179,7 @@ def test_a_spike_injected_into_a_recorded_run_is_seen_at_once(name, at):
     rows = recorded(name)
     for row in rows[at : at + 5]:
         row["loss"] = 3 * float(str(row["loss"]))
-    alarm = loss_spikes()
+    alarm = LossSpikeDetector()
     assert [spike.step for row in rows if (spike := alarm.read(row))] == [at + 1]
 
 
@@ -211,7 +188,7 @@ def test_a_ratio_of_exactly_one_and_a_half_is_not_severe():
     assert (found.max_loss_ratio, found.above_slight, found.above_severe) == (1.5, 1, 0)
 
 
-def test_steps_that_a_rewind_gave_up_are_not_measured(tmp_path):
+def test_steps_that_a_resume_replaced_are_not_measured(tmp_path):
     """Segment 0 went to step 60, segment 1 began at 41 and ended at 50."""
     rows = [
         {"step": step, "segment": 0, "loss_ratio": 2.0 if step > 40 else 1.0}

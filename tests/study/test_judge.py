@@ -38,7 +38,6 @@ class FakeRun:
         self.evaluated = self.evaluated or {
             "step": np.array([0, 100]),
             "tokens": np.array([0, 1000]),
-            "schedule_tokens": np.array([0, 1000]),
             "flops": np.array([0, 6e8]),
             "seconds": np.array([0, 5]),
             "val_loss": np.array([7.0, self.loss]),
@@ -280,7 +279,6 @@ class Curve(FakeRun):
         self.evaluated = {
             "step": tokens / 1000,
             "tokens": tokens,
-            "schedule_tokens": tokens.copy(),
             "val_loss": loss,
         }
         self.name = f"run at {speed}"
@@ -562,7 +560,7 @@ def test_other_budgets_are_judged_as_they_were_registered():
     """A study without `equal` was registered before there was such a key."""
     there = runs(base=BASE, method=shifted(-0.05))
     for run in there["method"].values():
-        run.evaluated["tokens"] = run.evaluated["schedule_tokens"] = np.array([0, 2000])
+        run.evaluated["tokens"] = np.array([0, 2000])
     verdict = judged(study(), there)
     assert (verdict.outcome, note_of(verdict)) == ("better", "method spent 2.00x the tokens")
 

@@ -64,3 +64,20 @@ def test_the_first_checkpoint_comes_after_a_minute(monkeypatch, every, begun, sa
         progress = Progress(step=begun + second)
         book.add(SimpleNamespace(progress=progress, val_loss=None))  # type: ignore[arg-type]
     assert saves == saved
+
+
+def test_a_spike_is_an_event_and_a_line():
+    """F24."""
+    events: list[tuple[str, object]] = []
+    lines: list[str] = []
+    book = Logbook(
+        SimpleNamespace(event=lambda *event: events.append(event)),  # type: ignore[arg-type]
+        SimpleNamespace(progress=Progress(step=5)),  # type: ignore[arg-type]
+        SimpleNamespace(recipe=tiny_recipe(), device=CPU),  # type: ignore[arg-type]
+        SimpleNamespace(),  # type: ignore[arg-type]
+        SimpleNamespace(say=lines.append, show=lambda row: None),  # type: ignore[arg-type]
+    )
+    for step, loss in enumerate([3.0] * 8 + [9.0, 9.0, 3.0], start=1):
+        book._show({"step": step, "loss": loss, "val_loss": None})
+    assert events == [("spike", {"step": 9, "loss": 9.0, "usual": 3.0})]
+    assert lines == ["spike: step 9: loss 9.000, 3.00 times the usual 3.000"]
