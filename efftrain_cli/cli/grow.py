@@ -18,9 +18,9 @@ Batch = Literal["fixed", "varying"]
 @app.command(
     rich_help_panel="Train",
     examples=(
-        "efftrain grow small-shallow-seed1234 --operator depth --set train.tokens=2M",
+        "efftrain grow small-seed1234 --operator depth --set train.tokens=2M",
         "efftrain grow --plan --target-size 85M --stages 3",
-        "efftrain grow --plan --small small-shallow --target small --operator depth",
+        "efftrain grow --plan --small shallow --target small-seed1234 --operator depth",
     ),
 )
 def grow(

@@ -22,7 +22,7 @@ EXAMPLES = [
     for line in help_of(*path).split("Examples:")[1].splitlines()
     if line.strip()
 ]
-RECIPES = ("small", "small-slw", "small-shallow", "unstable", "unstable-slw", "gpt2-117m-slw")
+RECIPES = ("small", "small-slw", "unstable", "unstable-slw", "gpt2-117m-slw")
 NEEDS_THE_HUB = (
     "efftrain import openai-community/gpt2",
     "efftrain eval-zeroshot small-seed1234 --tasks gpt2,piqa --limit 100",
@@ -68,8 +68,9 @@ def home(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Path:
         recipe = changed(recipe, "eval.every=2")
         (folder / "recipes" / f"{name}.toml").write_text(dump_recipe(recipe))
     shutil.copy(REPOSITORY / "docs" / "studies" / "length-warmup.toml", folder / "study.toml")
-    for name in ("small", "small-slw", "small-shallow", "quickstart", "quickstart-slw"):
+    for name in ("small", "small-slw", "quickstart", "quickstart-slw"):
         run(zygote, folder, "pretrain", name)
+    run(zygote, folder, "pretrain", "small", "--set", "model.n_layer=2", "--name", "shallow")
     run(zygote, folder, "pretrain", "unstable", "--name", "try-1")
     run(zygote, folder, "bench", "--recipe", "small")
     run(zygote, folder, "export", "small-seed1234", "--out", "gpt2")

@@ -212,10 +212,10 @@ def test_a_new_recipe_changes_one_of_its_bases_stages(efftrain, tmp_path, monkey
         "train.batch_size=8",
         "staged_growth.depth=identity",
     ]
-    efftrain("recipes new mine --base small-staged-width", *sets(*overrides))
+    efftrain("recipes new mine --base small-staged-depth", *sets(*overrides))
     monkeypatch.chdir(tmp_path)
     usual = ["data.valid_fraction=0.05", "data.train=my.txt"]
-    assert load_recipe("mine") == load_recipe("small-staged-width", [*usual, *overrides])
+    assert load_recipe("mine") == load_recipe("small-staged-depth", [*usual, *overrides])
 
 
 def test_a_new_recipe_says_that_the_text_of_its_base_is_not_used(efftrain):

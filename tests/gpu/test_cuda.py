@@ -311,16 +311,16 @@ def test_deterministic_runs_repeat(tmp_path):
 @pytest.mark.parametrize(
     "recipe",
     [
-        "small",
-        "unstable-slw",
-        "unstable-batch-warmup",
-        "small-pld",
-        "small-simigrad",
-        "small-staged-both",
+        ("small",),
+        ("unstable-slw",),
+        ("unstable", "--set", "batch_size_warmup={start = 16, increment = 16, sequences = 1571}"),
+        ("small-pld",),
+        ("small-simigrad",),
+        ("small-staged-depth",),
     ],
 )
 def test_every_method_resumes_exactly(recipe, fresh_efftrain):
-    fresh_efftrain("verify-resume", "--recipe", recipe, "--device", "cuda", timeout=900)
+    fresh_efftrain("verify-resume", "--recipe", *recipe, "--device", "cuda", timeout=900)
 
 
 @pytest.mark.parametrize("method", ["none", "length warmup", "layer drop"])

@@ -47,11 +47,8 @@ def test_the_promised_recipes_are_there():
     [
         ("quickstart-slw", "quickstart", "seq_len_warmup"),
         ("small-slw", "small", "seq_len_warmup"),
-        ("small-llama-slw", "small-llama", "seq_len_warmup"),
         ("small-simigrad", "small", "simigrad"),
         ("unstable-slw", "unstable", "seq_len_warmup"),
-        ("unstable-two-stage", "unstable", "seq_len_warmup"),
-        ("unstable-batch-warmup", "unstable", "batch_size_warmup"),
     ],
 )
 def test_a_recipe_named_after_a_method_differs_in_it_alone(name, base, method):

@@ -446,10 +446,17 @@ def test_a_rehearsal_keeps_kinds_and_makes_everything_else_small(folder, file):
     assert warm.seq_len_warmup.start == 16 and warm.train.tokens == STEPS * 4 * 32
 
 
-@pytest.mark.parametrize("name", ["unstable-batch-warmup", "small-simigrad", "small-pld"])
-def test_what_several_devices_share_is_rehearsed_and_verified_on_them(name, tmp_path):
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ("unstable", ["batch_size_warmup={start = 16, increment = 16, sequences = 1571}"]),
+        ("small-simigrad", []),
+        ("small-pld", []),
+    ],
+)
+def test_what_several_devices_share_is_rehearsed_and_verified_on_them(recipe, tmp_path):
     """Each of eight devices has a sequence of the smallest step."""
-    recipe = load_recipe(name)
+    recipe = load_recipe(*recipe)
     for short in (toy_recipe(recipe, tmp_path, 8), cut_recipe(recipe, 4, 8)):
         smallest = min(
             (m.batch_bounds(short.train.batch_size)[0] for m in short.methods.values()),
