@@ -137,8 +137,6 @@ class MicroBatch(NamedTuple):
     targets: Tensor
     weight: float = 1.0
     """Factor of its losses: 0 if it stands in for an empty one."""
-    is_last: bool = False
-    """It is the last one of the whole step that has a sequence."""
 
 
 class StepResult(NamedTuple):

@@ -40,9 +40,6 @@ See = Callable[[str, Tensor], None]
 """(name, activation) -> nothing: shown the outputs of linear layers and the inputs of norms, by the
 layer's name in its block (`attn.c_attn`, `attn.c_proj`, `mlp.c_fc`, `mlp.c_proj`; `ln_1`, `ln_2`),
 each (B, T, channels); and `attn.q`, `attn.k` as the attention multiplies them, (B, H, T, D)."""
-Note = Callable[[Tensor], None]
-"""(residual stream after the last block, (B, T, C)) -> nothing: reads what a forward pass notes and
-does not minimize, where the weights of the head are whole."""
 Gates = Sequence[bool] | None
 """The blocks that a micro-batch runs, one flag per block; None: all."""
 ActivationTerm = Callable[[str, Tensor], Tensor | None]
@@ -517,14 +514,10 @@ class GPT(nn.Module):
         scales: Tensor | None = None,
         recompute: bool = False,
         run_block: RunBlock = run_eagerly,
-        note: Note | None = None,
     ) -> Tensor:
         """Sum the cross-entropy of tokens (B, T) against targets (B, T), nats, 0-d fp32."""
         x = self.run_blocks(self.embed(tokens), gates, scales, recompute, run_block)
-        loss = self.head_loss_sum(x, targets)
-        if note is not None:
-            note(x)
-        return loss
+        return self.head_loss_sum(x, targets)
 
     def new_caches(self) -> list[KeyValueCache]:
         """Make an empty cache for each block."""

@@ -119,7 +119,6 @@ COLUMNS = (
     Column(
         "residual_rms_", "internals", title="RMS of the residual stream", unit="RMS", by="block"
     ),
-    Column("entropy", "internals", title="Entropy of the predictions", unit="nats per token"),
     Column(
         "attention_logit_max_",
         "internals",

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,30 +17,15 @@ from torch import Tensor
 from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.model.gpt import GPT, Gates, Note, RunBlock, run_eagerly
+from efftrain_cli.model.gpt import GPT, Gates, RunBlock, run_eagerly
 from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
-Minimized = Callable[[Tensor, Tensor, Gates, Tensor | None], Tensors]
+Objective = Callable[[Tensor, Tensor, Gates, Tensor | None], Tensors]
 """(tokens, targets, gates, scales) -> losses by name, fp32, summed over the micro-batch's targets:
 "ce", the cross-entropy in nats, 0-d, first, then a method's terms, whose shape and weights the
 method defines (a mean counts as many times as there are targets)."""
-
-
-class Objective(Protocol):
-    """The forward pass of a micro-batch: `Minimized`, with a place for values that are noted and
-    not minimized."""
-
-    def __call__(
-        self,
-        tokens: Tensor,
-        targets: Tensor,
-        gates: Gates,
-        scales: Tensor | None,
-        note: Note | None = None,
-    ) -> Tensors:
-        """Return the losses; let `note` read the residual stream after the last block."""
 
 
 Backend = Callable[[torch.fx.GraphModule, list[Tensor]], Callable[..., Any]]
@@ -163,10 +148,10 @@ def middle_micro_batch(recipe: Recipe) -> tuple[int, int] | None:
 
 def compile_whole(
     recipe: Recipe,
-    objective: Minimized,
+    objective: Objective,
     backend: str | Backend = "inductor",
     ranks: int = 1,
-) -> Minimized:
+) -> Objective:
     """Compile `objective` as a whole, loss included: the softmax then stays in registers."""
     return _by_shape(
         recipe,
@@ -302,14 +287,13 @@ class MiddleFirst:
         targets: Tensor,
         gates: Gates,
         scales: Tensor | None,
-        note: Note | None = None,
     ) -> Tensors:
         if self._middle is not None and tokens.shape != self._full_shape:
             middle = tokens.new_zeros(self._middle)
             self._middle = None
             with unnoticed(self._model):
                 self._objective(middle, middle.clone(), gates, scales)
-        return self._objective(tokens, targets, gates, scales, note)
+        return self._objective(tokens, targets, gates, scales)
 
 
 def freeze_objects() -> None:

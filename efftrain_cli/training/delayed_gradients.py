@@ -29,7 +29,7 @@ from torch import Tensor
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
-from efftrain_cli.model.gpt import GPT, Note, run_eagerly
+from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels
 from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.optim.gradients import combined_norm, norms_of, take_gradients
@@ -62,11 +62,9 @@ class Modules:
     first module has a lookup tensor that shares the embedding's memory; the last has the embedding
     itself if it is tied."""
     run: Callable[..., Tensor]
-    """(module from 1, its input, targets=None, note=None) -> its output; the last module's is the
-    summed loss.
+    """(module from 1, its input, targets=None) -> its output; the last module's is the summed loss.
 
-    The first takes tokens; only the last reads the targets and lets `note` read its residual
-    stream."""
+    The first takes tokens; only the last reads the targets."""
     running_again: Callable[[], AbstractContextManager[None]] = nullcontext
     """Context of passes that run a batch of an earlier step again."""
 
@@ -80,12 +78,11 @@ class Modules:
         x: Tensor,
         targets: Tensor,
         tokens: int,
-        note: Note | None,
     ) -> tuple[Tensor, Tensor]:
         """Run the last module forward and backward; return the loss over `tokens` and its gradient
         by the input `x`."""
         x = x.detach().requires_grad_()
-        loss = self.run(self.count, x, targets, note) / tokens
+        loss = self.run(self.count, x, targets) / tokens
         loss.backward()
         assert x.grad is not None
         return loss.detach(), x.grad
@@ -229,7 +226,7 @@ def cut_gpt(
     """Cut a model into modules of `split` blocks.
 
     The first module has the embeddings, the last the final norm and the head. `run`: (tokens or
-    residual stream, which blocks, targets, note) -> residual stream or, with targets, summed loss.
+    residual stream, which blocks, targets) -> residual stream or, with targets, summed loss.
     """
     ends = list(accumulate(split))
     lookup = model.wte.weight.detach().requires_grad_()  # shares memory: always the current weights
@@ -249,13 +246,12 @@ def cut_gpt(
         module: int,
         x: Tensor,
         targets: Tensor | None = None,
-        note: Note | None = None,
     ) -> Tensor:
         blocks = [of_block == module for of_block in module_of]
         if module > 1:
-            return run(x, blocks, targets, note)
+            return run(x, blocks, targets)
         with lookup_apart(model, lookup):
-            return run(x, blocks, targets, note)
+            return run(x, blocks, targets)
 
     # Inputs and weights of an earlier step were noted in that step; its gradient is first computed
     # now.
@@ -393,7 +389,7 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
         parts = compile_parts(recipe, model, ranks=sharing)
     full_shape = full_micro_batch(recipe, sharing)
 
-    def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None, note: Note | None) -> Tensor:
+    def run(x: Tensor, blocks: Sequence[bool], targets: Tensor | None) -> Tensor:
         same_shape = x.shape[:2] == full_shape
         with autocast(dtype, device), attention_kernels(device, same_shape=same_shape):
             if not x.is_floating_point():
@@ -401,10 +397,7 @@ def build_run(recipe: Recipe, model: GPT, sharing: int) -> Callable[..., Tensor]
             x = model.run_blocks(x, blocks, None, recompute, parts.block)
             if targets is None:
                 return x
-            loss = parts.head_loss_sum(x, targets)
-            if note is not None:
-                note(x)
-            return loss
+            return parts.head_loss_sum(x, targets)
 
     return run
 

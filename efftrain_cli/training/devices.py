@@ -19,7 +19,6 @@ from efftrain_cli.foundation.errors import EfftrainError, LostProcessError
 from efftrain_cli.foundation.signals import Stop, ask_to_stop, stop_asked
 from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan
 from efftrain_cli.foundation.tensors import Tensors
-from efftrain_cli.model.gpt import Note
 from efftrain_cli.optim.gradients import fill_gradients, gradients_of, norms_of
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.state import TrainState, model_tensors
@@ -40,8 +39,6 @@ class Passes(NamedTuple):
     micro_batches: Sequence[MicroBatch]
     """Those of this rank, or a part of them."""
     plan: StepPlan
-    note: Note | None = None
-    """Reads the forward pass of the step's last micro-batch; None if the step notes nothing."""
 
     def __call__(self, before_last: BeforeLast = lambda losses: None) -> Losses:
         return self.run(self.micro_batches, before_last)
@@ -49,12 +46,6 @@ class Passes(NamedTuple):
     def of(self, micro_batches: Sequence[MicroBatch]) -> Passes:
         """Return the passes of other micro-batches."""
         return self._replace(micro_batches=micro_batches)
-
-    def note_of(self, micro_batch: MicroBatch) -> Note | None:
-        """Return what reads the forward pass of `micro_batch`."""
-        if not micro_batch.is_last:
-            return None
-        return self.note
 
 
 class GradientStep(NamedTuple):
@@ -202,9 +193,6 @@ def split_micro_batches(batch: Batch, plan: StepPlan, ranks: Ranks = ALONE) -> l
     sizes = [plan.sequences_of(number) for number in numbers]
     tokens = batch.tokens.split(sizes)
     targets = batch.targets.split(sizes)
-    last_filled = min(plan.accumulation_steps, plan.batch_size) - 1
-    parts = []
-    for index, number in enumerate(numbers):
-        is_last = number == last_filled
-        parts.append(MicroBatch(number, tokens[index], targets[index], is_last=is_last))
-    return parts
+    return [
+        MicroBatch(number, tokens[index], targets[index]) for index, number in enumerate(numbers)
+    ]

@@ -12,7 +12,7 @@ from efftrain_cli.foundation.step import Batch, MicroBatch, StepPlan, StepResult
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.methods.simigrad import accumulate_by_halves
 from efftrain_cli.model.flops import flops_per_token
-from efftrain_cli.model.gpt import GPT, Gates, Note, run_eagerly
+from efftrain_cli.model.gpt import GPT, Gates, run_eagerly
 from efftrain_cli.model.kernels import (
     attention_kernels,
     choose_determinism,
@@ -23,13 +23,11 @@ from efftrain_cli.model.linear import (
     combine_stats,
     seen_by_layers,
     set_draws,
-    unnoticed,
 )
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
     MiddleFirst,
-    Minimized,
     Objective,
     Parts,
     compile_parts,
@@ -39,7 +37,6 @@ from efftrain_cli.training.compiling import (
     full_micro_batch,
 )
 from efftrain_cli.training.devices import BeforeLast, Devices, GradientStep, Losses, Passes
-from efftrain_cli.training.internals import note_predictions, zero_notes
 from efftrain_cli.training.memory import checkpoints_activations
 from efftrain_cli.training.ranks import ALONE, Ranks
 from efftrain_cli.training.strategy import single_device
@@ -80,20 +77,16 @@ def build_objective(
         targets: Tensor,
         gates: Gates,
         scales: Tensor | None,
-        note: Note | None = None,
     ) -> Tensors:
         with autocast(dtype, device):
             if model.lockstep:
-                loss = model.loss_sum(tokens, targets, gates, scales, recompute, note=note)
+                loss = model.loss_sum(tokens, targets, gates, scales, recompute)
                 return {"ce": loss}
 
             terms: list[Tensor] = []
             x = model.embed(tokens)
             x = model.run_blocks(x, gates, scales, recompute, parts.block, terms)
             summed = parts.head_loss_sum(x, targets)
-            if note is not None:
-                note(x)
-
             losses = {"ce": summed}
             if model.with_squares:
                 losses = {"ce": summed[0], "z_loss": summed[1]}
@@ -106,31 +99,8 @@ def build_objective(
         return objective
     if by_blocks:
         return MiddleFirst(recipe, model, objective, world)
-    whole = note_beside(compile_whole(recipe, objective, ranks=world), model, dtype)
+    whole = compile_whole(recipe, objective, ranks=world)
     return MiddleFirst(recipe, model, whole, world)
-
-
-def note_beside(graph: Minimized, model: GPT, dtype: str) -> Objective:
-    """Return an objective of a compiled graph, whose notes come from a second, uncompiled forward
-    pass.
-
-    The graph keeps the residual stream to itself; one that returned it could give other bits.
-    """
-
-    def objective(
-        tokens: Tensor,
-        targets: Tensor,
-        gates: Gates,
-        scales: Tensor | None,
-        note: Note | None = None,
-    ) -> Tensors:
-        losses = graph(tokens, targets, gates, scales)
-        if note is not None:
-            with torch.no_grad(), autocast(dtype, model.device), unnoticed(model):
-                note(model.run_blocks(model.embed(tokens), gates, scales))
-        return losses
-
-    return objective
 
 
 class Terms:
@@ -209,12 +179,6 @@ def build_forward_backward(
         scales = branch_scales(plan, device)
         gates = draw_gates(recipe, plan)
         clear_seen(model)
-        notes: Tensors = {}
-        if recipe.eval.measures_internals(plan.step):
-            notes = zero_notes(device)
-
-        def note(x: Tensor) -> None:
-            note_predictions(model, x, notes)
 
         def run(micro_batches: Sequence[MicroBatch], before_last: BeforeLast) -> Losses:
             losses = {name: zero.clone() for name, zero in terms.zeros.items()}
@@ -222,12 +186,11 @@ def build_forward_backward(
                 number = micro_batch.number
                 tokens = micro_batch.tokens
                 targets = micro_batch.targets
-                reads = passes.note_of(micro_batch)
                 if accumulation is not None and accumulation.rounding == "stochastic":
                     set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     with record_function("forward"):
-                        summed = objective(tokens, targets, gates[number], scales, reads)
+                        summed = objective(tokens, targets, gates[number], scales)
                     shares = {}
                     for name, loss in summed.items():
                         shares[name] = micro_batch.weight * loss / plan.tokens
@@ -238,13 +201,12 @@ def build_forward_backward(
             return losses
 
         micro_batches = devices.cut(batch, plan)
-        passes = Passes(run, parameters, micro_batches, plan, note if notes else None)
+        passes = Passes(run, parameters, micro_batches, plan)
         if plan.measure_similarity:
             step = step_by_halves(devices, passes)
         else:
             step = devices.step(passes)
-        devices.ranks.all_reduce(list(notes.values()))  # one rank has them; the others have zeros
-        columns = {**terms.columns(step.losses, plan, gates), **notes}
+        columns = terms.columns(step.losses, plan, gates)
         if accumulation is not None:
             columns |= accumulation.seen_columns(_seen_everywhere(model, devices.ranks))
         return step_result(recipe, model, plan, gates, step)._replace(scalars=columns)

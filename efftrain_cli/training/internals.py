@@ -9,16 +9,15 @@ Columns of metrics.jsonl, "h.0" being the first block:
     residual_rms_h.0         RMS of its output, the residual stream
     attention_logit_max_h.0  largest q k / sqrt(head_dim) of its heads, over all queries and the
                              keys that each may see
-    entropy                  mean entropy of the predicted distributions over the next token, nats
 
 RMS and logits are of the first validation window after the step, so that they are comparable across
-steps, seeds and methods. The entropy is of the step's last micro-batch, as its forward pass
-predicts it. Everything here only reads: no loss, weight or random number depends on it.
+steps, seeds and methods. Everything here only reads: no loss, weight or random number depends on
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -26,14 +25,9 @@ from torch import Tensor, nn
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import GPT, Block
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.optim.gradients import combined_norm
 from efftrain_cli.training.build import autocast
 from efftrain_cli.training.devices import Devices
-
-POSITIONS = 256
-"""Positions whose predictions exist at once."""
-
 
 # --- the update -----------------------------------------------------------------------------------
 
@@ -155,44 +149,3 @@ def largest_logit(queries: Tensor, keys: Tensor) -> Tensor:
             logits.masked_fill_(future, -torch.inf)
             maxima.append(logits.max())
     return torch.stack(maxima).max()
-
-
-# --- the last micro-batch -------------------------------------------------------------------------
-
-
-def mean_entropy(model: GPT, x: Tensor) -> Tensor:
-    """Return the mean entropy of the predictions, nats, 0-d fp32, from the last residual stream (B,
-    T, C).
-
-    Some positions at a time: their logits would be larger than those of a micro-batch that are
-    kept.
-    """
-    positions = x.flatten(0, 1)
-    total = torch.zeros((), device=x.device)
-    for part in positions.split(POSITIONS):
-        logits = model.head(part).float()
-        log_shares = torch.log_softmax(logits, dim=-1)
-        total -= (log_shares.exp() * log_shares).sum()
-    return total / len(positions)
-
-
-NOTED: Mapping[str, Callable[[GPT, Tensor], Tensor]] = {
-    "entropy": mean_entropy,
-}
-"""Column -> its value, 0-d fp32, from the model and the residual stream after its last block, (B,
-T, C)."""
-
-
-def zero_notes(device: torch.device) -> Tensors:
-    """Return the columns of `NOTED` before any forward pass: zeros, 0-d fp32."""
-    return {name: torch.zeros((), device=device) for name in NOTED}
-
-
-def note_predictions(model: GPT, x: Tensor, notes: Tensors) -> None:
-    """Write the columns of `NOTED` of a residual stream (B, T, C) into `notes`.
-
-    Gradients and the statistics of narrow layers stay as they are.
-    """
-    with torch.no_grad(), unnoticed(model):
-        for name, measure in NOTED.items():
-            notes[name] = measure(model, x)

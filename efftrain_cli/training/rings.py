@@ -197,8 +197,7 @@ class Rings(DelayedGradients):
         if module == 1:
             for part in micro_batches:
                 x = self._receive(part.tokens.shape, self._before)
-                note = passes.note_of(part)
-                part_loss, by_input = modules.last(x, part.targets, plan.tokens, note)
+                part_loss, by_input = modules.last(x, part.targets, plan.tokens)
                 loss = loss + part_loss
                 to_send.append(by_input)
             due[modules.count] = self._sum_over_rings(modules.take(modules.count))

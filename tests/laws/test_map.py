@@ -134,20 +134,17 @@ ADDITIONS = {
                 "run/columns.py",
                 '    Column("z_loss", "train"),',
                 '    Column("z_loss", "train"),\n'
-                '    Column("logit_scale", "internals", title="Scale of the logits"),',
+                '    Column("loss_squared", "internals", title="Square of the loss"),',
             ),
             Edit(
-                "training/internals.py",
-                '    "entropy": mean_entropy,\n',
-                '    "entropy": mean_entropy,\n'
-                '    "logit_scale": lambda model, x: model.head(x).float().std(),\n',
+                "training/gradient.py",
+                '        columns = {"loss": losses["ce"]}\n',
+                '        columns = {"loss": losses["ce"], "loss_squared": losses["ce"] ** 2}\n',
             ),
         ],
-        "OVERRIDES = ['eval.internals=2']"
-        + TRAINED
-        + "from efftrain_cli.compare.reading import READ\n"
-        "assert row['logit_scale'] > 0 and 'logit_scale' in READ\n"
-        "assert series_of('logit_scale') == 'internals/logit_scale'",
+        "OVERRIDES = []" + TRAINED + "from efftrain_cli.compare.reading import READ\n"
+        "assert row['loss_squared'] > 0 and 'loss_squared' in READ\n"
+        "assert series_of('loss_squared') == 'internals/loss_squared'",
     ),
     "a question": (
         [
@@ -214,23 +211,22 @@ NEWEST = {
         + PLANNED
         + "assert rates[199] < rates[49] / 1.8",
     ),
-    "entropy": (
+    "residual_rms": (
         [
             Edit(
                 "run/columns.py",
-                '    Column("entropy", "internals", title="Entropy of the predictions", unit="nats'
-                ' per token"),\n',
-                "",
+                '        "residual_rms_", "internals", title="RMS of the residual stream",'
+                ' unit="RMS", by="block"\n',
+                '        "residual_rms", "train"\n',
             ),
             Edit(
                 "training/internals.py",
-                '    "entropy": mean_entropy,\n',
-                "",
+                '        columns[f"residual_rms_h.{number}"] = rms\n',
+                '        columns[f"residual_h.{number}"] = rms\n',
             ),
         ],
-        "OVERRIDES = ['eval.internals=2']"
-        + TRAINED
-        + "assert row['entropy'] > 1 and series_of('entropy') == 'internals/entropy'",
+        "OVERRIDES = ['eval.internals=2']" + TRAINED + "assert row['residual_rms_h.0'] > 0\n"
+        "assert series_of('residual_rms_h.0') == 'internals/residual_rms_h.0'",
     ),
     "updates_to_match": (
         [Edit("compare/measures.py", "questions.append(_UPDATES)", "pass")],
