@@ -44,14 +44,11 @@ LLAMA = changed(
 LENGTHS = "seq_len_warmup={start = 8, steps = 6}"
 DROPPING = "progressive_layer_drop={theta = 0.5, steps = 4}"
 RUNS: dict[str, tuple[Recipe, int]] = {
-    "baseline": (BASELINE, 1),
     "llama": (LLAMA, 1),
-    "llama, length warmup": (changed(LLAMA, LENGTHS), 2),
     "llama, layer drop": (changed(LLAMA, DROPPING), 2),
     # The full shape, and one for every other length; both its dimensions stay above 1.
     "length warmup": (changed(BASELINE, LENGTHS), 2),
     # A block and the head, whichever blocks run; with lengths, each twice.
-    "layer drop": (changed(BASELINE, DROPPING), 2),
     "length warmup, layer drop": (changed(BASELINE, LENGTHS, DROPPING), 4),
     "SimiGrad": (
         changed(
