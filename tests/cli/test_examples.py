@@ -29,6 +29,12 @@ NEEDS_THE_HUB = (
     "efftrain eval-zeroshot small-seed1234 --tasks blimp,my_task.yaml",
 )
 """Examples that download something; tests of the same commands with made data stand elsewhere."""
+MANY_RUNS = (
+    "efftrain study study.toml --rehearse",
+    "efftrain tune-warmup --recipe unstable --tune lr --seeds 0..2",
+)
+"""Examples that train many runs: tests/docs/test_studies.py rehearses the same study, and
+tests/tune_warmup searches learning rates; a search is run by tune-warmup's first example."""
 AT_TOY_LENGTH = {
     "train.tokens=4M": "train.tokens=4K",
     "train.tokens=2M": "train.tokens=4K",
@@ -37,6 +43,10 @@ AT_TOY_LENGTH = {
     "gpt2-117m": "small",
     "online": "offline",
 }
+
+
+def test_the_examples_that_are_not_run_are_examples():
+    assert {*NEEDS_THE_HUB, *MANY_RUNS} <= {*EXAMPLES}
 
 
 def has_plan(example: str) -> bool:
@@ -83,7 +93,7 @@ def run(zygote: Zygote, folder: Path, *words: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", [line for line in EXAMPLES if line not in NEEDS_THE_HUB])
+@pytest.mark.parametrize("example", sorted({*EXAMPLES} - {*NEEDS_THE_HUB, *MANY_RUNS}))
 def test_examples_work_at_toy_length(example, home, tmp_path, zygote):
     words = [AT_TOY_LENGTH.get(word, word) for word in shlex.split(example)[1:]]
     if words[0] == "study" and "--jobs" in words:
