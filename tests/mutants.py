@@ -56,7 +56,6 @@ OPERATORS = [
 IMMUTABLE = "nothing assigns to its instances or hashes them; a type checker reads the word"
 BY_KEYWORD = "every call names its values; a type checker reads the word"
 EQUIVALENT = {
-    "zeroshot/distributed.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
     "compare/engine.py: @dataclass(frozen=True)  ->  @dataclass(frozen=False)": IMMUTABLE,
     (
         "plan/preview.py: evaluations, largest, shapes, smallest_batch"

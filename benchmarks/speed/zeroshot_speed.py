@@ -29,10 +29,8 @@ from lm_eval.models.huggingface import HFLM
 from efftrain_cli.data.tokenizer import load_tokenizer
 from efftrain_cli.model.gpt import GPT, GPTConfig
 from efftrain_cli.model.hf import write_hf
-from efftrain_cli.zeroshot.harness import load_task
-from efftrain_cli.zeroshot.language_model import LanguageModel
-from efftrain_cli.zeroshot.score import Evaluator
-from efftrain_cli.zeroshot.suites import TASKS
+from efftrain_cli.zeroshot.model import HarnessModel
+from efftrain_cli.zeroshot.tasks import TASKS, load_tasks
 
 HFLM_BATCH_SIZES = (1, 8, 16)
 
@@ -80,8 +78,8 @@ def main() -> None:
         tokenizer.save(folder / "tokenizer.json")
         write_hf(model, (folder / "tokenizer.json").read_text(), tokenizer.eot_id, folder / "hf")
         theirs = HFLM(pretrained=str(folder / "hf"), device="cpu", dtype="float32", batch_size=1)
-        ours = LanguageModel(Evaluator(model=model, context_length=1024), tokenizer)
-        task = load_task(TASKS[options.task], options.data_dir, folder)
+        ours = HarnessModel(model=model, tokenizer=tokenizer, context_length=1024)
+        (task,) = load_tasks(TASKS[options.task], options.data_dir, folder)
         task.build_all_requests(limit=options.items)
         requests = task.instances
         print(
@@ -89,13 +87,12 @@ def main() -> None:
             f" {torch.get_num_threads()} threads"
         )
 
-        def ask(model_: LanguageModel | HFLM) -> object:
-            return model_.loglikelihood(requests, disable_tqdm=True)
+        def ask(model_: HarnessModel | HFLM) -> object:
+            return model_.loglikelihood(requests)
 
-        ours.begin(options.task)
         ask_few = requests[:4]
         ours.loglikelihood(ask_few)  # warm caches of both
-        theirs.loglikelihood(ask_few, disable_tqdm=True)
+        theirs.loglikelihood(ask_few)
         best = {}
         for size in HFLM_BATCH_SIZES:
             theirs.batch_size_per_gpu = size

@@ -3,7 +3,6 @@ generated from it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from efftrain_cli.model.generate import Sampling, generate
 from efftrain_cli.model.gpt import GPT
 from efftrain_cli.model.standardization import folded
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
-from efftrain_cli.recipe.sections import model_overrides
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
 from efftrain_cli.run.origin import check_not_orphaned, read_origin
@@ -76,41 +74,6 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
         progress=progress,
         model=model,
         tokenizer=tokenizer,
-    )
-
-
-def load_exported(directory: Path, device: torch.device) -> TrainedModel:
-    """Load the model in a directory that `export`, or transformers, wrote.
-
-    It has no recipe of its own: the one it is given here holds the model's shape and nothing that
-    was trained with.
-
-    Raises:
-        CheckpointError: the directory holds no model that efftrain can compute.
-        DataError: its tokenizer is missing, or has no end-of-text token.
-    """
-    from efftrain_cli.foundation.files import sha256_of
-    from efftrain_cli.model.hf import EXPORTED_FROM, read_hf
-
-    model = read_hf(directory)
-    model.to(device).eval()
-    recipe = load_recipe("small", model_overrides(model.config))
-    weights = directory / "model.safetensors"
-    if not weights.exists():
-        weights = directory / "model.safetensors.index.json"
-    try:
-        source = json.loads((directory / EXPORTED_FROM).read_text(encoding="utf-8"))
-        progress = Progress(step=int(source["step"]), tokens=int(source["tokens"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        progress = Progress()  # transformers wrote it
-    return TrainedModel(
-        run=directory,
-        checkpoint=directory,
-        model_sha256=sha256_of(weights),
-        recipe=recipe,
-        progress=progress,
-        model=model,
-        tokenizer=load_tokenizer(directory),
     )
 
 

@@ -70,11 +70,6 @@ class Item(Part):
     doc_id: int | str
 
 
-def is_exported(run: str) -> bool:
-    """Return whether a run's name is the path of a directory that `efftrain export` wrote."""
-    return (Path(run) / "config.json").is_file()
-
-
 def key_of(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the key of an entry, or of a row of items."""
     return tuple(entry[name] for name in KEY)

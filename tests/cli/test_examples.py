@@ -25,7 +25,8 @@ EXAMPLES = [
 RECIPES = ("small", "small-slw", "unstable", "unstable-slw", "gpt2-117m-slw")
 NEEDS_THE_HUB = (
     "efftrain import openai-community/gpt2",
-    "efftrain eval-zeroshot small-seed1234 --tasks gpt2,piqa --limit 100",
+    "efftrain eval-zeroshot small-seed1234 --tasks gpt2",
+    "efftrain eval-zeroshot small-seed1234 --data-dir sets --limit 100",
     "efftrain eval-zeroshot small-seed1234 --tasks blimp,my_task.yaml",
 )
 """Examples that download something; tests of the same commands with made data stand elsewhere."""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import sets
-from tests.launch import start_efftrain, wait_until, write_recipe
+from tests.fake_runs import write_jsonl
+from tests.launch import run_ranks, start_efftrain, wait_until, write_recipe
 from tests.trained_run import make_run, write_text
 from tests.tune_warmup.conftest import SETTINGS
 
@@ -86,29 +87,23 @@ def test_what_two_devices_cannot_share_of_a_search_is_refused_once(efftrain, rec
     )
 
 
-def test_two_devices_score_as_one_does(efftrain, tmp_path):
+def test_two_processes_of_torchrun_score_as_one_does(efftrain, tmp_path):
+    """Bit for bit, written once."""
+    pytest.importorskip("lm_eval")
+    lines = [{"goal": f"Find {n}", "sol1": "a ship", "sol2": "home", "label": 0} for n in range(9)]
+    (tmp_path / "sets").mkdir()
+    write_jsonl(tmp_path / "sets" / "piqa.jsonl", lines)
     found = []
-    for devices in ("1", "2"):
-        run = make_run(tmp_path, f"on{devices}")
-        options = f"--batch-tokens 300 --devices {devices} --device cpu --format json"
-        done = efftrain(f"eval-zeroshot {run.name} {options}")
-        entries = json.loads((run / "zeroshot.json").read_text())
-        assert [entry["value"] for entry in json.loads(done.stdout)] == [
-            entry["value"] for entry in entries
-        ]
-        timeless = [
-            {k: v for k, v in entry.items() if k not in ("seconds", "date", "sha256")}
-            for entry in entries
-        ]
-        found.append(
-            (
-                timeless,
-                (run / "zeroshot_items.jsonl").read_text(),
-                done.stderr.count("offline_cloze: "),
-            )
-        )
-    assert len(found[0][0]) == 2 and found[0][:2] == found[1][:2]
-    shown = efftrain("eval-zeroshot on1 --devices 2 --device cpu").stdout
-    assert shown.startswith("on1, step ") and shown.count("offline_bytes") == 2
-    missing = efftrain("eval-zeroshot on1 --checkpoint 77 --devices 2 --device cpu", code=2)
-    assert missing.stderr.count("error: ") == 1 and "Traceback" not in missing.stderr
+    for name in ("one", "two"):
+        run = make_run(tmp_path, name)
+        words = ["eval-zeroshot", name, "--batch-tokens", "60", "--device", "cpu"]
+        words += ["--data-dir", str(tmp_path / "sets")]
+        if name == "one":
+            efftrain("", *words)
+        else:
+            run_ranks("efftrain_cli/__main__.py", 2, *words, EFFTRAIN_RUNS=str(tmp_path / "runs"))
+        (entry,) = json.loads((run / "zeroshot.json").read_text())
+        timed = ("seconds", "date", "sha256")
+        timeless = {key: value for key, value in entry.items() if key not in timed}
+        found.append((timeless, (run / "zeroshot_items.jsonl").read_text()))
+    assert found[0] == found[1]

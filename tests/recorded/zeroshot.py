@@ -81,30 +81,23 @@ def record() -> dict[str, Any]:
 def score_sets(model: GPT, tokenizer: Tokenizer, scratch: Path) -> dict[str, Any]:
     from lm_eval.api.instance import Instance
 
-    from efftrain_cli.zeroshot.harness import evaluate_task
-    from efftrain_cli.zeroshot.language_model import LanguageModel
-    from efftrain_cli.zeroshot.local_data import tasks_in
-    from efftrain_cli.zeroshot.score import Evaluator
-    from efftrain_cli.zeroshot.suites import TASKS
+    from efftrain_cli.zeroshot.model import HarnessModel
+    from efftrain_cli.zeroshot.score import score_task
+    from efftrain_cli.zeroshot.tasks import find_specs, load_tasks
 
-    evaluator = Evaluator(model=model, context_length=128)
-    language_model = LanguageModel(evaluator, tokenizer)
+    language_model = HarnessModel(model=model, tokenizer=tokenizer, context_length=128)
     found: dict[str, Any] = {}
-    for task in tasks_in(SETS):
-        if TASKS[task].definition is None:
-            continue
-        score = evaluate_task(TASKS[task], language_model, SETS, None, scratch)
-        found[task] = {
-            "metrics": {
-                metric: {"value": value, "stderr": score.stderr[metric]}
-                for metric, value in score.values.items()
-            },
-            "items": score.scored,
-            "truncated": score.truncated,
-            "boundary_mismatches": score.boundary_mismatches,
+    for spec in find_specs([], SETS):
+        (task,) = load_tasks(spec, SETS, scratch)
+        score = score_task(task, language_model, None)
+        found[spec.name] = {
+            "metrics": score.metrics,
+            "items": len(score.items),
+            "truncated": language_model.truncated,
+            "boundary_mismatches": language_model.boundary_mismatches,
             "values": {
                 metric: compact([item[metric] for item in score.items[:ITEMS]])
-                for metric in score.values
+                for metric in score.metrics
             },
         }
     lines = (SETS / "triviaqa_3000.jsonl").read_text("utf-8").splitlines()[:QUESTIONS]

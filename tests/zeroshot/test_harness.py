@@ -20,11 +20,9 @@ pytest.importorskip("transformers")
 
 from efftrain_cli.model.hf import write_hf  # noqa: E402
 from efftrain_cli.training.trained_model import TrainedModel, load_trained_model  # noqa: E402
-from efftrain_cli.zeroshot.harness import evaluate_task, load_task  # noqa: E402
-from efftrain_cli.zeroshot.language_model import LanguageModel  # noqa: E402
-from efftrain_cli.zeroshot.local_data import tasks_in  # noqa: E402
-from efftrain_cli.zeroshot.score import Evaluator, Request  # noqa: E402
-from efftrain_cli.zeroshot.suites import TASKS  # noqa: E402
+from efftrain_cli.zeroshot.model import HarnessModel  # noqa: E402
+from efftrain_cli.zeroshot.score import score_task  # noqa: E402
+from efftrain_cli.zeroshot.tasks import TASKS, find_specs, load_tasks  # noqa: E402
 from tests.fake_runs import write_jsonl  # noqa: E402
 
 SENTENCE = (
@@ -89,14 +87,6 @@ MADE: dict[str, list[dict[str, Any]]] = {
             ),
         }
     ],
-    "record.jsonl": [
-        {
-            "passage": f"{SENTENCE}\n@highlight\nAnna is home",
-            "query": "@placeholder walked home",
-            "entities": ["Anna", "Bob"],
-            "answers": ["Anna"],
-        }
-    ],
     "wsc.jsonl": [
         {
             "text": "Anna was cold so she left .",
@@ -119,11 +109,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainedModel:
 
 
 @pytest.fixture(scope="module")
-def ours(trained: TrainedModel) -> LanguageModel:
-    evaluator = Evaluator(
-        model=trained.model, context_length=trained.model.config.seq_len, batch_tokens=700
-    )
-    return LanguageModel(evaluator, trained.tokenizer)
+def ours(trained: TrainedModel) -> HarnessModel:
+    return harness_model(trained, batch_tokens=700)
+
+
+def harness_model(trained: TrainedModel, **settings: Any) -> HarnessModel:
+    """The run's model as the harness sees it, with settings other than the command's."""
+    values = {"context_length": trained.model.config.seq_len, **settings}
+    return HarnessModel(model=trained.model, tokenizer=trained.tokenizer, **values)
 
 
 @pytest.fixture(scope="module")
@@ -153,109 +146,73 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def load(name: str, data_dir: Path, scratch: Path) -> Any:
+    (task,) = load_tasks(TASKS[name], data_dir, scratch)
+    return task
+
+
 def compare_with_hflm(
-    task: str, ours: LanguageModel, theirs, data_dir: Path, limit: int | None, scratch: Path
+    name: str, ours: HarnessModel, theirs, data_dir: Path, limit: int | None, scratch: Path
 ) -> None:
     """Every metric of every item, and the task's values, by both."""
-    score = evaluate_task(TASKS[task], ours, data_dir, limit, scratch)
+    score = score_task(load(name, data_dir, scratch), ours, limit)
     reference = lm_eval.evaluate(
         lm=theirs,
-        task_dict={"tasks": {task: load_task(TASKS[task], data_dir, scratch)}},
+        task_dict={"tasks": {name: load(name, data_dir, scratch)}},
         limit=limit,
         bootstrap_iters=0,
         log_samples=True,
     )
-    found = {name.split(",")[0]: value for name, value in reference["results"][task].items()}
-    for metric in TASKS[task].metrics:
-        assert score.values[metric] == pytest.approx(found[metric], rel=1e-4, abs=1e-4), metric
-    samples = sorted(reference["samples"][task], key=lambda sample: sample["doc_id"])
+    expected = {key.split(",")[0]: value for key, value in reference["results"][name].items()}
+    assert TASKS[name].metric in score.metrics
+    for metric, found in score.metrics.items():
+        assert found["value"] == pytest.approx(expected[metric], rel=1e-4, abs=1e-4), metric
+    samples = sorted(reference["samples"][name], key=lambda sample: sample["doc_id"])
     assert [item["doc_hash"] for item in score.items] == [sample["doc_hash"] for sample in samples]
     for item, sample in zip(score.items, samples, strict=True):
-        for metric in TASKS[task].metrics:
-            assert item[metric] == pytest.approx(sample[metric], rel=1e-4, abs=1e-4), (
-                metric,
-                item["doc_id"],
-            )
+        for metric in score.metrics:
+            assert item[metric] == pytest.approx(sample[metric], rel=1e-4, abs=1e-4), metric
 
 
 @pytest.mark.parametrize("file", sorted(MADE))
 def test_scores_are_hflm_s_on_made_sets(file, ours, theirs, made, tmp_path):
-    task = next(name for name, task in TASKS.items() if task.file == file and task.definition)
-    compare_with_hflm(task, ours, theirs, made, None, tmp_path)
+    name = next(name for name, spec in TASKS.items() if spec.file == file)
+    compare_with_hflm(name, ours, theirs, made, None, tmp_path)
 
 
 @pytest.mark.slow
 def test_scores_are_hflm_s_on_real_sets(shared_data, ours, theirs, tmp_path):
-    tasks = [name for name in tasks_in(shared_data / "evalpack") if TASKS[name].definition]
-    assert len(tasks) == 13
-    for task in tasks:
-        limit = 2 if task == "wikitext" else 6
-        compare_with_hflm(task, ours, theirs, shared_data / "evalpack", limit, tmp_path)
-
-
-def test_context_and_continuation_are_split_as_the_harness_splits(ours):
-    """Empty and blank contexts, trailing spaces and words that continue; (whole text, its context)
-    by hand."""
-    from lm_eval.api.instance import Instance
-
-    cases = [
-        ((SENTENCE, " Anna"), f"{SENTENCE} Anna", SENTENCE),
-        ((SENTENCE + "  ", "Anna"), f"{SENTENCE}  Anna", SENTENCE),  # spaces go with what follows
-        (("", "Anna found"), "Anna found", None),  # after end-of-text
-        (("  ", "Anna"), "  Anna", "  "),
-        (("Anna fou", "nd the lantern"), "Anna found the lantern", "Anna fou"),
-        (("Anna", " found"), "Anna found", "Anna"),
-    ]
-    requests = []
-    expected = []
-    encode = ours.tok_encode
-    for i, (pair, whole, context) in enumerate(cases):
-        metadata = ("t", i, 1)
-        requests.append(Instance("loglikelihood", doc={}, arguments=pair, idx=0, metadata=metadata))
-        tokens = encode(whole)
-        border = 0 if context is None else len(encode(context))
-        before = tokens[:border] if border else [ours.eot_token_id]
-        expected.append(Request(tuple(before), tuple(tokens[border:])))
-    ours.begin("t")
-    scores = ours.loglikelihood(requests)
-    assert ours.requests == 6
-    # "Anna fou" + "nd the lantern": the context alone ends in other tokens than it has inside the
-    # whole.
-    alone = encode("Anna fou")
-    assert ours.boundary_mismatches == int(encode("Anna found the lantern")[: len(alone)] != alone)
-    for score, own in zip(scores, ours.evaluator.score(expected), strict=True):
-        assert score == (pytest.approx(own.logprob, abs=1e-5), own.greedy)
+    specs = find_specs([], shared_data / "evalpack")
+    assert len(specs) == 13
+    for spec in specs:
+        limit = 2 if spec.name == "wikitext" else 6
+        compare_with_hflm(spec.name, ours, theirs, shared_data / "evalpack", limit, tmp_path)
 
 
 def test_scores_do_not_depend_on_the_batch(trained, made, tmp_path):
-    scores = []
-    for batch_tokens in (64, 20_000):
-        evaluator = Evaluator(model=trained.model, context_length=128, batch_tokens=batch_tokens)
-        model = LanguageModel(evaluator, trained.tokenizer)
-        scores.append([
-            evaluate_task(TASKS[name], model, made, None, tmp_path)
-            for name in ("hellaswag", "lambada_openai", "wikitext", "triviaqa")
-        ])  # fmt: skip
-    for one, other in zip(*scores, strict=True):
-        assert one.values == pytest.approx(other.values, rel=1e-5, abs=1e-5)
-        assert one.protocol == other.protocol
-    # What stands behind the version: items from a file that differ from the Hub's, and the window
-    # of wikitext.
-    marks = [score.protocol.partition(" v")[2].split(" ")[1:] for score in scores[0]]
-    assert marks == [["local"], [], ["window", "128"], ["local"]]
+    for name in ("hellaswag", "lambada_openai", "wikitext", "triviaqa"):
+        one, other = (
+            score_task(
+                load(name, made, tmp_path), harness_model(trained, batch_tokens=tokens), None
+            )
+            for tokens in (64, 20_000)
+        )
+        for metric, found in one.metrics.items():
+            expected = other.metrics[metric]["value"]
+            assert found["value"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_cut_contexts_are_counted(trained, made, tmp_path):
-    model = LanguageModel(Evaluator(model=trained.model, context_length=20), trained.tokenizer)
-    score = evaluate_task(TASKS["anli_r1"], model, made, None, tmp_path)
-    assert score.requests == 9 and score.truncated == 9
-    assert (
-        evaluate_task(TASKS["wikitext"], model, made, None, tmp_path).truncated == 0
-    )  # windows are not cuts
+    """Three items of three answers each; windows of a whole text are no cuts."""
+    model = harness_model(trained, context_length=20)
+    score_task(load("anli_r1", made, tmp_path), model, None)
+    assert model.truncated == 9
+    score_task(load("wikitext", made, tmp_path), model, None)
+    assert model.truncated == 0
 
 
 def test_anli_is_the_harness_s_definition(made, tmp_path):
-    task = load_task(TASKS["anli_r1"], made, tmp_path)
+    task = load("anli_r1", made, tmp_path)
     documents = list(task.eval_docs)
     assert (
         task.doc_to_text(documents[0])
@@ -266,11 +223,34 @@ def test_anli_is_the_harness_s_definition(made, tmp_path):
     assert task.config.num_fewshot == 0
 
 
-def test_squad_measures():
-    """Values of the official script's rules, worked out by hand."""
-    from efftrain_cli.zeroshot.squad_metrics import compute_exact, compute_f1
+class TwoFilters:
+    """A task of three items, each scored under two filters."""
 
-    assert compute_exact("The Lantern!", "lantern") == 1
-    assert compute_exact("lantern", "lanterns") == 0
-    assert compute_f1("the old captain", "captain of the ship") == pytest.approx(2 * 1 / (2 + 3))
-    assert compute_f1("the", "a") == 1.0 and compute_f1("the", "ship") == 0.0
+    task_name = "filtered"
+    eval_docs = (0, 1, 2, 3)
+
+    def aggregation(self) -> dict[str, Any]:
+        return {"exact_match": lambda shares: sum(shares) / len(shares)}
+
+
+def test_a_task_with_two_filters_keeps_both_values(monkeypatch, ours):
+    """Right as written on items 0 and 1, in small letters on all of the three."""
+    samples = [
+        {
+            "doc_id": item,
+            "doc_hash": "h",
+            "filter": filter,
+            "resps": [["text"]],
+            "metrics": ["exact_match"],
+            "exact_match": float(filter == "lower" or item < 2),
+        }
+        for filter in ("first", "lower")
+        for item in range(3)
+    ]
+    monkeypatch.setattr(
+        lm_eval, "evaluate", lambda *_, **__: {"samples": {"filtered": list(samples)}}
+    )
+    score = score_task(TwoFilters(), ours, 3)
+    values = {name: numbers["value"] for name, numbers in score.metrics.items()}
+    assert values == {"exact_match,first": pytest.approx(2 / 3), "exact_match,lower": 1.0}
+    assert len({item["doc_id"] for item in score.items}) == 3 and score.total == 4
