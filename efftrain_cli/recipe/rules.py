@@ -18,7 +18,14 @@ def rules_between(recipe: Sections) -> list[Problems]:
     They are independent: one that meets a missing attribute, of a recipe with mistakes, does not
     stop the others.
     """
-    rules = (_model_rules, _data_rules, _optim_rules, _parallel_rules, _method_rules)
+    rules = (
+        _model_rules,
+        _data_rules,
+        _optim_rules,
+        _train_rules,
+        _parallel_rules,
+        _method_rules,
+    )
     of_methods = (_problems_of(method, recipe) for method in recipe.methods.values())
     return [*(rule(recipe) for rule in rules), *of_methods]
 
@@ -103,6 +110,22 @@ def _optim_rules(recipe: Sections) -> Problems:
         yield (
             "optim.min_lr",
             f"must not exceed optim.lr = {optim.lr:g}, the peak that the decay starts from",
+        )
+
+
+def _train_rules(recipe: Sections) -> Problems:
+    train = recipe.train
+    if "length" in recipe.varies:
+        return  # the lengths' own rule holds their whole warmup against the budget
+    bounds = [method.batch_bounds(train.batch_size) for method in recipe.methods.values()]
+    sequences = min((smallest for smallest, _ in bounds), default=train.batch_size)
+    first_step = sequences * recipe.model.seq_len
+    if first_step > 1.5 * train.tokens:
+        yield (
+            "train.tokens",
+            f"{train.tokens:,} is less than two thirds of the first step, {first_step:,} tokens:"
+            f" {sequences:,} sequences of {recipe.model.seq_len:,};"
+            " raise it, or lower train.batch_size",
         )
 
 

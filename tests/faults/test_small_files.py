@@ -47,7 +47,7 @@ def make_origin(folder: Path) -> Path:
 
 
 def make_recipe(folder: Path) -> Path:
-    recipe = load_recipe("small", ["train.tokens=1000"])
+    recipe = load_recipe("small", ["train.tokens=8000"])
     with Run.create("r", dump_recipe(recipe), {"recipe": "small"}) as run:
         return run.path / "recipe.toml"
 

@@ -284,13 +284,23 @@ def test_a_recipe_built_in_python_obeys_the_same_rules(folder):
         ("optim.warmup_steps=1000", "never reaches its peak"),
         ("optim.decay_tokens=200K", "never reaches min_lr"),
         ("optim.decay_steps=1000", "never reaches min_lr"),
-        ("train.tokens=100", "less than one full step"),
+        ("train.tokens=171", "less than one full step"),
         ("train.micro_batch_tokens=32", "less than one sequence"),
     ],
 )
 def test_unwise_settings_are_warned_of(folder, override, words):
     assert warnings_of(load_recipe("tiny")) == []
     assert any(words in warning for warning in warnings_of(load_recipe("tiny", [override])))
+
+
+def test_a_budget_that_the_first_step_exceeds_by_more_than_half_is_refused(folder):
+    """A step is 4 sequences of 64 tokens, the first of a batch ramp from 2 has 128."""
+    (problem,) = problems("tiny", "train.tokens=170").values()
+    assert problem.key == "train.tokens"
+    assert problem.rule.startswith("170 is less than two thirds of the first step, 256 tokens")
+    assert list(problems("tiny", "train.batch_size=1_000_000")) == ["train.tokens"]
+    ramp = "batch_size_warmup={start = 2, increment = 1, sequences = 2}"
+    load_recipe("tiny", ["train.tokens=128", ramp])
 
 
 def test_decay_by_steps_under_a_warmup_is_warned_of(folder):
