@@ -56,10 +56,7 @@ METHODS = {
     "batches": ["batch_size_warmup={start = 2, increment = 2, sequences = 14}"],
     "layer dropping": ["progressive_layer_drop={theta = 0.5, steps = 4}"],
     "simigrad": ["simigrad={target = 0.9, min_batch_size = 4, max_batch_size = 16, quantum = 4}"],
-    "accumulation": [
-        "chunked_accumulation.rounding=stochastic",
-        "chunked_accumulation.forward={bits = 9, chunk = 8}",
-    ],
+    "accumulation": ["chunked_accumulation.forward={bits = 9, chunk = 8}"],
     "ouroboros": ["ouroboros={modules = 3}"],
     "standardization": ["standardization_loss.weight=0.3"],
 }

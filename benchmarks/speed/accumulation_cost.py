@@ -17,27 +17,20 @@ from step_time import median_ratio, take_turns
 from efftrain_cli.recipe.recipe import load_recipe
 
 
-def section(
-    fidelity: str, bits: int, chunk: int, operands: str = "fp32", rounding: str = "nearest"
-) -> str:
+def section(bits: int, chunk: int, operands: str = "fp32") -> str:
     roles = ", ".join(
         f"{role} = {{bits = {bits}, chunk = {chunk}}}"
         for role in ("forward", "grad_input", "grad_weight")
     )
-    return (
-        f'chunked_accumulation={{fidelity = "{fidelity}", operands = "{operands}", rounding ='
-        f' "{rounding}", {roles}}}'
-    )
+    return f'chunked_accumulation={{operands = "{operands}", {roles}}}'
 
 
 PLAIN = "plain fp32"
 SETTINGS = {
-    "intra_fp32, 23 bits (neutral)": section("intra_fp32", 23, 0),
-    "intra_fp32, 9 bits, chunks of 64": section("intra_fp32", 9, 64),
-    "blocked, 9 bits, whole": section("blocked", 9, 0),
-    "blocked, 9 bits, chunks of 64": section("blocked", 9, 64),
-    "the same, stochastic": section("blocked", 9, 64, rounding="stochastic"),
-    "the same, fp8_e5m2 operands": section("blocked", 9, 64, operands="fp8_e5m2"),
+    "no roles": "chunked_accumulation={}",
+    "9 bits, whole": section(9, 0),
+    "9 bits, chunks of 64": section(9, 64),
+    "the same, fp8_e5m2 operands": section(9, 64, operands="fp8_e5m2"),
 }
 
 

@@ -15,14 +15,12 @@ in its own:
     g_W = g^T x     grad_weight   sums over the tokens of a micro-batch: by far the longest
 
 No GPU has an accumulator whose width can be chosen, so it is emulated in fp32: what training
-becomes is measured, speed is not. fidelity = "blocked" rounds after every 32 products, "intra_fp32"
-only where a chunk joins the sum. fidelity = "hardware" uses the fp8 matrix units of a GPU as they
-are, with the one switch they have.
+becomes is measured, speed is not. fidelity = "blocked" rounds to nearest after every 32 products;
+"hardware" uses the fp8 matrix units of a GPU as they are, with the one switch they have.
 
-Attaches where the model is built: linear layers are replaced in one walk, the tied head by
-decision. Rounding to nearest has no state; stochastic rounding draws from (seed, step, micro-batch,
-layer, product), so a resumed run draws the same. Only the GEMMs are narrow: the papers' 16-bit
-weight update with stochastic rounding is left out, weights and moments stay fp32.
+Attaches where the model is built: the blocks' linear layers are replaced; the papers keep the head
+wide. Only the GEMMs are narrow: the papers' 16-bit weight update is left out, weights and moments
+stay fp32.
 """
 
 from __future__ import annotations
@@ -54,7 +52,6 @@ class ChunkedAccumulation(Method):
     in chunks."""
 
     supports_sharding: ClassVar = False
-    prefix: ClassVar = "chunked"
     aliases: ClassVar = {"": "accumulation chunk_accumulation fp8 low_precision"}
 
     operands: Operands = "fp32"
@@ -62,16 +59,11 @@ class ChunkedAccumulation(Method):
     largest magnitude."""
     gradient_operands: Operands | None = None
     """Format of the gradients that come into a layer; absent: as operands."""
-    rounding: Literal["nearest", "stochastic"] = "nearest"
-    """How the accumulator is rounded; operands are always rounded to nearest."""
     layers: Literal["all", "inner"] = "all"
     """Blocks whose linear layers take part: all of them, or all but the first and the last, which
     stay fp32."""
-    head: bool = False
-    """Whether the head, the product with the vocabulary, takes part; the papers keep the last layer
-    wide."""
-    fidelity: Literal["blocked", "intra_fp32", "hardware"] = "blocked"
-    """Emulated: rounded after every 32 products, or only between chunks; or the GPU's own."""
+    fidelity: Literal["blocked", "hardware"] = "blocked"
+    """Emulated, rounded after every 32 products; or the GPU's own."""
     forward: Accumulator | None = None
     """Sums of the output, over a layer's inputs; absent: fp32."""
     grad_input: Accumulator | None = None
@@ -111,11 +103,6 @@ class ChunkedAccumulation(Method):
                     'fidelity = "hardware" needs gradient_operands "fp8_e5m2"'
                     f' or "fp8_e4m3", not "{self.gradient_format}"'
                 )
-            if self.rounding == "stochastic":
-                breaches.append(
-                    'fidelity = "hardware" rounds to nearest;'
-                    ' rounding = "stochastic" is emulated only'
-                )
         elif fast := [name for name, role in present.items() if role.fast_accumulation]:
             breaches.append(
                 f'fidelity = "{self.fidelity}" knows no fast_accumulation, given'
@@ -134,7 +121,7 @@ class ChunkedAccumulation(Method):
     def problems(self, recipe: Sections) -> Problems:
         model = recipe.model
         blocks = model.n_layer
-        if self.layers == "inner" and blocks < 3 and not self.head:
+        if self.layers == "inner" and blocks < 3:
             rule = (
                 f"leaves none of {blocks} blocks: the first and the last stay fp32;"
                 ' take "all", or a deeper model'
@@ -148,8 +135,6 @@ class ChunkedAccumulation(Method):
             "n_head": model.attention_size,
             "n_kv_head": sum(model.qkv_rows),
         }
-        if self.head:
-            sides["vocab_multiple"] = model.vocab_multiple
         for key, side in sides.items():
             if side % UNIT:
                 rule = (
@@ -196,29 +181,6 @@ class ChunkedAccumulation(Method):
             "grad_weight": sequences * model.seq_len,
         }
 
-    def seen_columns(self, seen: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a step's columns, each 0-d fp64, from what its layers saw, fp64 (9,) as
-        `linear.SaturationStats`.
-
-        They are how many roundings saturated in each role whose exponents are narrow, and log2 of
-        the smallest and the largest scale of the 8-bit tensors of each kind.
-
-        With recomputed activations, a forward product counts as often as it is computed.
-        """
-        from efftrain_cli.model.linear import OPERANDS, SaturationStats
-
-        columns = {
-            f"chunked_saturated_{name}": seen[SaturationStats.SATURATED + number]
-            for number, (name, role) in enumerate(self.roles.items())
-            if role is not None and role.exponent_bits < 8
-        }
-        formats = {name: self.operands for name in OPERANDS} | {"gradients": self.gradient_format}
-        for kind, name in enumerate(OPERANDS):
-            if formats[name].startswith("fp8"):
-                columns[f"chunked_log2_scale_min_{name}"] = -seen[SaturationStats.SMALLEST + kind]
-                columns[f"chunked_log2_scale_max_{name}"] = seen[SaturationStats.LARGEST + kind]
-        return columns
-
     def attach(self, model: GPT, device: torch.device) -> None:
         """Replace the linear layers of `model` that take part; parameters and their names stay.
 
@@ -228,7 +190,7 @@ class ChunkedAccumulation(Method):
         import torch
         from torch import nn
 
-        from efftrain_cli.model.linear import Arithmetic, NarrowHead, NarrowLinear
+        from efftrain_cli.model.linear import Arithmetic, NarrowLinear
 
         if self.fidelity == "hardware" and device.type == "cuda":
             check_fp8(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device))
@@ -236,7 +198,6 @@ class ChunkedAccumulation(Method):
             operands=self.operands,
             gradient_operands=self.gradient_format,
             fidelity=self.fidelity,
-            stochastic=self.rounding == "stochastic",
             forward=self.forward,
             grad_input=self.grad_input,
             grad_weight=self.grad_weight,
@@ -248,8 +209,6 @@ class ChunkedAccumulation(Method):
             if isinstance(layer, nn.Linear) and not name.startswith(wide):
                 path, _, child = name.rpartition(".")
                 setattr(model.h.get_submodule(path), child, NarrowLinear(layer, arithmetic))
-        if self.head:
-            model.narrow_head = NarrowHead(arithmetic, device)
 
 
 def check_fp8(name: str, capability: tuple[int, int]) -> None:
@@ -262,5 +221,5 @@ def check_fp8(name: str, capability: tuple[int, int]) -> None:
         raise UsageError(
             f'chunked_accumulation.fidelity = "hardware": {name} has no fp8 matrix units'
             f" (compute capability {capability[0]}.{capability[1]}; they came with 8.9).\n"
-            "Use a Hopper or Ada GPU, or emulate: --set chunked_accumulation.fidelity=intra_fp32"
+            "Use a Hopper or Ada GPU, or emulate: --set chunked_accumulation.fidelity=blocked"
         )

@@ -120,13 +120,6 @@ class Ouroboros(Method):
                 "cannot be combined with ouroboros:"
                 " gradients in flight have the shape of the smaller model",
             )
-        accumulation = recipe.methods.get("chunked_accumulation")
-        if accumulation is not None and accumulation.rounding == "stochastic":
-            rule = (
-                'must be "nearest" with ouroboros:'
-                " a batch that is run again would draw other roundings"
-            )
-            yield "chunked_accumulation.rounding", rule
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         warmup = self.warmup_steps

@@ -29,11 +29,9 @@ from efftrain_cli.model.cross_entropy import (
     at_least_fp32,
     capped,
     summed_cross_entropy,
-    summed_losses,
 )
 from efftrain_cli.model.flops import channels
 from efftrain_cli.model.gelu import gelu
-from efftrain_cli.model.linear import NarrowHead
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
 See = Callable[[str, Tensor], None]
@@ -347,9 +345,6 @@ class GPT(nn.Module):
         weights."""
         self.with_squares = False
         """Training also asks for the squares of log-sum-exp, the z-loss."""
-        self.narrow_head: NarrowHead | None = None
-        """Computes the product with the vocabulary in an accumulator of its choice; None: as
-        PyTorch does."""
         self.residual_dtype = torch.float32
         """Type of the residual stream where autocast is on: in bf16 half the bytes pass between
         matmuls. Layer norms compute in fp32 on CUDA anyway, on a CPU in this type."""
@@ -478,10 +473,7 @@ class GPT(nn.Module):
     def head(self, x: Tensor) -> Tensor:
         """Compute logits (..., V) of the residual stream (..., C), padding columns cut off."""
         x = self.before_head(x)
-        if self.narrow_head is None:
-            logits = F.linear(x, self.head_weight)
-        else:
-            logits = self.narrow_head(x, self.head_weight)
+        logits = F.linear(x, self.head_weight)
         return capped(logits[..., : self.config.vocab_size], self.config.softcap)
 
     def head_loss_sum(self, x: Tensor, targets: Tensor) -> Tensor:
@@ -490,20 +482,13 @@ class GPT(nn.Module):
 
         While gradients are wanted of a model `with_squares`, return `summed_losses`, (2,).
         """
-        targets = targets.flatten()
-        with_squares = self.with_squares and torch.is_grad_enabled()
-        if self.narrow_head is not None:
-            logits = self.head(x).flatten(0, -2).float()
-            if with_squares:
-                return summed_losses(logits, targets)
-            return F.cross_entropy(logits, targets, reduction="sum")
         return summed_cross_entropy(
             self.before_head(x).flatten(0, -2),
             self.head_weight,
-            targets,
+            targets.flatten(),
             vocab_size=self.config.vocab_size,
             softcap=self.config.softcap,
-            with_squares=with_squares,
+            with_squares=self.with_squares and torch.is_grad_enabled(),
         )
 
     def loss_sum(

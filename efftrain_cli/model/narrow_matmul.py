@@ -8,8 +8,7 @@ then the sum of those.
 
 Values lie in fp32. The accumulator has fp32's exponents, or fewer: then it saturates at its largest
 number, and below its smallest normal one its numbers are evenly spaced, as IEEE's subnormals.
-Rounding to nearest sends ties to the even neighbour. Stochastic rounding goes up with the
-probability of what it drops, so its expectation is the number itself.
+Rounding goes to nearest, ties to the even neighbour.
 """
 
 from __future__ import annotations
@@ -21,62 +20,13 @@ import torch
 from torch import Tensor
 
 BLOCK = 32
-"""Products that `narrow_matmul` adds in fp32 before it rounds, where it rounds within chunks: what
-tensor cores do, roughly."""
+"""Products that a layer adds in fp32 before it rounds: what tensor cores do, roughly."""
 _TILE = 1 << 16
 """Elements of the result worked on at once on a CPU: they and their scratch stay in the cache."""
 _SUMS = 1 << 14
 """Running sums worked on at once in each width, likewise."""
 _EXPONENT = 0x7F800000
 """The exponent bits of fp32: a number without its sign and mantissa is its power of two."""
-_GOLDEN = 0x9E3779B9
-_MIX_1 = 0x85EBCA6B
-_MIX_2 = 0xC2B2AE35
-_LCG_FACTOR = 1664525
-_LCG_TERM = 1013904223
-
-
-def _signed(value: int) -> int:
-    """Return the int32 with the low 32 bits of `value`."""
-    return (value + 2**31) % 2**32 - 2**31
-
-
-def mix(value: int) -> int:
-    """Mix 32 bits by Murmur3's finalizer."""
-    value &= 0xFFFFFFFF
-    value ^= value >> 16
-    value = value * _MIX_1 & 0xFFFFFFFF
-    value ^= value >> 13
-    value = value * _MIX_2 & 0xFFFFFFFF
-    return value ^ (value >> 16)
-
-
-def draw_of(seed: int, step: int, micro_step: int, layer: int) -> int:
-    """Return the int32 seed of a layer's random bits in one forward and backward pass."""
-    value = seed
-    for part in (seed >> 32, step, micro_step, layer):
-        value = mix(value) + part * _GOLDEN + 1
-    return _signed(mix(value))
-
-
-def random_bits(draw: Tensor, count: int, first: int = 0) -> Tensor:
-    """Return 32 random bits, int32 (count,), for each element from `first` on.
-
-    They are a function of the element's number and the 0-d int32 `draw`.
-    """
-    numbers = torch.arange(first, first + count, dtype=torch.int32, device=draw.device)
-    bits = numbers.mul_(_signed(_GOLDEN)).add_(draw)
-    return _mix_(bits)
-
-
-def _mix_(bits: Tensor) -> Tensor:
-    """Mix each element as `mix` does, in place."""
-    for shift, factor in ((16, _MIX_1), (13, _MIX_2), (16, 1)):
-        # The shift of a signed number fills its high bits with copies of the sign.
-        low_bits = (1 << (32 - shift)) - 1
-        bits ^= (bits >> shift) & low_bits
-        bits *= _signed(factor)
-    return bits
 
 
 def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tensor:
@@ -94,11 +44,6 @@ def round_nearest_(x: Tensor, bits: int, scratch: Tensor | None = None) -> Tenso
     # Half of the last bit kept, less one bit where that is 0: a tie goes up only from an odd
     # number.
     addend = last.bitwise_and_(1).add_((1 << (drop - 1)) - 1)
-    return _add_and_cut_(x, drop, addend)
-
-
-def _add_and_cut_(x: Tensor, drop: int, addend: Tensor) -> Tensor:
-    """Add `addend`, int32, to the bits of `x`, then clear the last `drop` of them, in place."""
     is_nan = None
     if x.device.type == "cuda":
         # CUDA's NaN is all ones, and adding to it would give a finite number.
@@ -109,33 +54,10 @@ def _add_and_cut_(x: Tensor, drop: int, addend: Tensor) -> Tensor:
     return x
 
 
-def round_stochastic_(
-    x: Tensor,
-    bits: int,
-    random: Tensor,
-    scratch: Tensor | None = None,
-) -> Tensor:
-    """Round `x`, fp32, to `bits` mantissa bits, in place, away from zero with the probability of
-    the dropped part.
-
-    Args:
-        random: int32, the shape of `x`; the high ones of its 32 random bits are used.
-        scratch: int32, the shape of `x`.
-    """
-    drop = 23 - bits
-    if drop <= 0:
-        return x
-    # The sign of `random` fills the high bits of the shift.
-    noise = torch.bitwise_right_shift(random, 32 - drop, out=scratch)
-    noise.bitwise_and_((1 << drop) - 1)
-    return _add_and_cut_(x, drop, noise)
-
-
 def round_in_range_(
     x: Tensor,
     bits: int,
     exponent_bits: int,
-    random: Tensor | None = None,
     scratch: Tensor | None = None,
 ) -> Tensor:
     """Round `x`, fp32, in place to the numbers of the format (1, exponent_bits, bits), as IEEE 754
@@ -146,10 +68,7 @@ def round_in_range_(
 
     Args:
         exponent_bits: 2 to 7.
-        random: int32, the shape of `x`, for stochastic rounding; None rounds to nearest.
-
-    Returns:
-        How many numbers became the largest one: 0-d int64.
+        scratch: int32, the shape of `x`.
     """
     bias = 2 ** (exponent_bits - 1) - 1
     smallest_normal = 2.0 ** (1 - bias)
@@ -158,23 +77,15 @@ def round_in_range_(
     is_finite = x.isfinite()
     is_subnormal = x.abs() < smallest_normal
 
-    if random is None:
-        # The sum's last bit is one step: the addition rounds, once and to even.
-        magic = 1.5 * 2.0**23 * step
-        subnormal = (x + magic) - magic
-        round_nearest_(x, bits, scratch)
-    else:
-        # From 24 random bits: uniform in [0, 1).
-        share = (random.bitwise_right_shift(8) & 0xFFFFFF).to(x.dtype) * 2.0**-24
-        steps = torch.floor(x.abs() / step + share)
-        subnormal = steps.mul_(step).copysign_(x)
-        round_stochastic_(x, bits, random, scratch)
+    # The sum's last bit is one step: the addition rounds, once and to even.
+    magic = 1.5 * 2.0**23 * step
+    subnormal = (x + magic) - magic
+    round_nearest_(x, bits, scratch)
 
     saturates = is_finite & (x.abs() > largest)
     limit = torch.full_like(x, largest).copysign_(x)
     limited = torch.where(saturates, limit, x)
-    x.copy_(torch.where(is_subnormal, subnormal, limited))
-    return saturates.sum()
+    return x.copy_(torch.where(is_subnormal, subnormal, limited))
 
 
 # --- operands -------------------------------------------------------------------------------------
@@ -278,10 +189,8 @@ def narrow_matmul(
     b: Tensor,
     bits: int,
     chunk: int,
-    block: int,
-    draw: Tensor | None = None,
+    block: int = BLOCK,
     exponent_bits: int = 8,
-    saturated: Tensor | None = None,
 ) -> Tensor:
     """Multiply `a` (m, k) by `b` (k, n), fp32, summed with `bits` mantissa bits: fp32 (m, n).
 
@@ -291,18 +200,11 @@ def narrow_matmul(
 
     Args:
         chunk: products per chunk; 0 or at least k: one sum.
-        block: 0: the whole chunk, so that only the sum over the chunks is rounded as it goes.
-        draw: 0-d int32 for stochastic rounding; None rounds to nearest.
         exponent_bits: of the accumulators, 2 to 8; 8: fp32's range.
-        saturated: 0-d, to which is added how many roundings saturated.
     """
     m, k = a.shape
     n = b.shape[1]
     chunk = min(chunk or k, k)
-    if block == 0:
-        # The sum of a chunk is rounded only as it joins the others: the accumulator over the chunks
-        # is the only one.
-        chunk, block = k, chunk
     block = min(block, chunk)
     out = a.new_empty(m, n)
     rows = m
@@ -315,9 +217,6 @@ def narrow_matmul(
         within = tile
         if chunk < k:
             within = torch.empty_like(tile)
-        random = None
-        if draw is not None:
-            random = random_bits(draw, tile.numel(), start * n).view(tile.shape)
 
         for first in range(0, k, chunk):
             end = min(first + chunk, k)
@@ -327,48 +226,30 @@ def narrow_matmul(
                     torch.mm(left[:, part], b[part], out=within)
                 else:
                     within.addmm_(left[:, part], b[part])
-                _round_(within, bits, scratch, _next(random), exponent_bits, saturated)
+                _round_(within, bits, exponent_bits, scratch)
             if within is tile:
                 continue
             if first == 0:
                 tile.copy_(within)
             else:
                 tile.add_(within)
-                _round_(tile, bits, scratch, _next(random), exponent_bits, saturated)
+                _round_(tile, bits, exponent_bits, scratch)
     return out
 
 
-def _next(random: Tensor | None) -> Tensor | None:
-    """Advance each element's own sequence of random numbers, in place."""
-    if random is None:
-        return None
-    return random.mul_(_LCG_FACTOR).add_(_LCG_TERM)
-
-
-def _round_(
-    x: Tensor,
-    bits: int,
-    scratch: Tensor,
-    random: Tensor | None,
-    exponent_bits: int,
-    saturated: Tensor | None,
-) -> None:
+def _round_(x: Tensor, bits: int, exponent_bits: int, scratch: Tensor) -> None:
     if exponent_bits < 8:
-        count = round_in_range_(x, bits, exponent_bits, random, scratch)
-        if saturated is not None:
-            saturated.add_(count)
-    elif random is None:
-        round_nearest_(x, bits, scratch)
+        round_in_range_(x, bits, exponent_bits, scratch)
     else:
-        round_stochastic_(x, bits, random, scratch)
+        round_nearest_(x, bits, scratch)
 
 
 # torch.ops.efftrain.narrow_matmul: torch.compile then sees one call instead of thousands of
 # roundings, with their bits.
 _LIBRARY = torch.library.Library("efftrain", "DEF")
 _LIBRARY.define(
-    "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block, Tensor? draw,"
-    " SymInt exponent_bits, Tensor(a!)? saturated) -> Tensor"
+    "narrow_matmul(Tensor a, Tensor b, SymInt bits, SymInt chunk, SymInt block,"
+    " SymInt exponent_bits) -> Tensor"
 )
 _LIBRARY.impl("narrow_matmul", narrow_matmul, "CompositeExplicitAutograd")
 

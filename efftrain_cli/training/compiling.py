@@ -18,7 +18,6 @@ from efftrain_cli.foundation.errors import UsageError
 from efftrain_cli.foundation.step import StepPlan
 from efftrain_cli.foundation.tensors import Tensors
 from efftrain_cli.model.gpt import GPT, Gates, RunBlock, run_eagerly
-from efftrain_cli.model.linear import unnoticed
 from efftrain_cli.plan.plan import accumulation_steps, micro_batch_multiple
 from efftrain_cli.recipe.recipe import Recipe
 
@@ -272,11 +271,9 @@ class MiddleFirst:
     def __init__(
         self,
         recipe: Recipe,
-        model: GPT,
         objective: Objective,
         ranks: int = 1,
     ) -> None:
-        self._model = model
         self._objective = objective
         self._full_shape = full_micro_batch(recipe, ranks)
         self._middle = middle_micro_batch(recipe)
@@ -291,8 +288,7 @@ class MiddleFirst:
         if self._middle is not None and tokens.shape != self._full_shape:
             middle = tokens.new_zeros(self._middle)
             self._middle = None
-            with unnoticed(self._model):
-                self._objective(middle, middle.clone(), gates, scales)
+            self._objective(middle, middle.clone(), gates, scales)
         return self._objective(tokens, targets, gates, scales)
 
 

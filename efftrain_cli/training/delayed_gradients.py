@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate
@@ -31,7 +31,6 @@ from efftrain_cli.methods.ouroboros import Ouroboros
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.gpt import GPT, run_eagerly
 from efftrain_cli.model.kernels import attention_kernels
-from efftrain_cli.model.linear import FORWARD_PLACES, unnoticed
 from efftrain_cli.optim.gradients import combined_norm, norms_of, take_gradients
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
@@ -65,8 +64,6 @@ class Modules:
     """(module from 1, its input, targets=None) -> its output; the last module's is the summed loss.
 
     The first takes tokens; only the last reads the targets."""
-    running_again: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context of passes that run a batch of an earlier step again."""
 
     @property
     def count(self) -> int:
@@ -130,15 +127,14 @@ def rerun_backward(
         return {}, {}
     inputs = pop(in_flight, f"{PREFIX}input.{batch}.{module}.")
     by_input = {}
-    with modules.running_again():
-        # The order of the sum must not depend on that of a checkpoint's file.
-        for number in sorted(deltas, key=int):
-            x = inputs[number]
-            if module > 1:
-                x = x.detach().requires_grad_()
-            modules.run(module, x).backward(deltas[number])
-            if x.grad is not None:
-                by_input[number] = x.grad
+    # The order of the sum must not depend on that of a checkpoint's file.
+    for number in sorted(deltas, key=int):
+        x = inputs[number]
+        if module > 1:
+            x = x.detach().requires_grad_()
+        modules.run(module, x).backward(deltas[number])
+        if x.grad is not None:
+            by_input[number] = x.grad
     return modules.take(module), by_input
 
 
@@ -253,9 +249,7 @@ def cut_gpt(
         with lookup_apart(model, lookup):
             return run(x, blocks, targets)
 
-    # Inputs and weights of an earlier step were noted in that step; its gradient is first computed
-    # now.
-    return Modules(leaves, run_module, lambda: unnoticed(model, FORWARD_PLACES))
+    return Modules(leaves, run_module)
 
 
 @contextmanager

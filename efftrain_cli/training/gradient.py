@@ -18,12 +18,6 @@ from efftrain_cli.model.kernels import (
     choose_determinism,
     choose_matmul_precision,
 )
-from efftrain_cli.model.linear import (
-    clear_seen,
-    combine_stats,
-    seen_by_layers,
-    set_draws,
-)
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.training.build import autocast, compute_dtype
 from efftrain_cli.training.compiling import (
@@ -98,9 +92,9 @@ def build_objective(
     if not compiled:
         return objective
     if by_blocks:
-        return MiddleFirst(recipe, model, objective, world)
+        return MiddleFirst(recipe, objective, world)
     whole = compile_whole(recipe, objective, ranks=world)
-    return MiddleFirst(recipe, model, whole, world)
+    return MiddleFirst(recipe, whole, world)
 
 
 class Terms:
@@ -172,13 +166,11 @@ def build_forward_backward(
     objective = build_objective(recipe, model, device, ranks)
     terms = Terms(recipe, model, device)
     full_shape = full_micro_batch(recipe, ranks.world_size)
-    accumulation = recipe.chunked_accumulation
     parameters = list(model.parameters())
 
     def forward_backward(batch: Batch, plan: StepPlan) -> StepResult:
         scales = branch_scales(plan, device)
         gates = draw_gates(recipe, plan)
-        clear_seen(model)
 
         def run(micro_batches: Sequence[MicroBatch], before_last: BeforeLast) -> Losses:
             losses = {name: zero.clone() for name, zero in terms.zeros.items()}
@@ -186,8 +178,6 @@ def build_forward_backward(
                 number = micro_batch.number
                 tokens = micro_batch.tokens
                 targets = micro_batch.targets
-                if accumulation is not None and accumulation.rounding == "stochastic":
-                    set_draws(model, recipe.seed, plan.step, number)
                 with attention_kernels(device, same_shape=tokens.shape == full_shape):
                     with record_function("forward"):
                         summed = objective(tokens, targets, gates[number], scales)
@@ -207,8 +197,6 @@ def build_forward_backward(
         else:
             step = devices.step(passes)
         columns = terms.columns(step.losses, plan, gates)
-        if accumulation is not None:
-            columns |= accumulation.seen_columns(_seen_everywhere(model, devices.ranks))
         return step_result(recipe, model, plan, gates, step)._replace(scalars=columns)
 
     return forward_backward
@@ -287,15 +275,3 @@ def step_by_halves(devices: Devices, passes: Passes) -> GradientStep:
     even, odd = halves
     losses = {name: even[name] + odd[name] for name in even}
     return GradientStep(losses, dots=dots)
-
-
-def _seen_everywhere(model: GPT, ranks: Ranks) -> Tensor:
-    """Combine the statistics of the narrow layers of all ranks in this step: fp64 (9,), as
-    `SaturationStats`."""
-    seen = seen_by_layers(model)
-    if ranks.is_single_process:
-        return seen
-    by_rank = seen.new_zeros(ranks.world_size, len(seen))
-    by_rank[ranks.rank] = seen
-    ranks.all_reduce([by_rank])
-    return combine_stats(by_rank)

@@ -69,11 +69,6 @@ def test_a_pair_is_taken_as_the_table_says(row, column, cell):
         [*SETTINGS["batch_size_warmup"], "seq_len_warmup.batch=tokens"],
         [*SETTINGS["simigrad"], "seq_len_warmup.batch=tokens"],
         [
-            *SETTINGS["chunked_accumulation"],
-            *SETTINGS["ouroboros"],
-            "chunked_accumulation.rounding=stochastic",
-        ],
-        [
             "model.norm=none",
             "model.init=unit",
             'stages=[{model={n_embd=64,n_head=2},switch={rule="tokens",value=9e5}},'

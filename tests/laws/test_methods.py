@@ -40,7 +40,7 @@ BASES = {
     "narrow sums": [
         "train.batch_size=4",
         "train.tokens=384",
-        "chunked_accumulation={operands = 'fp8_e4m3', gradient_operands = 'fp8_e5m2', head = true}",
+        "chunked_accumulation={operands = 'fp8_e4m3', gradient_operands = 'fp8_e5m2'}",
         f"chunked_accumulation.forward={NARROW}",
         f"chunked_accumulation.grad_input={NARROW}",
         f"chunked_accumulation.grad_weight={NARROW}",
@@ -136,7 +136,7 @@ NEUTRAL = {
     "full batch": ["batch_size_warmup={start = 8, increment = 1, sequences = 10}"],
     "theta 1": ["progressive_layer_drop={theta = 1.0, steps = 10}"],
     "theta 1, code": ["progressive_layer_drop={theta = 1.0, steps = 10, keep = 'code'}"],
-    "wide sums": ["chunked_accumulation={fidelity = 'intra_fp32', head = false}"],
+    "wide sums": ["chunked_accumulation={}"],
     "weight 0": ["standardization_loss.weight=0"],
     "one module": ["ouroboros.modules=1"],
     "no delay": ["ouroboros={modules = 3, warmup_steps = 5}"],

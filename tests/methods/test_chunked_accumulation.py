@@ -1,4 +1,4 @@
-"""Chunk-based accumulation: training with it, its rows, its rules, and recipes."""
+"""Chunk-based accumulation: its layers, its rules, and recipes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import torch
 from efftrain_cli.foundation.errors import RecipeError, UsageError
 from efftrain_cli.methods.chunked_accumulation import ChunkedAccumulation, check_fp8
 from efftrain_cli.model.accumulator import Accumulator
-from efftrain_cli.model.linear import NarrowLinear, set_draws
+from efftrain_cli.model.linear import NarrowLinear
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.recipe.rules import warnings_of
 from efftrain_cli.training.build import build_model
-from tests.resume_law import run
-from tests.tiny import changed, fresh, tiny_recipe
+from tests.tiny import changed, tiny_recipe
 
 SMALL = tiny_recipe(
     "model.n_layer=3",
@@ -36,48 +35,15 @@ def small(section: ChunkedAccumulation | None = None, **keys: object) -> Recipe:
 FP8 = ChunkedAccumulation(
     operands="fp8_e4m3",
     gradient_operands="fp8_e5m2",
-    head=True,
     forward=Accumulator(bits=6, chunk=8),
     grad_input=Accumulator(bits=6, chunk=8),
     grad_weight=Accumulator(bits=6, chunk=8),
 )
 
 
-def losses(recipe: Recipe) -> list[float]:
-    return [row.get("loss") or row["val_loss"] for row in run(fresh(recipe), recipe)]
-
-
-def test_a_neutral_head_trains_as_the_plain_one():
-    """Its cross-entropy is written by hand, and rounds a little differently."""
-    wide = Accumulator()
-    neutral = ChunkedAccumulation(
-        fidelity="intra_fp32", head=True, forward=wide, grad_input=wide, grad_weight=wide
-    )
-    assert losses(small(neutral)) == pytest.approx(losses(small()), rel=1e-5)
-
-
-def test_rows_say_what_saturated_and_the_scales():
-    section = replace(
-        FP8,
-        forward=Accumulator(bits=6, chunk=8, exponent_bits=4),
-        grad_weight=Accumulator(bits=6, exponent_bits=8),
-    )
-    recipe = small(section)
-    rows = run(fresh(recipe), recipe)[1:]
-    for row in rows:
-        assert row["chunked_saturated_forward"] > 0
-        assert "chunked_saturated_grad_weight" not in row
-        for kind in ("inputs", "weights", "gradients"):
-            low, high = row[f"chunked_log2_scale_min_{kind}"], row[f"chunked_log2_scale_max_{kind}"]
-            assert low == int(low) <= high == int(high)
-    plain = small(operands="bf16", gradient_operands="bf16")
-    last = run(fresh(plain), plain)[-1]
-    assert not [name for name in last if name.startswith("chunked_")]
-
-
 def test_inner_layers_leave_the_first_and_the_last_block_alone():
     model = build_model(
-        small(layers="inner", head=False),
+        small(layers="inner"),
         64,
         torch.device("cpu"),
     )
@@ -85,22 +51,12 @@ def test_inner_layers_leave_the_first_and_the_last_block_alone():
     assert narrow == {
         f"h.1.{name}" for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
     }
-    assert model.narrow_head is None
     plain = build_model(small(), 64, torch.device("cpu"))
     for (name, have), (other, want) in zip(
         model.named_parameters(), plain.named_parameters(), strict=True
     ):
         assert name == other
         assert torch.equal(have, want)
-
-
-def test_stochastic_rounding_differs_by_step_and_layer():
-    model = build_model(small(rounding="stochastic"), 64, torch.device("cpu"))
-    seen = set()
-    for step, micro_step in ((1, 0), (1, 1), (2, 0)):
-        set_draws(model, 1234, step, micro_step)
-        seen |= {int(value) for name, value in model.named_buffers() if name.endswith("draw")}
-    assert len(seen) == 3 * (12 + 1)
 
 
 # --- recipes --------------------------------------------------------------------------------------
@@ -118,10 +74,6 @@ def test_stochastic_rounding_differs_by_step_and_layer():
             ["cannot choose bits, chunk and exponent_bits, given in forward"],
         ),
         ({"fidelity": "hardware"}, ["operands", "fp8_e4m3", "gradient_operands"]),
-        (
-            {"fidelity": "hardware", "operands": "fp8_e4m3", "rounding": "stochastic"},
-            ["rounding", "emulated only"],
-        ),
         ({"operands": "fp8"}, ["operands", "fp8_e4m3"]),
     ],
 )
@@ -145,7 +97,6 @@ def test_rules_between_sections():
         (["model.arch=llama", "model.d_ff=344"], "d_ff = 344"),
         (["model.head_dim=26"], "n_head = 4"),  # 4 heads: 104 columns of attention's projection
         (["model.head_dim=12", "model.n_kv_head=1"], "n_kv_head = 1"),  # 48 + 12 + 12 rows
-        (["model.vocab_multiple=8", "chunked_accumulation.head=true"], "vocab_multiple = 8"),
     ):
         with pytest.raises(RecipeError, match=rf"model\.{key}(.|\n)*multiples of 16"):
             load_recipe("small", [hardware, *overrides])

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from efftrain_cli.foundation.errors import RecipeError, UsageError
-from efftrain_cli.methods.chunked_accumulation import Accumulator, ChunkedAccumulation
 from efftrain_cli.methods.ouroboros import Ouroboros, balanced_split, head_in_blocks
-from efftrain_cli.model.linear import NarrowLinear, clear_seen, seen_by_layers
 from efftrain_cli.optim.gradients import norms_of
 from efftrain_cli.plan.plan import after_step, plan_step
 from efftrain_cli.plan.preview import summarize_plan
@@ -21,17 +19,14 @@ from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import Run
 from efftrain_cli.training.checkpoints import drop_in_flight, load_checkpoint
 from efftrain_cli.training.delayed_gradients import (
-    DelayedGradients,
     Modules,
     clip_groups,
     delay,
     dropped,
     join_modules,
-    rerun_backward,
 )
 from efftrain_cli.training.gradient import build_forward_backward
 from efftrain_cli.training.ranks import Ranks
-from efftrain_cli.training.rings import at_weights
 from efftrain_cli.training.state import write_checkpoint
 from efftrain_cli.training.strategy import check_ranks, single_device
 from efftrain_cli.training.trainer import train
@@ -262,36 +257,6 @@ def test_a_warmup_step_clips_by_one_norm(clip):
     assert norms == [pytest.approx(0.25, rel=1e-4)]
 
 
-def test_scales_of_a_batch_that_is_run_again_are_not_of_the_step():
-    """e5m2 reaches 1.75 x 2^15, so weights of 1 are scaled by 2^15, and those of an earlier step,
-    of 2^-4, by 2^19."""
-    section = ChunkedAccumulation(operands="fp8_e5m2", forward=Accumulator(exponent_bits=4))
-    recipe = replace(recipe_of(3, split=(2, 1, 1)), chunked_accumulation=section)
-    model = fresh(recipe).model
-    modules = DelayedGradients(recipe, model, {}).modules
-    tokens = torch.zeros(1, 16, dtype=torch.int64)
-    matrices = [name for name in modules.leaves[0] if name.endswith(("fc.weight", "proj.weight"))]
-    with torch.no_grad():
-        for layer in (part for part in model.modules() if isinstance(part, NarrowLinear)):
-            layer.weight.fill_(1.0)
-    clear_seen(model)
-    with torch.no_grad():
-        output = modules.run(1, tokens, None)
-    today = seen_by_layers(model)
-    in_flight = {
-        "ouroboros.input.1.1.0": tokens,
-        "ouroboros.delta.1.1.0": torch.ones_like(output),
-    }
-    earlier = {name: torch.full_like(modules.leaves[0][name], 2.0**-4) for name in matrices}
-    with at_weights({name: modules.leaves[0][name] for name in matrices}, earlier):
-        rerun_backward(modules, 1, 3, in_flight)
-    columns = section.seen_columns(seen_by_layers(model))
-    assert columns["chunked_log2_scale_max_weights"] == 15
-    assert columns["chunked_log2_scale_min_weights"] == 15
-    assert columns["chunked_saturated_forward"] == today[0]
-    assert columns["chunked_log2_scale_max_gradients"].isfinite()  # first computed by this pass
-
-
 # --- the section ----------------------------------------------------------------------------------
 
 GPT2 = config_of(n_layer=12, n_head=12, n_embd=768, seq_len=1024, vocab_size=50257)
@@ -324,12 +289,10 @@ def test_what_cannot_work_is_refused_with_a_reason():
         "ouroboros.modules=3",
         "simigrad={target = 0.5, min_batch_size = 8, max_batch_size = 32}",
         "progressive_layer_drop={theta = 0.5, steps = 10}",
-        "chunked_accumulation.rounding=stochastic",
     )
     for key in (
         "simigrad",
         "progressive_layer_drop",
-        "chunked_accumulation.rounding",
     ):
         assert key in text
     assert "gradients in flight have the shape of the smaller model" in problems(

@@ -14,13 +14,9 @@ from efftrain_cli.methods.variance_retention import product_bits
 from efftrain_cli.model.accumulator import Accumulator
 from efftrain_cli.model.linear import Arithmetic, NarrowLinear
 from efftrain_cli.model.narrow_matmul import (
-    draw_of,
-    mix,
     narrow_matmul,
-    random_bits,
     round_in_range_,
     round_nearest_,
-    round_stochastic_,
     scale_of,
     sums_in_order,
     to_operand,
@@ -83,11 +79,10 @@ def test_seven_bits_are_bfloat16_and_23_are_fp32():
 def test_what_is_not_finite_stays_so(bits):
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([inf, -inf, nan, torch.finfo(torch.float32).max])
-    random = torch.full((4,), -1, dtype=torch.int32)
-    for rounded in (round_nearest_(x.clone(), bits), round_stochastic_(x.clone(), bits, random)):
-        assert rounded[:2].tolist() == [inf, -inf]
-        assert rounded[2].isnan()
-        assert rounded[3] == inf  # beyond the largest number of so few bits
+    rounded = round_nearest_(x, bits)
+    assert rounded[:2].tolist() == [inf, -inf]
+    assert rounded[2].isnan()
+    assert rounded[3] == inf  # beyond the largest number of so few bits
 
 
 @pytest.mark.parametrize(
@@ -101,10 +96,8 @@ def test_a_narrow_exponent_is_that_of_ieee_formats(exponent_bits, bits, dtype):
         torch.randint(-30, 18, (200_000,), generator=generator).float()
     )
     want, largest = x.to(dtype).float(), torch.finfo(dtype).max
-    rounded = x.clone()
-    saturated = round_in_range_(rounded, bits, exponent_bits)
-    assert int(saturated) == int(want.isinf().sum()) > 1000
-    assert torch.equal(rounded, want.clamp(-largest, largest))
+    assert int(want.isinf().sum()) > 1000
+    assert torch.equal(round_in_range_(x, bits, exponent_bits), want.clamp(-largest, largest))
     assert int((want.abs() < torch.finfo(dtype).smallest_normal).sum()) > 1000
 
 
@@ -112,55 +105,10 @@ def test_the_papers_16_bit_accumulator_ends_at_4_billion():
     """(1, 6, 9): bias 31, largest number 2^31 (2 - 2^-9)."""
     inf, nan = float("inf"), float("nan")
     x = torch.tensor([5e9, -5e9, 4.295e9, 1.0, 2.0**-39, 2.0**-41, inf, nan])
-    assert int(round_in_range_(x, 9, 6)) == 3
+    round_in_range_(x, 9, 6)
     largest = 2.0**31 * (2 - 2.0**-9)
     assert x[:7].tolist() == [largest, -largest, largest, 1.0, 2.0**-39, 0.0, inf]
     assert x[7].isnan()
-
-
-def test_stochastic_rounding_stays_in_range_and_right_on_average():
-    random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), 1_000_000)
-    # a quarter of the smallest number of (1, 6, 9)
-    x = torch.full((1_000_000,), 0.25 * 2.0**-39)
-    assert int(round_in_range_(x, 9, 6, random)) == 0
-    assert set(x.unique().tolist()) == {0.0, 2.0**-39}
-    assert abs(float((x > 0).double().mean()) - 0.25) < 4 * 0.433 / 1000
-    # half-way between the largest number and the next
-    x = torch.full((1_000_000,), 2.0**32 - 2.0**21)
-    assert 0 < int(round_in_range_(x, 9, 6, random)) < 1_000_000
-    assert set(x.unique().tolist()) == {2.0**31 * (2 - 2.0**-9)}
-
-
-def test_stochastic_rounding_is_right_on_average_and_goes_to_a_neighbour():
-    x = torch.full((1_000_000,), 1 + 2.0**-12)
-    random = random_bits(torch.tensor(draw_of(1, 2, 3, 4), dtype=torch.int32), x.numel())
-    rounded = round_stochastic_(x.clone(), 10, random)
-    assert set(rounded.unique().tolist()) == {1.0, 1 + 2.0**-10}
-    # a quarter goes up: the mean's standard error is 2^-10 sqrt(3 / 16) / 1000
-    assert abs(float(rounded.double().mean()) - (1 + 2.0**-12)) < 4 * 2.0**-10 * 0.433 / 1000
-    assert torch.equal(round_stochastic_(-x, 10, random), -rounded)
-
-
-def test_random_bits_are_a_function_of_their_arguments_alone():
-    draw = torch.tensor(draw_of(7, 1, 0, 0), dtype=torch.int32)
-    whole = random_bits(draw, 1000)
-    assert torch.equal(whole[400:], random_bits(draw, 600, first=400))
-    expected = [mix((i * 0x9E3779B9 + int(draw)) & 0xFFFFFFFF) for i in range(1000)]
-    assert [value & 0xFFFFFFFF for value in whole.tolist()] == expected
-    others = {
-        draw_of(*key)
-        for key in (
-            (7, 1, 0, 1),
-            (7, 1, 1, 0),
-            (7, 2, 0, 0),
-            (8, 1, 0, 0),
-            (7, 1, 0, 0),
-            (7 + 2**40, 1, 0, 0),
-        )
-    }
-    assert len(others) == 6
-    shares = (whole[:, None] >> torch.arange(32) & 1).double().mean(dim=0)
-    assert float((shares - 0.5).abs().max()) < 0.07  # four standard errors
 
 
 # --- sums in order --------------------------------------------------------------------------------
@@ -297,27 +245,12 @@ def test_all_widths_at_once_are_each_width_alone():
             assert np.array_equal(sums[number].numpy(), expected)
 
 
-def test_a_sum_beyond_the_range_saturates_and_is_counted():
+@pytest.mark.parametrize("chunk, block", [(0, 1), (20, 1), (0, 8)])
+def test_a_sum_beyond_the_range_saturates(chunk, block):
     """Four exponent bits end below 2^8: at 255.875 with ten mantissa bits. 25 tens are 250."""
     tens = torch.full((40, 2), 10.0)
-    for chunk, block, saturating in (
-        (0, 1, 15),  # every addition after the 25th
-        (20, 1, 1),  # where the second chunk joins the first
-        (0, 8, 2),  # blocks of 80: the fourth and the fifth
-    ):
-        count = torch.zeros((), dtype=torch.float64)
-        product = narrow_matmul(torch.ones(1, 40), tens, 10, chunk, block, None, 4, count)
-        assert product.tolist() == [[255.875] * 2]
-        assert float(count) == 2 * saturating
-
-
-def test_stochastic_sums_do_not_stop():
-    draw = torch.tensor(draw_of(0, 0, 0, 0), dtype=torch.int32)
-    row, ones = torch.ones(1, 4096), torch.ones(4096, 200)
-    sums = narrow_matmul(row, ones, 7, 0, 1, draw)
-    assert narrow_matmul(row, ones[:, :1], 7, 0, 1).item() == 256  # to nearest, it stops there
-    assert abs(float(sums.mean()) - 4096) < 4 * float(sums.std()) / math.sqrt(200)
-    assert torch.equal(sums, narrow_matmul(row, ones, 7, 0, 1, draw))
+    product = narrow_matmul(torch.ones(1, 40), tens, 10, chunk, block, exponent_bits=4)
+    assert product.tolist() == [[255.875] * 2]
 
 
 # --- matrix products ------------------------------------------------------------------------------
@@ -345,7 +278,7 @@ def test_error_of_an_fp8_product_is_that_of_the_table():
 
 @pytest.mark.parametrize(
     "bits, chunk, block",
-    [(9, 64, 32), (9, 0, 32), (5, 64, 0), (6, 48, 32), (5, 1000, 0), (4, 7, 3)],
+    [(9, 64, 32), (9, 0, 32), (6, 48, 32), (4, 7, 3)],
 )
 def test_the_fast_product_rounds_where_it_says(bits, chunk, block):
     """Sums of blocks are exact here (fp8 operands, few products), so the order within a block does
@@ -356,12 +289,11 @@ def test_the_fast_product_rounds_where_it_says(bits, chunk, block):
     for first in range(0, 200, length):
         end = min(first + length, 200)
         within = np.zeros((40, 30))
-        for begin in range(first, end, block or length):
-            part = slice(begin, min(begin + (block or length), end))
+        for begin in range(first, end, block):
+            part = slice(begin, min(begin + block, end))
             within = within + a[:, part].double().numpy() @ b[part].double().numpy()
-            if block:
-                within = by_definition(within, bits)
-        total = by_definition(total + within, bits) if length < 200 or not block else within
+            within = by_definition(within, bits)
+        total = by_definition(total + within, bits) if length < 200 else within
     assert np.array_equal(narrow_matmul(a, b, bits, chunk, block).numpy(), total)
 
 
@@ -382,17 +314,6 @@ def test_a_chunk_shorter_than_a_block_is_rounded_before_it_joins(ones, bits, chu
         layer.weight.fill_(1.0)
     assert layer(torch.ones(1, ones)).item() == total
     assert narrow_matmul(torch.ones(1, ones), torch.ones(ones, 1), bits, chunk, 32).item() == total
-
-
-def test_stochastic_products_repeat_and_differ_by_draw():
-    a, b = operands(300, 64, 300)
-    one, two = (torch.tensor(value, dtype=torch.int32) for value in (1, 2))
-    product = narrow_matmul(a, b, 5, 0, 32, one)
-    assert torch.equal(product, narrow_matmul(a, b, 5, 0, 32, one))
-    assert not torch.equal(product, narrow_matmul(a, b, 5, 0, 32, two))
-    exact = a.double() @ b.double()
-    bias = float((product - exact).mean() / (product - exact).std())
-    assert abs(bias) < 4 / 300  # the mean of 90,000 errors, in their standard deviations
 
 
 def test_operands_take_their_format_and_scales_are_powers_of_two():

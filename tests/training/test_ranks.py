@@ -21,11 +21,9 @@ from efftrain_cli.foundation.errors import LostProcessError, UsageError
 from efftrain_cli.foundation.signals import Stop
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.methods.simigrad import SimiGrad
-from efftrain_cli.model.linear import SaturationStats
 from efftrain_cli.optim.adamw import AdamW
 from efftrain_cli.plan.cost import gradient_copies
 from efftrain_cli.plan.plan import plan_step
-from efftrain_cli.training import gradient
 from efftrain_cli.training.compiling import full_micro_batch, micro_batch_shapes
 from efftrain_cli.training.devices import Devices
 from efftrain_cli.training.joining import TORCHRUN, _first_host, _open_store, joined, ranks_wanted
@@ -181,25 +179,6 @@ def test_a_command_of_one_process_is_refused_as_one_of_several(monkeypatch):
     refuse_several("pretrain")
     with pytest.raises(UsageError, match="--ntasks=1; if it trains, --devices N shares each run"):
         refuse_several("sweep")
-
-
-def test_narrow_layers_add_their_counts_and_keep_the_largest_of_all_ranks(monkeypatch):
-    """Rank 0 has seen 10 of everything; rank 1 the numbers 3, 4, 5, ...: before LARGEST counts,
-    then maxima."""
-    here = torch.arange(3.0, 3.0 + SaturationStats.LARGEST + 10)
-
-    def all_reduce(tensors: list[torch.Tensor]) -> None:
-        (everyone,) = tensors
-        everyone[0] = 10.0
-
-    ranks = SimpleNamespace(is_single_process=False, world_size=2, rank=1, all_reduce=all_reduce)
-    monkeypatch.setattr(gradient, "seen_by_layers", lambda model: here)
-    found = gradient._seen_everywhere(None, ranks)  # type: ignore[arg-type]
-    expected = [10 + value for value in range(3, 3 + SaturationStats.LARGEST)]
-    expected += [
-        max(10, value) for value in range(3 + SaturationStats.LARGEST, 13 + SaturationStats.LARGEST)
-    ]
-    assert found.tolist() == expected
 
 
 class TwoAlike(Ranks):

@@ -119,7 +119,6 @@ def test_a_grown_model_adds_as_narrowly_as_the_small_one(windows):
     rows, growths = run(state, windows, recipe)
     linear = [layer for layer in state.model.h.modules() if isinstance(layer, nn.Linear)]
     assert len(linear) == 2 * 4 and all(isinstance(layer, NarrowLinear) for layer in linear)
-    assert all("chunked_saturated_forward" in row for row in rows[1:])
     assert rows[-1]["loss"] < rows[1]["loss"]
     # the loss is kept as far as such sums keep it, and what moved is said
     for growth in growths:
