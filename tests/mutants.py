@@ -63,10 +63,6 @@ EQUIVALENT = {
         "  ->  evaluations, largest, shapes, smallest_batch"
         " = 0, ( -1, 0), set(), recipe.train.batch_size"
     ): "only the product is compared, and -1 x 0 is 0 too",
-    (
-        "grow/scaling_law.py: @dataclass(frozen=True, kw_only=True)"
-        "  ->  @dataclass(frozen=True, kw_only=False)"
-    ): BY_KEYWORD,
     "data/prepare.py: if TYPE_CHECKING:  ->  if not TYPE_CHECKING:": (
         "its names stand in annotations, which nothing evaluates; rich is imported earlier"
     ),

@@ -1,219 +1,116 @@
-"""Plan when to grow from validation losses of two runs: a small one and one of the target's size.
+"""Plan when to grow from the validation losses of two runs from scratch: a small one, and one of
+the target's size.
 
-Staged training (Shen et al. 2022, arXiv 2203.06211) looks at the slope d log L / d log C of the
-validation loss and grows when it rises above a threshold. Released code takes the slope between
-neighbouring evaluations; here it is a regression over a window of them, because one noisy
-evaluation must not decide. With both curves at hand no threshold is needed: grow where most FLOPs
-are saved, which is where the marginal costs dC/dL of the two sizes are equal.
+Staged training (Shen et al. 2022, arXiv 2203.06211) grows where the slope d log L / d log C of the
+loss rises above a threshold; at a constant batch that is the slope over log steps. With both curves
+no threshold is needed: grow where most FLOPs are saved, which is at equal marginal costs dC/dL.
+Losses are smoothed first, as slopes between neighbouring evaluations are mostly noise.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
+from scipy.interpolate import make_smoothing_spline
 
 from efftrain_cli.foundation.errors import UsageError
 
-PAPER_THRESHOLD: dict[tuple[str, ...], float] = {
-    ("depth",): -0.0575,
-    ("width",): -0.0475,
-    ("depth", "width"): -0.03,
-}
+THRESHOLDS = {("depth",): -0.0575, ("width",): -0.0475, ("depth", "width"): -0.03}
 """Slopes d log L / d log C at which the released code grows, by kinds of operators."""
-PAPER_OPTIMALITY = -0.052
-"""Slope at which it ends a run; -1 / (1/alpha_N + 1/alpha_S + 1/alpha_B) = -0.05199 with Kaplan's
-exponents."""
+OPTIMALITY = -0.052
+"""Slope at which it ends a run."""
+SMOOTHING = 2e-5
+"""Penalty on the squared second derivative for each evaluation. On the authors' curves the switches
+are those of a regression over 31 evaluations."""
 FEWEST_POINTS = 5
+GRID = 2000
+"""Points at which a smoothed curve is kept."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Curve:
-    """Validation loss of one run from scratch."""
+    """A smoothed validation loss from its steepest descent on; each array is (points,)."""
 
-    name: str
     steps: np.ndarray
-    """(n,), ascending, positive; gaps are allowed."""
     losses: np.ndarray
-    """(n,), nats per token."""
+    """Falling; nats per token."""
+    slopes: np.ndarray
+    """d log loss / d log step."""
     step_flops: float
-    """Logits included; only ratios between curves matter."""
-    step_flops_without_logits: float
-    window: int
-    """Evaluations that one regression takes, odd."""
+
+    def switch(self, slope: float) -> float | None:
+        """Return the first step with a slope above `slope`; None if there is none."""
+        above = np.flatnonzero(self.slopes > slope)
+        if not len(above):
+            return None
+        return float(self.steps[above[0]])
+
+    def loss_at(self, step: float) -> float:
+        """Return the loss at a step of the curve."""
+        return float(np.interp(step, self.steps, self.losses))
+
+    def steps_to(self, losses: np.ndarray | float) -> np.ndarray:
+        """Return the steps at which the curve has these losses; NaN if it never has."""
+        falling = -np.asarray(losses)
+        return np.interp(falling, -self.losses, self.steps, left=np.nan, right=np.nan)
 
 
-def make_curve(
-    name: str,
-    points: dict[float, float],
-    step_flops: float,
-    step_flops_without_logits: float,
-    window: int = 31,
-) -> Curve:
-    """Make a curve from step -> loss; step 0 is left out, for it has no logarithm.
+def smooth(steps: np.ndarray, losses: np.ndarray, step_flops: float) -> Curve:
+    """Smooth the losses of a run, (evaluations,), over log steps.
 
     Args:
-        window: evaluations that one regression takes, odd; fewer if the curve would have less than
-            three.
+        steps: positive and ascending; gaps are allowed.
+        step_flops: FLOPs of a step; only ratios between curves matter.
 
     Raises:
-        UsageError: there are fewer than `FEWEST_POINTS`, or a loss is not positive and finite.
+        UsageError: there are too few evaluations, or one has no logarithm.
     """
-    steps = sorted(step for step in points if step > 0)
-    losses = [points[step] for step in steps]
     if len(steps) < FEWEST_POINTS:
         raise UsageError(
-            f"{name}: {len(steps)} validation losses are too few to fit a slope to;"
+            f"{len(steps)} validation losses are too few to fit a slope to;"
             f" at least {FEWEST_POINTS} are needed\n"
             "  train longer, or evaluate more often (eval.every)"
         )
-    if not all(math.isfinite(loss) and loss > 0 for loss in losses):
-        raise UsageError(f"{name}: a validation loss is not a positive finite number")
-    fits = len(steps) - 2
+    if not np.all(np.isfinite(losses) & (losses > 0)):
+        raise UsageError("a validation loss is not a positive finite number\n  name another run")
+    x = np.log(steps)
+    spline = make_smoothing_spline(x, np.log(losses), lam=SMOOTHING * len(x))
+    grid = np.linspace(x[0], x[-1], GRID)
+    slopes = spline.derivative()(grid)
+    steepest = int(np.argmin(slopes))
+    falling = np.minimum.accumulate(np.exp(spline(grid[steepest:])))
     return Curve(
-        name=name,
-        steps=np.array(steps),
-        losses=np.array(losses),
+        steps=np.exp(grid[steepest:]),
+        losses=falling,
+        slopes=slopes[steepest:],
         step_flops=step_flops,
-        step_flops_without_logits=step_flops_without_logits,
-        window=min(window, fits - 1 + fits % 2),
     )
 
 
-class Fit(NamedTuple):
-    """A curve without its noise, at the steps with whole windows around them; each (points,)."""
-
-    steps: np.ndarray
-    slopes: np.ndarray
-    """d log loss / d log step."""
-    losses: np.ndarray
-
-
-def fitted(curve: Curve) -> Fit:
-    """Fit a curve by regression of log loss on log step over the evaluations around each step.
-
-    Regression on steps, not on rows: the curves have gaps. At a constant batch the slope on log
-    step is that on log C.
-    """
-    window = curve.window
-    half = window // 2
-    steps = curve.steps[half : len(curve.steps) - half]
-    # (points, window), x relative to the point in the middle
-    x = sliding_window_view(np.log(curve.steps), window) - np.log(steps)[:, None]
-    y = sliding_window_view(np.log(curve.losses), window)
-
-    mean_x = x.mean(axis=1)
-    mean_y = y.mean(axis=1)
-    spread = x - mean_x[:, None]
-    covariance = np.sum(spread * (y - mean_y[:, None]), axis=1)
-    slopes = covariance / np.sum(spread**2, axis=1)
-    return Fit(steps, slopes, losses=np.exp(mean_y - slopes * mean_x))
-
-
-def fitted_switch(curve: Curve, threshold: float) -> float | None:
-    """Return the first step after the steepest one whose fitted slope exceeds the threshold; None
-    if there is none."""
-    fit = fitted(curve)
-    steepest = int(np.argmin(fit.slopes))
-    above = np.flatnonzero(fit.slopes[steepest:] > threshold)
-    if not len(above):
-        return None
-    return float(fit.steps[steepest + above[0]])
-
-
-def target_step(small: Curve, target: Curve, step: float) -> float | None:
-    """Return the step where the target's fitted curve has the small model's loss at `step`; None if
-    it never has."""
-    fit = fitted(small)
-    loss = np.interp(math.log(step), np.log(fit.steps), fit.losses)
-    reached = float(_steps_to(target, loss))
-    if math.isnan(reached):
-        return None
-    return reached
-
-
-def _steps_to(curve: Curve, losses: np.ndarray) -> np.ndarray:
-    """Return the steps at which the fitted curve has these losses; NaN if it never has."""
-    fit = fitted(curve)
-    falling = np.minimum.accumulate(fit.losses)
-    reached = np.exp(np.interp(-losses, -falling, np.log(fit.steps)))
-    is_reached = (losses >= falling[-1]) & (losses <= falling[0])
-    return np.where(is_reached, reached, np.nan)
+def saved_flops(small: Curve, target: Curve) -> np.ndarray:
+    """Return what the target needs more than the small run for each of its losses, in FLOPs; NaN
+    where the target never has the loss."""
+    needed = target.steps_to(small.losses) * target.step_flops
+    return needed - small.steps * small.step_flops
 
 
 def equal_marginal_cost(small: Curve, target: Curve) -> float | None:
-    """Return the step of the small run at which growing saves most FLOPs, without logits, at a
-    constant batch.
-
-    The FLOPs that the target needs for the same loss then exceed the small run's by most, and both
-    sizes lower the loss at the same marginal cost dC/dL. None if the saving still rises where one
-    of the curves ends.
-    """
-    fit = fitted(small)
-    target_flops = _steps_to(target, fit.losses) * target.step_flops_without_logits
-    saved = target_flops - fit.steps * small.step_flops_without_logits
-    saved[: np.argmin(fit.slopes)] = np.nan
-    covered = np.flatnonzero(~np.isnan(saved))
-    if not len(covered):
+    """Return the step of the small run at which growing saves most FLOPs; None if the saving still
+    rises where one of the curves ends."""
+    saved = saved_flops(small, target)
+    known = np.flatnonzero(~np.isnan(saved))
+    if not len(known):
         return None
-    best = np.nanargmax(saved)
-    if best == covered[-1]:
+    best = int(np.nanargmax(saved))
+    if best == known[-1]:
         return None
-    return float(fit.steps[best])
+    return float(small.steps[best])
 
 
-@dataclass(frozen=True)
-class Projection:
-    """Saving of a grown run, projected from two runs from scratch; no grown run is measured."""
-
-    small: Curve
-    target: Curve
-    small_steps: float
-    """S_pre: steps of the small model before growth."""
-    target_steps: float
-    """S_target: steps the target model needs for the same loss."""
-    final_steps: float
-    """Steps of the target from scratch at which both runs end."""
-
-    @property
-    def saving(self) -> float:
-        """(C_target(L) - C_small(L)) / C_scratch, without logits."""
-        return self._saving(
-            self.small.step_flops_without_logits, self.target.step_flops_without_logits
-        )
-
-    @property
-    def saving_with_logits(self) -> float:
-        return self._saving(self.small.step_flops, self.target.step_flops)
-
-    def _saving(self, small: float, target: float) -> float:
-        saved = self.target_steps * target - self.small_steps * small
-        return saved / (self.final_steps * target)
-
-    @property
-    def ratio(self) -> float:
-        """S_pre / S_target."""
-        return self.small_steps / self.target_steps
-
-
-def project(small: Curve, target: Curve, step: float | None) -> Projection | None:
-    """Project a growth of the small run at `step`, until the target's fitted slope passes the
-    paper's optimality.
-
-    None if `step` is None, or if the target never has the small run's loss there.
-    """
-    if step is None:
-        return None
-    reached = target_step(small, target, step)
-    if reached is None:
-        return None
-    return Projection(
-        small=small,
-        target=target,
-        small_steps=step,
-        target_steps=reached,
-        final_steps=fitted_switch(target, PAPER_OPTIMALITY) or float(target.steps[-1]),
-    )
+def saving(small: Curve, target: Curve, step: float) -> float:
+    """Return the share of the target's FLOPs that growing at `step` saves, projected to the step
+    where the target's slope passes `OPTIMALITY`, or its end."""
+    end = target.switch(OPTIMALITY) or float(target.steps[-1])
+    saved = np.interp(step, small.steps, saved_flops(small, target))
+    return float(saved) / (end * target.step_flops)

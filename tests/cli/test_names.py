@@ -147,7 +147,7 @@ def test_a_wrong_name_answers_without_pytorch_in_every_command(root):
 
 @pytest.mark.parametrize("target", ["-1", "0", "1e-30", "nan", "inf"])
 def test_a_target_that_no_loss_can_have_is_refused(root, target):
-    for line in ("compare small", "sweep --recipe small --plan", "grow --plan"):
+    for line in ("compare small", "sweep --recipe small --plan"):
         with pytest.raises(UsageError, match=r"is no loss .*\n  give a number from 0.01 to 100"):
             cli(f"{line} --target-loss {target}")
 

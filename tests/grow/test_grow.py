@@ -22,7 +22,6 @@ from efftrain_cli.foundation.errors import (
 from efftrain_cli.foundation.step import Progress
 from efftrain_cli.grow import grow as grow_module
 from efftrain_cli.grow.grow import grow_run, grown_recipe
-from efftrain_cli.grow.scaling_law import KAPLAN
 from efftrain_cli.pretrain import resume, start
 from efftrain_cli.recipe.recipe import load_recipe
 from efftrain_cli.run.directory import checkpoints_of
@@ -286,26 +285,15 @@ def test_another_text_is_not_taken_in_silence(home):
             "follow from the source",
         ),
         (["small", "--operator", "width", "--set", "stages.0.lr=1"], "follow from the source"),
-        (["--plan"], "no target\n  give --target-loss"),
-        (["--plan", "--target", "small"], "small model too\n  add --small RUN"),
-        (
-            ["--plan", "--target-loss", "2.0", "--target-size", "1M"],
-            r"floor is .*\n  raise --target-loss",
-        ),
-        (
-            ["--plan", "--target-loss", "3", "--target-size", "0"],
-            "is no model\n  give its parameters",
-        ),
+        (["--plan", "--operator", "width"], "trained from scratch\n  add --small RUN"),
+        (["--plan", "--target", "small"], "trained from scratch\n  add --small RUN"),
         (["--plan", "--small", "small"], "needs --operator"),
-        (["--plan", "--small", "small", "--operator", "pad:32"], "give it: --threshold"),
+        (["--plan", "--small", "small", "--operator", "pad:32"], "width, depth, or both"),
         (
             ["--plan", "--small", "small", "--operator", "depth", "--operator", "d_ff:32"],
-            "give it: --threshold",
+            "width, depth, or both",
         ),
-        (
-            ["--plan", "--small", "small", "--operator", "width", "--target", "none"],
-            "there is no run",
-        ),
+        (["--plan", "--small", "none", "--operator", "width"], "there is no run"),
         (["small", "--plan"], "leave out"),
     ],
 )
@@ -355,21 +343,26 @@ def test_the_command_prints_sizes_losses_logits_and_how_to_go_on(home):
     assert "pretrain --resume copied --set train.tokens=N" in copied.output
 
 
-def test_planning_from_the_law_and_from_runs(home):
-    law = cli("grow", "--plan", "--target-loss", "2.6911", "--stages", "2")
-    assert "0.829 of the FLOPs" in law.output and "Kaplan" in law.output and "118M" in law.output
-    with pytest.raises(UsageError, match="3 validation losses are too few"):
+def test_planning_from_runs(home):
+    with pytest.raises(UsageError, match=r"small.*: 3 validation losses are too few"):
         cli("grow", "--plan", "--small", "small", "--operator", "depth")
+    warm = write_run(home / "runs", "small", 0, name="warm", more="[seq_len_warmup]\nsteps = 10\n")
+    assert warm.name == "warm"
+    with pytest.raises(UsageError, match="uses seq_len_warmup\n  plan with runs from scratch"):
+        cli("grow", "--plan", "--small", "warm", "--operator", "depth")
     for name, width in (("thin", 64), ("broad", 128)):
         run = write_run(home / "runs", "small", 0, name=name)
         recipe = (run / "recipe.toml").read_text()
         (run / "recipe.toml").write_text(recipe.replace("n_embd = 64", f"n_embd = {width}"))
-        size = 24 * width**2 * 1000
+        floor = (8.8e13 / (24 * width**2 * 1000)) ** 0.076
         rows = [
-            {"step": s, "segment": 0, "val_loss": KAPLAN.loss(size, s)}
-            for s in range(50, 20_000, 50)
+            {"step": step, "segment": 0, "val_loss": floor + (4.2e3 / step) ** 0.76}
+            for step in range(50, 20_000, 50)
         ]
         write_rows(run, rows)
     runs = ["--small", "thin", "--target", "broad"]
-    curves = cli("grow", "--plan", *runs, "--operator", "width")
-    assert "equal marginal cost" in curves.output and "with logits" in curves.output
+    lines = cli("grow", "--plan", *runs, "--operator", "width").output.splitlines()
+    assert lines[0].split("  ")[0] == "rule" and "schedule_ratio" in lines[0]
+    assert lines[2].startswith("equal marginal cost") and "%" in lines[2]
+    alone = cli("grow", "--plan", "--small", "thin", "--operator", "width").output
+    assert "equal marginal" not in alone.splitlines()[1]

@@ -3,23 +3,19 @@ Training published."""
 
 from __future__ import annotations
 
+import csv
 import itertools
 from typing import Any
 from unittest import SkipTest
 
-from efftrain_cli.grow.planner import (
-    Projection,
-    equal_marginal_cost,
-    fitted_switch,
-    project,
-)
+import numpy as np
+
+from efftrain_cli.grow.planner import THRESHOLDS, Curve, equal_marginal_cost, saving, smooth
 from tests.conftest import SHARED
-from tests.grow.released import read_curve
 
 CURVES = SHARED / "data" / "staged_curves"
 SHAPES = {"base": (12, 768), "large": (24, 1536)}
 """Layers and width of the targets; the small models have half of one of the two."""
-THRESHOLDS = {"depth": -0.0575, "width": -0.0475}
 
 
 def record() -> dict[str, Any]:
@@ -27,28 +23,28 @@ def record() -> dict[str, Any]:
     if not CURVES.is_dir():
         raise SkipTest("the authors' curves are not beside the repository")
     found = {}
-    for size, kind in itertools.product(SHAPES, THRESHOLDS):
+    for size, kind in itertools.product(SHAPES, ("depth", "width")):
         layers, width = SHAPES[size]
         half = (layers // 2, width) if kind == "depth" else (layers, width // 2)
-        small = _curve(f"{size}_half_{kind}", *half)
-        target = _curve(size, layers, width)
-        found[f"{size} {kind}"] = {
-            "by slope": _shown(project(small, target, fitted_switch(small, THRESHOLDS[kind]))),
-            "by cost": _shown(project(small, target, equal_marginal_cost(small, target))),
-        }
+        for logits in (False, True):
+            small = _curve(f"{size}_half_{kind}", *half, logits)
+            target = _curve(size, layers, width, logits)
+            found[f"{size} {kind}{' with logits' if logits else ''}"] = {
+                "by slope": _shown(small, target, small.switch(THRESHOLDS[(kind,)])),
+                "by cost": _shown(small, target, equal_marginal_cost(small, target)),
+            }
     return found
 
 
-def _curve(name: str, layers: int, width: int) -> Any:
-    blocks = 12 * layers * width**2
-    return read_curve(CURVES / f"{name}.csv", blocks + 50257 * width, blocks)
+def _curve(name: str, layers: int, width: int, logits: bool) -> Curve:
+    with (CURVES / f"{name}.csv").open(newline="") as file:
+        points = [(float(row["step"]), float(row["val_loss"])) for row in csv.DictReader(file)]
+    steps, losses = np.array([point for point in points if point[0] > 0]).T
+    return smooth(steps, losses, 12 * layers * width**2 + logits * 50257 * width)
 
 
-def _shown(projection: Projection | None) -> dict[str, float] | None:
-    if projection is None:
+def _shown(small: Curve, target: Curve, step: float | None) -> dict[str, float] | None:
+    if step is None:
         return None
-    steps = {
-        name: value for name, value in vars(projection).items() if name not in ("small", "target")
-    }
-    savings = {"saving": projection.saving, "saving_with_logits": projection.saving_with_logits}
-    return {**steps, **savings}
+    start = float(target.steps_to(small.loss_at(step)))
+    return {"small_steps": step, "target_steps": start, "saving": saving(small, target, step)}
