@@ -6,6 +6,7 @@ from efftrain_cli.recipe.recipe import load_recipe
 from tests.docs.pages import blocks_of
 
 PAGE = "methods/staged-training"
+KINDS = ("depth", "width", "both")
 
 
 def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it_spells_out(
@@ -21,7 +22,6 @@ def test_the_recipe_shown_is_a_recipe_and_equals_the_shipped_one_but_for_what_it
 
 
 def test_recipes_on_the_page_exist():
-    for name in ("gpt2-117m", "small"):
-        for kind in ("depth", "width", "both"):
-            assert load_recipe(f"{name}-staged-{kind}").stages
+    for name in ("small-staged-depth", *(f"gpt2-117m-staged-{kind}" for kind in KINDS)):
+        assert load_recipe(name).stages
     assert not load_recipe("gpt2-117m-staged-scratch").stages
