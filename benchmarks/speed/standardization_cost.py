@@ -36,9 +36,6 @@ def recipes() -> dict[str, Recipe]:
         found[f"loss at {sites}"] = replace(
             bare, standardization_loss=StandardizationLoss(weight=0.1, sites=sites)
         )
-    found["loss at preact, per token"] = replace(
-        bare, standardization_loss=StandardizationLoss(weight=0.1, moments="token")
-    )
     return found
 
 

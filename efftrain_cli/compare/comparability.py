@@ -218,8 +218,7 @@ def _parent_warnings(groups: Sequence[Group]) -> list[str]:
 
 def _takes_moments(recipe: Mapping[str, object]) -> bool:
     """Return whether a term of the loss depends on how a step is cut into micro-batches."""
-    weight = recipe.get("standardization_loss.weight")
-    return bool(weight) and recipe.get("standardization_loss.moments") != "token"
+    return bool(recipe.get("standardization_loss.weight"))
 
 
 def _names_by_value(

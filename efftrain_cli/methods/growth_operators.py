@@ -250,7 +250,7 @@ def _identity_layer(part: str, like: Tensor, config: GPTConfig) -> Tensor:
     The layer computes x + proj(attn(0)) + proj(gelu(0)) = x. Eye rather than 0 lets the layer norms
     learn.
     """
-    if part.endswith(("_affine.weight", "q_norm.weight", "k_norm.weight")):
+    if part.endswith(("q_norm.weight", "k_norm.weight")):
         return torch.ones_like(like)
     if like.dim() == 1:
         return torch.zeros_like(like)
@@ -304,10 +304,9 @@ def grow_depth(
             inserted = copy > 0
 
         value = state.parameters[old]
-        is_projection = ".c_proj." in part or part.endswith("c_proj_affine.bias")
         if inserted and mode == "identity":
             value = _identity_layer(part, value, config)
-        elif inserted and mode == "zero_out_proj" and is_projection:
+        elif inserted and mode == "zero_out_proj" and ".c_proj." in part:
             value = torch.zeros_like(value)
         parameters[new] = value.clone()
 

@@ -14,7 +14,7 @@ sees another's statistics.
 The paper's networks are convolutional and its lambda multiplies a sum; here `weight` multiplies the
 mean over sites and channels, so that it keeps its meaning over widths and depths: weight_sum is the
 paper's lambda. What is ours: which activations of a transformer take the place of "before the
-nonlinearity" (`sites`), moments per token, and eps.
+nonlinearity" (`sites`), and eps.
 
 Attaches to the objective: blocks show the activations that are asked for, and return their
 divergences beside their output.
@@ -67,27 +67,12 @@ class StandardizationLoss(Method):
     sites: Literal["preact", "ln_input", "all_linear"] = "preact"
     """Activations: the outputs of c_attn and c_fc, before attention and GELU; what ln_1, ln_2 and
     ln_f take in or would; or the outputs of all linear layers of the blocks."""
-    moments: Literal["channel", "token"] = "channel"
-    """Mean and variance of each channel over the micro-batch, as in the paper; or of each token
-    over its channels."""
-    affine: bool = False
-    """Let a learned scale and shift of each channel follow the sites; they fold into neighbouring
-    matrices later."""
     eps: float = Field(default=1e-6, gt=0)
     """Added to the variance inside the logarithm; the paper has none."""
-    skip_first_position: bool = False
-    """Leave each sequence's first position, whose activations are often far the largest, out of the
-    moments."""
 
     def names(self) -> tuple[str, ...]:
         """Name the activations that are asked for, of a block and of the end."""
         return SITES[self.sites]
-
-    def affine_names(self) -> tuple[str, ...]:
-        """Name the activations that a learned scale and shift follow."""
-        if not self.affine:
-            return ()
-        return self.names()
 
     def sites_of(self, n_layer: int) -> list[str]:
         """Name every site of a model, in order: "h.0.attn.c_attn"."""
@@ -99,11 +84,8 @@ class StandardizationLoss(Method):
         return sites
 
     def site_weights(self, config: Dimensions) -> list[float]:
-        """Weigh each site in the mean over sites and channels, with moments per token over sites:
-        the sum is 1."""
+        """Weigh each site in the mean over sites and channels: the sum is 1."""
         sizes = self._channels_of_sites(config)
-        if self.moments == "token":
-            sizes = [1] * len(sizes)
         return [size / sum(sizes) for size in sizes]
 
     def weight_sum(self, config: Dimensions) -> float:
@@ -121,33 +103,13 @@ class StandardizationLoss(Method):
     # --- what the recipe says of it ---
 
     def cut_matters(self) -> bool:
-        return self.moments == "channel"
+        return True
 
     def problems(self, recipe: Sections) -> Problems:
         model = recipe.model
-        gated = model.mlp_facts.is_gated
-        if self.affine and (gated or not model.bias):
-            rule = (
-                "must be false with a gated MLP or without biases:"
-                " nothing could take the scale and shift later"
-            )
-            yield "standardization_loss.affine", rule
-        if self.sites == "all_linear" and gated:
+        if self.sites == "all_linear" and model.mlp_facts.is_gated:
             rule = f'must be "preact" or "ln_input" with mlp = "{model.mlp}": c_up is no site'
             yield "standardization_loss.sites", rule
-        if self.affine and model.norm_facts.vectors and self.sites == "ln_input":
-            yield (
-                "standardization_loss.affine",
-                f'must be false with sites = "ln_input" and model.norm = "{model.norm}",'
-                " which has a scale of its own",
-            )
-        warmup = recipe.methods.get("seq_len_warmup")
-        shortest = model.seq_len
-        if warmup is not None:
-            shortest = min(length for _, length in warmup.phases(model.seq_len))
-        if self.skip_first_position and shortest < 2:
-            rule = f"leaves nothing of sequences of {shortest} token: the shortest needs 2 or more"
-            yield "standardization_loss.skip_first_position", rule
 
     def warnings(self, recipe: Sections) -> Iterator[str]:
         model = recipe.model
@@ -166,21 +128,11 @@ class StandardizationLoss(Method):
 
     def assumptions(self, recipe: Sections) -> list[str]:
         model = recipe.model
-        paper = ""
-        per = "each token"
-        stays = ""
-        if self.moments == "channel":
-            paper = f"; the paper's lambda, a factor of the sum, is {self.weight_sum(model):.3g}"
-            per = "each micro-batch of train.micro_batch_tokens, a setting of this method"
-        if "ln_f" in self.affine_names():
-            stays = (
-                " The scale and shift before the head stay after training:"
-                " its matrix is the embedding too."
-            )
         sites = len(self.sites_of(model.n_layer))
         return [
-            f"The standardization loss at {sites} sites"
-            f" is averaged with weight {self.weight:g}{paper}. Moments are of {per}.{stays}"
+            f"The standardization loss at {sites} sites is averaged with weight {self.weight:g};"
+            f" the paper's lambda, a factor of the sum, is {self.weight_sum(model):.3g}. Moments"
+            " are of each micro-batch of train.micro_batch_tokens, a setting of this method."
         ]
 
     # --- what it computes ---
@@ -204,7 +156,7 @@ class StandardizationLoss(Method):
 
         if self.weight == 0:
             activation = activation.detach()
-        return standardization_loss(activation, self.moments, self.eps, self.skip_first_position)
+        return standardization_loss(activation, self.eps)
 
     def of_sites(self, terms: Sequence[Tensor], gates: Gates, x: Tensor, n_layer: int) -> Tensor:
         """Return the divergence of every site, (sites,), in the order of `sites_of`: 0 in blocks

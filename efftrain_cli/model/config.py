@@ -232,9 +232,6 @@ class GPTConfig(Dimensions):
     loss or a sample."""
     norm: Norm = "layernorm"
     init: Init = "gpt2"
-    affine: tuple[str, ...] = ()
-    """Activations (of `flops.channels`) that a learned scale and shift follow; "ln_1", "ln_2" and
-    "ln_f" only without norms."""
     n_kv_head: int | None = None
     head_dim: int | None = None
     mlp: Mlp = "gelu"

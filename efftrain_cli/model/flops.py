@@ -77,8 +77,7 @@ def newton_schulz_flops(config: Dimensions) -> float:
 def block_parameters(config: GPTConfig) -> int:
     """Count the parameters of one block.
 
-    They are the matrices of attention and MLP, their biases, two norms, the gains of q and k, and a
-    scale and shift for each of the block's activations in `affine`.
+    They are the matrices of attention and MLP, their biases, two norms, and the gains of q and k.
     """
     total = 2 * norm_parameters(config)
     for rows, columns in block_matrices(config):
@@ -87,23 +86,12 @@ def block_parameters(config: GPTConfig) -> int:
             total += rows
     if config.qk_norm:
         total += 2 * config.head_size
-    for name in config.affine:
-        if name != "ln_f":
-            total += 2 * channels(config)[name]
     return total
-
-
-def last_norm_parameters(config: GPTConfig) -> int:
-    """Count the parameters between the last block and the head, of a norm or of a scale and shift
-    in its place."""
-    if "ln_f" in config.affine:
-        return 2 * config.n_embd
-    return norm_parameters(config)
 
 
 def inner_parameters(config: GPTConfig) -> int:
     """Count the parameters without tables: blocks and final norm."""
-    return config.n_layer * block_parameters(config) + last_norm_parameters(config)
+    return config.n_layer * block_parameters(config) + norm_parameters(config)
 
 
 def parameter_count(config: GPTConfig) -> int:
@@ -122,7 +110,7 @@ def flops_per_token(config: GPTConfig, seq_len: int, blocks: float) -> FlopsPerT
     fractional)."""
     attention = 12.0 * config.attention_size * seq_len
     block = 6.0 * block_parameters(config) + attention
-    without_logits = blocks * block + 6.0 * last_norm_parameters(config)
+    without_logits = blocks * block + 6.0 * norm_parameters(config)
     logits = 6.0 * config.padded_vocab_size * config.n_embd
     return FlopsPerToken(
         with_logits=without_logits + logits,

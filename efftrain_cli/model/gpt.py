@@ -30,7 +30,6 @@ from efftrain_cli.model.cross_entropy import (
     capped,
     summed_cross_entropy,
 )
-from efftrain_cli.model.flops import channels
 from efftrain_cli.model.gelu import gelu
 from efftrain_cli.model.parameter_kinds import ParameterKind, parameter_kind
 
@@ -77,33 +76,14 @@ class KeyValueCache:
         return keys, values
 
 
-class Affine(nn.Module):
-    """A learned scale and shift of each channel: (..., channels) -> (..., channels)."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(channels))
-        self.bias = nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.bias, x, self.weight)
-
-
-def _affine(config: GPTConfig, name: str) -> nn.Module:
-    """Return the scale and shift that follow the activation `name`, or the identity."""
-    if name in config.affine:
-        return Affine(channels(config)[name])
-    return nn.Identity()
-
-
-def _norm(config: GPTConfig, name: str) -> nn.Module:
-    """Return the norm `name`, or what stands in its place."""
+def _norm(config: GPTConfig) -> nn.Module:
+    """Return a norm, or the identity."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.n_embd, config.norm_eps, bias=config.bias)
     if config.norm == "rmsnorm":
         return RMSNorm(config.n_embd, config.norm_eps)
     if config.norm == "none":
-        return _affine(config, name)
+        return nn.Identity()
     assert_never(config.norm)
 
 
@@ -163,7 +143,6 @@ class CausalSelfAttention(nn.Module):
         self.rows = config.qkv_rows
         self.queries_per_key = config.n_head // config.kv_heads
         self.c_attn = nn.Linear(config.n_embd, sum(self.rows), bias=config.bias)
-        self.c_attn_affine = _affine(config, "attn.c_attn")
         self.q_norm: RMSNorm | None = None
         self.k_norm: RMSNorm | None = None
         if config.qk_norm:
@@ -171,7 +150,6 @@ class CausalSelfAttention(nn.Module):
             self.k_norm = RMSNorm(self.head_size, config.norm_eps)
         self.rope = rope
         self.c_proj = nn.Linear(config.attention_size, config.n_embd, bias=config.bias)
-        self.c_proj_affine = _affine(config, "attn.c_proj")
 
     def forward(
         self,
@@ -186,7 +164,6 @@ class CausalSelfAttention(nn.Module):
 
         qkv = self.c_attn(x)
         see("attn.c_attn", qkv)
-        qkv = self.c_attn_affine(qkv)
         # Split before the heads are taken apart: the backward pass then joins the three gradients
         # in one copy.
         parts = qkv.split(self.rows, dim=2)
@@ -217,7 +194,7 @@ class CausalSelfAttention(nn.Module):
         y = y.transpose(1, 2).reshape(batch, seq_len, -1)
         y = self.c_proj(y)
         see("attn.c_proj", y)
-        return self.c_proj_affine(y)
+        return y
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -241,30 +218,28 @@ class MLP(nn.Module):
         super().__init__()
         self.activation = ACTIVATIONS[config.mlp]
         self.c_fc = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
-        self.c_fc_affine = _affine(config, "mlp.c_fc")
         self.c_up: nn.Linear | None = None
         if config.mlp_facts.is_gated:
             self.c_up = nn.Linear(config.n_embd, config.ff_size, bias=config.bias)
         self.c_proj = nn.Linear(config.ff_size, config.n_embd, bias=config.bias)
-        self.c_proj_affine = _affine(config, "mlp.c_proj")
 
     def forward(self, x: Tensor, see: See = ignore) -> Tensor:
         hidden = self.c_fc(x)
         see("mlp.c_fc", hidden)
-        hidden = self.activation(self.c_fc_affine(hidden))
+        hidden = self.activation(hidden)
         if self.c_up is not None:
             hidden = hidden * self.c_up(x)
         y = self.c_proj(hidden)
         see("mlp.c_proj", y)
-        return self.c_proj_affine(y)
+        return y
 
 
 class Block(nn.Module):
     def __init__(self, config: GPTConfig, rope: Rope | None = None) -> None:
         super().__init__()
-        self.ln_1 = _norm(config, "ln_1")
+        self.ln_1 = _norm(config)
         self.attn = CausalSelfAttention(config, rope)
-        self.ln_2 = _norm(config, "ln_2")
+        self.ln_2 = _norm(config)
         self.mlp = MLP(config)
         self.term: ActivationTerm | None = None
         """A method's term of the objective, of each of this block's activations that it asks for,
@@ -336,7 +311,7 @@ class GPT(nn.Module):
         if config.position_facts.rotates:
             rope = Rope(config)
         self.h = nn.ModuleList(Block(config, rope) for _ in range(config.n_layer))
-        self.ln_f = _norm(config, "ln_f")
+        self.ln_f = _norm(config)
         self.lm_head: nn.Linear | None = None
         if not config.tied:
             self.lm_head = nn.Linear(config.n_embd, config.padded_vocab_size, bias=False)

@@ -71,7 +71,6 @@ SAYS: dict[str, dict[str, Any]] = {
         "tied": True,
         "qk_norm": False,
         "softcap": None,
-        "affine": (),
     },
     "Llama": {
         "norm": "rmsnorm",
@@ -79,7 +78,6 @@ SAYS: dict[str, dict[str, Any]] = {
         "positions": "rope",
         "bias": False,
         "softcap": None,
-        "affine": (),
     },
 }
 """What transformers' classes can compute: fields of [model] that must have these values. Qwen3 is

@@ -35,10 +35,6 @@ _IN_BLOCK: dict[str, tuple[ParameterKind, ...]] = {
     "mlp.c_fc": ("matrix", "vector"),
     "mlp.c_up": ("matrix", "vector"),
     "mlp.c_proj": ("matrix", "vector"),
-    "attn.c_attn_affine": ("fused_vector", "fused_vector"),
-    "attn.c_proj_affine": ("vector", "vector"),
-    "mlp.c_fc_affine": ("vector", "vector"),
-    "mlp.c_proj_affine": ("vector", "vector"),
 }
 
 

@@ -32,7 +32,7 @@ def _stage(recipe: Recipe, stage: int) -> tuple[int, Optim]:
 
 def model_config(recipe: Recipe, vocab_size: int, stage: int | None = None) -> GPTConfig:
     """Return the shape of the recipe's model, of a stage from 0; default: of [model]."""
-    return config_of(recipe.model_at(stage), vocab_size, recipe.affine)
+    return config_of(recipe.model_at(stage), vocab_size)
 
 
 def plan_step(recipe: Recipe, progress: Progress, ranks: int = 1) -> StepPlan:

@@ -88,13 +88,6 @@ class Recipe:
         return replace(self.optim, lr=lr)
 
     @property
-    def affine(self) -> tuple[str, ...]:
-        """The model's activations that a learned scale and shift follow, by name."""
-        if self.standardization_loss is None:
-            return ()
-        return self.standardization_loss.affine_names()
-
-    @property
     def is_sharded(self) -> bool:
         """Whether each of several devices holds a share of the model."""
         return self.parallel is not None and self.parallel.strategy == "shard"

@@ -105,15 +105,11 @@ class Model(Dimensions):
 _SHARED_FIELDS = frozenset(GPTConfig.__dataclass_fields__)
 
 
-def config_of(
-    model: Model,
-    vocab_size: int,
-    affine: tuple[str, ...] = (),
-) -> GPTConfig:
+def config_of(model: Model, vocab_size: int) -> GPTConfig:
     """Return the shape of a [model] with that vocabulary, padded as the section says."""
     shared = {name: value for name, value in vars(model).items() if name in _SHARED_FIELDS}
     rows = pad_vocabulary(vocab_size, model.vocab_multiple)
-    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=rows, affine=affine, **shared)
+    return GPTConfig(vocab_size=vocab_size, padded_vocab_size=rows, **shared)
 
 
 def model_overrides(config: GPTConfig) -> list[str]:

@@ -51,7 +51,7 @@ from efftrain_cli.training.state import (
 Differences = list[list[Any]]
 """[key, before, now] of what a resumed run differs in."""
 
-_SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name", "standardization_loss.affine")
+_SHAPE_KEYS = ("model.", "data.tokenizer", "optim.name")
 """Recipe keys that decide which tensors there are, and their shapes."""
 
 

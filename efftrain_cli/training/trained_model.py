@@ -15,7 +15,6 @@ from efftrain_cli.foundation.step import Progress
 from efftrain_cli.foundation.tensors import read_tensors
 from efftrain_cli.model.generate import Sampling, generate
 from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.standardization import folded
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.directory import checkpoint_step, checkpoints_of, existing_run
 from efftrain_cli.run.manifest import read_manifest, verify_checkpoint
@@ -65,14 +64,13 @@ def load_trained_model(name: str, checkpoint: str | None, device: torch.device) 
         raise CheckpointError(
             f"{weights} does not fit the recipe beside it and the run's tokenizer: {error}"
         ) from None
-    model = folded(model).eval()
     return TrainedModel(
         run=run,
         checkpoint=path,
         model_sha256=read_manifest(path).files["model.safetensors"].sha256,
         recipe=recipe,
         progress=progress,
-        model=model,
+        model=model.eval(),
         tokenizer=tokenizer,
     )
 

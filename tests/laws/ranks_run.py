@@ -114,9 +114,7 @@ CASES = {
     "simigrad": [
         "simigrad={target = 0.9, min_batch_size = 8, max_batch_size = 32, quantum = 4}",
     ],
-    "standardization": [
-        "standardization_loss={weight = 0.3, sites = 'ln_input', moments = 'token'}"
-    ],
+    "standardization": ["standardization_loss={weight = 0.3, sites = 'ln_input'}"],
     "growth": [
         "stages=[{model = {n_head = 1, n_embd = 16}, switch = {rule = 'steps', value = 3}}, "
         "{operators = ['width'], rewarmup_steps = 2}]",

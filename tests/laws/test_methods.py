@@ -98,14 +98,12 @@ VARIANTS = {
     "two modules": [*LONGER, "ouroboros={modules = 2, clip = 'module'}"],
     "ouroboros, lengths": [*QUEUED, "ouroboros.modules=3"],
     "lion, ouroboros": ["optim.name=lion", *METHODS["ouroboros"]],
-    "std, affine": ["standardization_loss={weight = 0.3, affine = true}"],
-    "std, token": [
+    "std, inputs": [
         "model.norm=none",
         "model.init=unit",
-        "standardization_loss={weight = 0.3, moments = 'token', sites = 'ln_input'}",
-        "standardization_loss={affine = true, skip_first_position = true}",
+        "standardization_loss={weight = 0.3, sites = 'ln_input'}",
     ],
-    "std, linear": ["standardization_loss={weight = 0.3, moments = 'token', sites = 'all_linear'}"],
+    "std, linear": ["standardization_loss={weight = 0.3, sites = 'all_linear'}"],
     "internals": [*LONGER, "eval.internals=3"],
     "internals, ouroboros": [*LONGER, *METHODS["ouroboros"], "eval.internals=3"],
     "growth": [*GROWING, "staged_growth.moments=ema"],

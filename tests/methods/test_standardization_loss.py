@@ -50,14 +50,6 @@ def test_four_samples_of_three_channels():
     )
 
 
-def test_per_token():
-    by_token = [standardization_loss(X[i : i + 1], "token").item() for i in range(4)]
-    assert by_token == pytest.approx(
-        [0.2790836239, 0.7486185158, 0.0377112002, 0.2790836239], abs=1e-9
-    )
-    assert standardization_loss(X, "token").item() == pytest.approx(0.3361242409, abs=1e-9)
-
-
 @pytest.mark.parametrize(
     "mean, variance, want",
     [
@@ -83,24 +75,17 @@ def test_sequences_and_positions_count_alike():
     assert standardization_loss(x).item() == pytest.approx(
         standardization_loss(x.flatten(0, 1)).item(), abs=1e-15
     )
-    skipped = standardization_loss(x, skip_first=True).item()
-    assert skipped == pytest.approx(standardization_loss(x[:, 1:].flatten(0, 1)).item(), abs=1e-15)
-    assert skipped != standardization_loss(x).item()
 
 
-@pytest.mark.parametrize("moments", ["channel", "token"])
-def test_the_gradient_is_the_derivative(moments):
+def test_the_gradient_is_the_derivative():
     x = torch.randn(
         2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     ).requires_grad_()
     for eps in (0.0, 1e-2):
-        assert torch.autograd.gradcheck(
-            lambda x, eps=eps: standardization_loss(x, moments, eps, True), (x,)
-        )  # type: ignore[arg-type]
+        assert torch.autograd.gradcheck(lambda x, eps=eps: standardization_loss(x, eps), (x,))  # type: ignore[arg-type]
     mean, variance = x.mean((0, 1)), x.var((0, 1), correction=0)
     plain = 0.5 * (mean**2 + variance - variance.log() - 1).mean()
-    if moments == "channel":
-        assert standardization_loss(x).item() == pytest.approx(plain.item(), abs=1e-14)
+    assert standardization_loss(x).item() == pytest.approx(plain.item(), abs=1e-14)
     eased = 0.5 * (mean**2 + variance - (variance + 0.5).log() - 1).mean()
     assert standardization_loss(x, eps=0.5).item() == pytest.approx(eased.item(), abs=1e-14)
 
@@ -123,9 +108,8 @@ def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[st
     found: dict[str, float] = {}
 
     def note(name: str, x: Tensor) -> None:
-        x = x.detach().double()[:, 1 if section.skip_first_position else 0 :]
-        dims = (0, 1) if section.moments == "channel" else (2,)
-        mean, variance = x.mean(dims), x.var(dims, correction=0)
+        x = x.detach().double()
+        mean, variance = x.mean((0, 1)), x.var((0, 1), correction=0)
         found[name] = float(
             (0.5 * (mean**2 + variance - (variance + section.eps).log() - 1)).mean()
         )
@@ -150,11 +134,9 @@ def by_hand(model: GPT, tokens: Tensor, section: StandardizationLoss) -> dict[st
 
 
 @pytest.mark.parametrize("sites", SITES)
-@pytest.mark.parametrize("moments", ["channel", "token"])
 @pytest.mark.parametrize("norm", ["none", "layernorm"])
-def test_the_objective_is_the_mean_over_sites_and_channels(sites, moments, norm):
-    recipe = with_loss(sites=sites, moments=moments, skip_first_position=moments == "token")
-    recipe = changed(recipe, f"model.norm={norm}")
+def test_the_objective_is_the_mean_over_sites_and_channels(sites, norm):
+    recipe = changed(with_loss(sites=sites), f"model.norm={norm}")
     section, model = recipe.standardization_loss, build_model(recipe, 64, CPU)
     assert section is not None
     tokens, targets = batch()
@@ -170,15 +152,12 @@ def test_the_objective_is_the_mean_over_sites_and_channels(sites, moments, norm)
         [expected[name] for name in names], rel=2e-5, abs=1e-6
     )
     width = {"attn.c_attn": 48, "mlp.c_fc": 64}
-    channels = [
-        width.get(name.split(".", 2)[-1], 16) if moments == "channel" else 1 for name in names
-    ]
+    channels = [width.get(name.split(".", 2)[-1], 16) for name in names]
     mean = sum(expected[name] * n for name, n in zip(names, channels, strict=True)) / sum(channels)
     assert float(divergences @ torch.tensor(section.site_weights(model.config))) == pytest.approx(
         mean, rel=2e-5
     )
-    if moments == "channel":
-        assert section.weight_sum(model.config) == pytest.approx(0.3 / sum(channels))
+    assert section.weight_sum(model.config) == pytest.approx(0.3 / sum(channels))
 
 
 def step_of(recipe: Recipe, model: GPT) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -316,7 +295,6 @@ def test_bad_input_is_named_with_its_rule():
             "standardization_loss.sites=preactivation",
             r"must be one of 'preact', 'ln_input' or 'all_linear'",
         ),
-        ("standardization_loss.moments=layer", "must be one of 'channel' or 'token'"),
         ("standardization_loss.eps=0", "must be greater than 0"),
         ("standardization_loss.lambda=1", "did you mean standardization_loss.weight"),
         ("std_loss.weight=1", "did you mean standardization_loss"),
@@ -324,24 +302,14 @@ def test_bad_input_is_named_with_its_rule():
         with pytest.raises(RecipeError, match=f"(?s){words}") as caught:
             load_recipe("small-standardization", [override])
         assert len(caught.value.problems) == 1
-    for settings, words in (
-        ("affine = true", "without biases"),
-        ("sites = 'all_linear'", "c_up is no site"),
-    ):
-        section = f"standardization_loss={{weight = 0.1, {settings}}}"
-        with pytest.raises(RecipeError, match=words):
-            load_recipe("small", ["model.arch=llama", section])
+    section = "standardization_loss={weight = 0.1, sites = 'all_linear'}"
+    with pytest.raises(RecipeError, match="c_up is no site"):
+        load_recipe("small", ["model.arch=llama", section])
     layernorm = ["model.norm=layernorm", "standardization_loss.sites=ln_input"]
-    with pytest.raises(RecipeError, match="which has a scale of its own"):
-        load_recipe("small-standardization", [*layernorm, "standardization_loss.affine=true"])
     assert any(
         "ignores the scale" in warning
         for warning in warnings_of(load_recipe("small-standardization", layernorm))
     )
-    for lengths, until in (([1, LENGTH], [2]), ([2, 1, LENGTH], [2, 4])):
-        phases = f'{{pacing = "discrete", lengths = {lengths}, until = {until}}}'
-        with pytest.raises(ValueError, match="leaves nothing of sequences of 1 token"):
-            with_loss(changed(BARE, f"seq_len_warmup={phases}"), skip_first_position=True)
 
 
 def test_the_recipe_says_the_papers_factor():

@@ -1,11 +1,9 @@
-"""The standardization loss after training: scales folded into matrices, growth, curves; and
-compiled graphs."""
+"""The standardization loss in growth, in curves and in compiled graphs."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,16 +13,10 @@ from efftrain_cli.compare.comparison import compare, read_valid_runs
 from efftrain_cli.compare.picture import inline_svg
 from efftrain_cli.compare.plots import plots_of
 from efftrain_cli.methods.staged_growth import Stage, StageModel, Switch
-from efftrain_cli.model.gpt import GPT
-from efftrain_cli.model.hf import to_hf
-from efftrain_cli.model.standardization import folded
-from efftrain_cli.recipe.recipe import dump_recipe, load_recipe
-from efftrain_cli.training import trained_model
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.compiling import compile_parts, compile_whole, compiled_graphs
 from efftrain_cli.training.gradient import build_objective
 from efftrain_cli.training.stages import GrowthRecord, set_stage, train_stages
-from efftrain_cli.training.state import write_checkpoint
 from efftrain_cli.training.trainer import StepRecord, read_records
 from tests.fake_runs import rows_of as rows_of_run
 from tests.fake_runs import write_run
@@ -33,69 +25,12 @@ from tests.resume_law import RandomTokens
 from tests.tiny import changed, fresh
 
 
-def learned(sites: str, norm: str = "none") -> GPT:
-    """A model whose scales and shifts are far from 1 and 0."""
-    recipe = with_loss(sites=sites, affine=True)
-    model = build_model(changed(recipe, f"model.norm={norm}"), 64, CPU)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-            if "affine" in name or name.startswith("ln_f") or ".ln_" in name:
-                parameter *= 1.5
-    return model
-
-
-@pytest.mark.parametrize(
-    "sites, norm",
-    [("preact", "none"), ("ln_input", "none"), ("all_linear", "none"), ("preact", "layernorm")],
-)
-def test_scales_and_shifts_fold_into_the_neighbouring_matrices(sites, norm):
-    model, (tokens, targets) = learned(sites, norm), batch(2)
-    plain = folded(model)
-    kinds = {
-        name
-        for name, _ in plain.named_parameters()
-        if "affine" in name or (norm == "none" and "ln_" in name)
-    }
-    assert kinds == ({"ln_f.weight", "ln_f.bias"} if sites == "ln_input" else set())
-    with torch.no_grad():
-        losses = [float(m.loss_sum(tokens, targets)) / targets.numel() for m in (model, plain)]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-        exact = learned(sites, norm).double()
-        assert torch.allclose(folded(exact)(tokens), exact(tokens), atol=1e-10, rtol=0)
-    assert folded(plain) is plain
-    if norm == "layernorm":
-        assert to_hf(plain).keys() == to_hf(build_model(load_recipe("small"), 64, CPU)).keys() - {
-            f"transformer.h.{i}.{name}"
-            for i in (2, 3)
-            for name in dict(plain.h[0].named_parameters())
-        }
-
-
-def test_a_run_is_read_with_its_scales_folded(tmp_path, monkeypatch):
-    recipe = with_loss(affine=True, sites="all_linear")
-    state = fresh(recipe)
-    state.model = learned("all_linear")
-    write_checkpoint(tmp_path / "checkpoints" / "step-00000000", state, dump_recipe(recipe))
-    monkeypatch.setattr(trained_model, "existing_run", lambda name: tmp_path)
-    monkeypatch.setattr(
-        trained_model, "load_run_tokenizer", lambda run: SimpleNamespace(vocab_size=64)
-    )
-    loaded = trained_model.load_trained_model("any", None, CPU).model
-    assert loaded.config.affine == () and state.model.config.affine != ()
-    tokens, _ = batch(1)
-    with torch.no_grad():
-        assert torch.allclose(loaded(tokens), state.model(tokens), atol=1e-4)
-
-
 def test_growth_in_depth_keeps_the_loss_and_training_goes_on():
     stages = (
         Stage(model=StageModel(n_layer=1), switch=Switch(rule="steps", value=3)),
         Stage(operators=("depth",), rewarmup_steps=1),
     )
-    recipe = replace(with_loss(affine=True, sites="all_linear"), stages=stages)
+    recipe = replace(with_loss(sites="all_linear"), stages=stages)
     state, data = fresh(recipe), RandomTokens(LENGTH)
     set_stage(state, recipe, 0)
     records = list(train_stages(state, recipe, data, data.validation()))  # type: ignore[arg-type]
@@ -139,12 +74,7 @@ def test_a_runs_sites_are_drawn_over_training(tmp_path, monkeypatch):
     "settings, recompute",
     [
         pytest.param({}, False, id="preact"),
-        pytest.param(
-            {"sites": "ln_input", "affine": True, "moments": "token"},
-            False,
-            id="ln_input",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param({"sites": "ln_input"}, False, id="ln_input", marks=pytest.mark.slow),
         pytest.param({"sites": "all_linear"}, True, id="recomputed", marks=pytest.mark.slow),
     ],
 )

@@ -301,7 +301,6 @@ OTHER_VALUES = {
     "tied": False,
     "qk_norm": True,
     "softcap": 5.0,
-    "affine": ("attn.c_attn",),
 }
 """Other values than `CONFIG`'s; twice its own for any other field."""
 
