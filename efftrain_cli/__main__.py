@@ -15,6 +15,7 @@ def main() -> None:
         if trains:
             stop_before_training()
         _choose_allocator()
+        _name_user()
         from efftrain_cli.cli.app import run_app
 
         run_app()
@@ -46,6 +47,17 @@ def _choose_allocator() -> None:
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
     if not any(name in os.environ for name in names):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def _name_user() -> None:
+    """Set USER for a user id without a name, as containers have: PyTorch's compiler names its
+    folder after the user."""
+    import getpass
+
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = f"uid_{os.getuid()}"
 
 
 if __name__ == "__main__":

@@ -115,7 +115,8 @@ class Commands(typer.Typer):
 
         def register(function: Any) -> Any:
             # Paragraphs of a docstring are broken at the width of the code, not of the terminal.
-            paragraphs = inspect.cleandoc(function.__doc__).split("\n\n")
+            # PYTHONOPTIMIZE=2 leaves no docstring.
+            paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
             text = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
             return command(name, cls=_Command, epilog=epilog, help=text, **options)(function)
 

@@ -29,6 +29,34 @@ def test_a_user_without_a_home(lab):
     lab.train("r", "--steps", "1", inject=NO_HOME)
 
 
+def test_a_user_without_a_name():
+    """F66: PyTorch 2.11 asks for one before it compiles, and raises KeyError without."""
+    source = (
+        NO_HOME
+        + """
+for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+    os.environ.pop(name, None)
+import getpass, sys
+from efftrain_cli.__main__ import main
+sys.argv = ["efftrain", "--version"]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert getpass.getuser() == f"uid_{os.getuid()}"
+"""
+    )
+    python(source)
+
+
+@pytest.mark.parametrize("words", ["--help", "recipes list", "pretrain --recipe small --plan"])
+def test_python_without_docstrings_and_assertions(tmp_path, words):
+    """F66: PYTHONOPTIMIZE=2."""
+    source = f"import sys; sys.argv[1:] = {words.split()}\n"
+    source += "from efftrain_cli.__main__ import main\nmain()"
+    python(source, cwd=tmp_path, PYTHONOPTIMIZE="2")
+
+
 def test_a_working_directory_that_was_deleted(lab):
     """F66."""
     inject = "import os\nos.mkdir('gone')\nos.chdir('gone')\nos.rmdir('../gone')\n"
