@@ -40,6 +40,8 @@ STOP_SECONDS = 10.0
 schedulers allow."""
 LOG = "follow.log"
 """File in <run>/wandb that holds what the child had to say."""
+MODES = {"online": "online", "offline": "offline", "dryrun": "offline", "disabled": "off"}
+"""Values of WANDB_MODE -> `wandb.mode` of a recipe."""
 TENSORBOARD_LOG = "tensorboard.log"
 """The same of the child that writes for TensorBoard."""
 ALERTS = {
@@ -141,13 +143,15 @@ def follow(run: Path, mode: str, project: str | None = None) -> Synced:
 
 @contextlib.contextmanager
 def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[None]:
-    """Let a child process send the rows of `run` to wandb during the block, unless `mode` is "off".
+    """Let a child process send the rows of `run` to wandb during the block, unless `mode`, or
+    WANDB_MODE in its place, is "off".
 
     With `tensorboard` another one writes them for TensorBoard.
 
     Whatever befalls the children, the block is not disturbed; what one had to say is printed as one
     warning at the end.
     """
+    mode = _chosen_mode(mode)
     with contextlib.ExitStack() as children:
         if tensorboard:
             children.enter_context(
@@ -162,6 +166,20 @@ def followed(run: Path, mode: str, *, tensorboard: bool = False) -> Iterator[Non
     copy = max(copies, key=lambda path: path.stat().st_mtime, default=None)
     if mode != "off" and copy is not None:
         print(f"wandb      offline copy in {copy}; send it with: wandb sync {copy}")
+
+
+def _chosen_mode(mode: str) -> str:
+    """Return what WANDB_MODE sets in place of a recipe's mode; a recipe that sends nothing stays
+    "off"."""
+    chosen = os.environ.get("WANDB_MODE", "")
+    if mode == "off" or not chosen:
+        return mode
+    if chosen not in MODES:
+        raise UsageError(
+            f"the environment variable WANDB_MODE = {chosen[:40]!r} is not usable\n"
+            f"  set it to {', '.join(MODES)}, or unset it"
+        )
+    return MODES[chosen]
 
 
 @contextlib.contextmanager

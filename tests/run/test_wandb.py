@@ -280,6 +280,40 @@ def test_a_child_s_message_is_printed_with_its_fix(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().err.startswith("warning: wandb: it broke\n  mend it\n")
 
 
+@pytest.mark.parametrize(
+    "recipe, variable, started",
+    [
+        ("online", "offline", ["--mode", "offline"]),
+        ("offline", "online", ["--mode", "online"]),
+        ("online", "", ["--mode", "online"]),
+        ("online", "disabled", None),
+        ("off", "online", None),
+    ],
+)
+def test_wandb_mode_of_the_environment_wins(tmp_path, monkeypatch, recipe, variable, started):
+    monkeypatch.setenv("WANDB_MODE", variable)
+    ended = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+    options = []
+
+    def start(run, given, log):
+        options.append(given)
+        return ended
+
+    monkeypatch.setattr(wandb_sync, "start_follower", start)
+    with wandb_sync.followed(write_run(tmp_path, "small", 0), recipe):
+        pass
+    assert options == ([] if started is None else [started])
+
+
+def test_a_mode_that_wandb_does_not_know_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "onlin")
+    with (
+        pytest.raises(UsageError, match="set it to online, offline, dryrun, disabled"),
+        wandb_sync.followed(write_run(tmp_path, "small", 0), "online"),
+    ):
+        pass
+
+
 def test_sync_online_without_a_key_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
