@@ -192,12 +192,8 @@ class Check:
                 # `section = false` removes an inherited section.
                 continue
             if inner is None:
-                if _beyond_64_bits(value):
-                    self.add(
-                        f"{prefix}{name}",
-                        "has a number beyond 64 bits, which no run can use",
-                        value,
-                    )
+                if rule := _unwritable(value):
+                    self.add(f"{prefix}{name}", rule, value)
                     wrong.add(name)
                     continue
                 arguments[name] = _tuples(value)
@@ -327,10 +323,17 @@ class Check:
             yield name, " or ".join(dict.fromkeys(alternatives))
 
 
-def _beyond_64_bits(value: Any) -> bool:
+def _unwritable(value: Any) -> str | None:
+    """Return why no recipe can hold a value; None if one can."""
     if isinstance(value, list):
-        return any(map(_beyond_64_bits, value))
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
+        return next(filter(None, map(_unwritable, value)), None)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "has a number beyond 64 bits, which no run can use"
+    # Bytes of a name that are not UTF-8 reach Python as lone surrogates.
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        pattern = "".join("?" if "\ud800" <= letter <= "\udfff" else letter for letter in value)
+        return f'is not UTF-8, as recipes are; a pattern names the same file: "{pattern}"'
+    return None
 
 
 def _tuples(value: Any) -> Any:

@@ -175,7 +175,7 @@ def warnings_of(recipe: Sections) -> list[str]:
             f"train.micro_batch_tokens = {train.micro_batch_tokens:,} is less than one sequence"
             f" of {model.seq_len:,} tokens: a forward pass holds one sequence anyway"
         )
-    if steps is not None and optim.warmup_steps >= steps:
+    if steps is not None and optim.warmup_steps > steps:
         warnings.append(
             f"optim.warmup_steps = {optim.warmup_steps:,},"
             f" but the budget ends after {steps:,} steps: the learning rate never reaches its peak"

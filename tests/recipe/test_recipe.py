@@ -303,6 +303,14 @@ def test_a_budget_that_the_first_step_exceeds_by_more_than_half_is_refused(folde
     load_recipe("tiny", ["train.tokens=128", ramp])
 
 
+def test_a_name_that_is_not_utf_8_is_named_by_a_pattern(folder):
+    """As on the command line of Linux: a byte of Latin-1 is a lone surrogate."""
+    (problem,) = problems("tiny", "data.train=caf\udce9.txt").values()
+    assert problem.rule == (
+        'is not UTF-8, as recipes are; a pattern names the same file: "caf?.txt"'
+    )
+
+
 def test_decay_by_steps_under_a_warmup_is_warned_of(folder):
     recipe = load_recipe("tiny", ["optim.decay_steps=300", "seq_len_warmup.steps=20"])
     assert any("falls too early" in warning for warning in warnings_of(recipe))
@@ -367,11 +375,12 @@ def test_differences_are_exactly_the_keys_that_differ(folder):
 
 
 def test_a_warmup_of_most_of_the_run_is_warned_of(folder):
-    """TINY has 100,000 tokens in steps of 256: 391 steps."""
+    """TINY has 100,000 tokens in steps of 256: 391 steps, of which the last may have the peak."""
 
     def warned(steps: int) -> str:
         return " ".join(warnings_of(load_recipe("tiny", [f"optim.warmup_steps={steps}"])))
 
     assert "is 77 % of the run's 391 steps" in warned(300)
-    assert "never reaches its peak" in warned(391)
+    assert "is 100 % of the run's 391 steps" in warned(391)
+    assert "never reaches its peak" in warned(392)
     assert warned(195) == ""
