@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
-from efftrain_cli.foundation.console import counted, human_bytes, print_labelled
+from efftrain_cli.foundation.console import counted, human_bytes, human_count, print_labelled
 from efftrain_cli.foundation.errors import DataError, RecipeError
 from efftrain_cli.plan.preview import summarize_plan
 
@@ -146,6 +146,13 @@ def print_corpus(
         console.print(f"\nThis recipe cannot train on it yet: {problem}", markup=False)
     if not about["problems"]:
         console.print(f"\nnext\n  {train_command}", markup=False, soft_wrap=True)
+
+
+def text_line(recipe: Recipe, corpus: Corpus, epochs: float) -> str:
+    """Return the training text and how often it is read, as `pretrain` and its `--plan` print
+    it."""
+    tokens = human_count(corpus.train.tokens)
+    return f"text    {named_text(recipe.data)}: {tokens} tokens for training; {epochs:.2f} epochs"
 
 
 def named_text(data: Data) -> str:

@@ -1,159 +1,221 @@
-"""How `efftrain pretrain --plan` prints a schedule."""
+"""How `efftrain pretrain --plan` prints what a recipe costs."""
 
 from __future__ import annotations
 
-import subprocess
+import math
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import islice
-from shutil import which
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.text import find_text
 from efftrain_cli.foundation.console import (
     counted,
     human_bytes,
-    human_count,
     human_flops,
     human_seconds,
     make_console,
     print_json,
     print_labelled,
     say,
-    table_lines,
 )
-from efftrain_cli.foundation.environment import planned_device
-from efftrain_cli.foundation.errors import DataError
-from efftrain_cli.foundation.files import machine_memory
-from efftrain_cli.foundation.step import Progress, StepPlan
-from efftrain_cli.plan.cost import PlanCost, plan_cost, vocabulary_of
-from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings, turning_points
+from efftrain_cli.foundation.errors import DataError, UsageError
+from efftrain_cli.plan.cost import PlanCost, likely_vocabulary, plan_cost
+from efftrain_cli.plan.describe import LABEL, model_line, steps_line
+from efftrain_cli.plan.devices import PlannedDevice
+from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
 from efftrain_cli.recipe.recipe import Recipe
 from efftrain_cli.run.rates import measured_rate
 
+if TYPE_CHECKING:
+    from efftrain_cli.data.corpus import Corpus
 
-def print_plan(recipe: Recipe, until: int | None, form: str, device: str = "auto") -> None:
-    """Print every step as CSV, or the turning points with the costs as JSON or as a table;
-    assumptions go to stderr."""
+
+@dataclass(frozen=True, kw_only=True)
+class TextFacts:
+    """What is known of a recipe's text without preparing it."""
+
+    corpus: Corpus | None = None
+    """The prepared text; None if the cache has none."""
+    epochs: float = 0.0
+    """Of the prepared text."""
+    text_bytes: int = 0
+    """Of local files that are not prepared; 0 if unknown."""
+    needed_tokens: int = 0
+    """Of a dataset on the Hub, which preparing reads so far."""
+    fault: str = ""
+    """Why there is no text."""
+
+
+def print_csv(recipe: Recipe, until: int | None) -> None:
+    """Print every step as CSV."""
+    # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
+    lines = csv_lines(recipe, until, likely_vocabulary(recipe.data.tokenizer))
+    while chunk := list(islice(lines, 4096)):
+        sys.stdout.write("\n".join([*chunk, ""]))
+
+
+def print_plan(
+    recipe: Recipe,
+    name: str,
+    until: int | None,
+    form: str,
+    device: PlannedDevice,
+    kind: str,
+) -> None:
+    """Print text, model, steps, costs, memory and disk, as lines or as JSON; what the recipe's
+    methods assume goes to stderr.
+
+    Args:
+        name: the recipe's, as the command line named it.
+        until: last step; None: the budget's end.
+        kind: the device as --device names it, whose measured speeds count.
+
+    Raises:
+        UsageError: the devices cannot share a step.
+    """
+    facts = _find_text(recipe)
+    vocab_size = likely_vocabulary(recipe.data.tokenizer)
+    if facts.corpus is not None:
+        vocab_size = facts.corpus.vocab_size
+    cost = plan_cost(recipe, device, vocab_size, until)
+    if cost.summary.smallest_batch < device.count:
+        raise UsageError(
+            f"a step of {counted(cost.summary.smallest_batch, 'sequence')} cannot be shared by"
+            f" {counted(device.count, 'device')}\n"
+            f"  assume at most {cost.summary.smallest_batch}, or raise train.batch_size"
+        )
+    if facts.corpus is not None:
+        facts = replace(facts, epochs=_epochs(recipe, facts.corpus, cost))
+    seconds, by = _time(recipe, cost, device, kind)
     for line in assumptions(recipe):
         say(f"assumed: {line}")
-    # FLOPs may decide when a model grows; without stages a plan of 300,000 steps is quicker without
-    # them.
-    vocab_size = vocabulary_of(recipe.data.tokenizer) if recipe.stages else None
-    if form == "csv":
-        # One write per few thousand lines: a plan of 300,000 steps is printed in seconds.
-        lines = csv_lines(recipe, until, vocab_size)
-        while chunk := list(islice(lines, 4096)):
-            sys.stdout.write("\n".join([*chunk, ""]))
-        return
-    points, left_out = turning_points(recipe, until, vocab_size)
-    for warning in staged_warnings(recipe, points[-1][2]):
+    for warning in staged_warnings(recipe, cost.summary.end):
         say(f"warning: {warning}")
     if form == "json":
-        print_json(_as_json(recipe, points, plan_cost(recipe, until), device))
+        print_json(_as_json(recipe, cost, device, facts, seconds))
         return
-    rows = []
-    for reason, plan, after in points:
-        size = (f"{plan.seq_len:,}", f"{plan.batch_size:,}", f"{plan.batch_size * plan.seq_len:,}")
-        rows.append((f"{plan.step:,}", f"{after.tokens:,}", *size, f"{plan.lr:.3g}", reason))
-    # Plain lines: in a narrow terminal a table of Rich's would cut numbers short.
-    header = ("step", "tokens", "seq_len", "batch", "tokens/step", "lr", "")
-    table = table_lines(header, rows, ("tokens/step",))
-    if left_out:
-        table.append(f"... {counted(left_out, 'more change')}; every step: --format csv")
-    print("\n".join([*table, ""]))
-    print_labelled(make_console(result=True), cost_lines(recipe, until, device))
+    lines = [
+        _text_line(recipe, facts),
+        f"{model_line(recipe, vocab_size)}, {cost.dtype}",
+        steps_line(recipe, cost.summary),
+        _cost_line(cost, seconds, by, name),
+        _memory_line(cost, device),
+        _disk_line(recipe, cost, facts),
+    ]
+    print_labelled(make_console(result=True), lines, indent=LABEL)
+
+
+def _find_text(recipe: Recipe) -> TextFacts:
+    from efftrain_cli.data.prepare import limits_of, prepared_corpus, size_of_text
+
+    try:
+        corpus = prepared_corpus(recipe)
+    except DataError as error:
+        return TextFacts(fault=str(error))
+    if corpus is not None:
+        return TextFacts(corpus=corpus)
+    needed = limits_of(recipe).train or 0
+    return TextFacts(text_bytes=size_of_text(find_text(recipe.data)), needed_tokens=needed)
+
+
+def _epochs(recipe: Recipe, corpus: Corpus, cost: PlanCost) -> float:
+    """Return how often the steps read the text.
+
+    Raises:
+        RecipeError: more than once, which the recipe does not allow.
+    """
+    from efftrain_cli.data.windows import Windows
+
+    windows = Windows(corpus.train, recipe.model.seq_len, recipe.seed)
+    return windows.check_budget(cost.summary.windows, recipe.data)
+
+
+def _text_line(recipe: Recipe, facts: TextFacts) -> str:
+    from efftrain_cli.prepare import named_text, text_line
+
+    if facts.fault:
+        return f"text    missing: {facts.fault}"
+    if facts.corpus is not None:
+        return text_line(recipe, facts.corpus, facts.epochs)
+    size = f", {human_bytes(facts.text_bytes)}" if facts.text_bytes else ""
+    return f"text    {named_text(recipe.data)}: not prepared{size}"
+
+
+def _time(
+    recipe: Recipe, cost: PlanCost, device: PlannedDevice, kind: str
+) -> tuple[float | None, str]:
+    """Return the seconds that training takes, None if nothing says so, and what says it."""
+    peak = device.peak(cost.dtype)
+    if peak is not None:
+        by = f"{device.count} x {100 * device.share:g} % of {human_flops(peak)}/s"
+        rate = device.count * device.share * peak
+        return cost.summary.flops / rate, f"{by} (assumed, no network)"
+    measured = measured_rate(kind, recipe)
+    if measured is None:
+        return None, ""
+    by = f"{human_flops(measured.flops_per_second)}/s by {measured.source}"
+    shape = (measured.n_layer, measured.n_embd)
+    if shape != (recipe.model.n_layer, recipe.model.n_embd):
+        by += f", a model of {measured.n_layer} x {measured.n_embd}: a rough guess"
+    return cost.summary.flops / measured.flops_per_second, by
+
+
+def _cost_line(cost: PlanCost, seconds: float | None, by: str, name: str) -> str:
+    flops = f"costs   {human_flops(cost.summary.flops)}s"
+    if seconds is None:
+        return f"{flops}; time unknown: `efftrain bench {name}`"
+    return f"{flops}, about {human_seconds(seconds)}: {by}"
+
+
+def _memory_line(cost: PlanCost, device: PlannedDevice) -> str:
+    sequences, seq_len = cost.micro_batch
+    needed = human_bytes(cost.memory_bytes)
+    batches = f"micro-batches of {sequences:,} x {seq_len:,}"
+    if not device.memory:
+        return f"memory  about {needed}, {batches}"
+    if cost.memory_bytes > device.memory:
+        return (
+            f"memory  does not fit: about {needed}, {device.name} has {human_bytes(device.memory)}"
+        )
+    return f"memory  about {needed} of {human_bytes(device.memory)}, {batches}"
+
+
+def _disk_line(recipe: Recipe, cost: PlanCost, facts: TextFacts) -> str:
+    line = (
+        f"disk    {counted(recipe.checkpoint.keep, 'checkpoint')}"
+        f" of {human_bytes(cost.checkpoint_bytes)}"
+    )
+    # A token of a vocabulary of 256 has about 2 bytes of text, one of GPT-2's 4.
+    tokens = facts.needed_tokens or facts.text_bytes / (math.log2(cost.vocab_size) / 4)
+    if tokens:
+        width = 2 if cost.vocab_size <= 1 << 16 else 4
+        bound = "up to" if facts.needed_tokens else "about"
+        line += f", {bound} {human_bytes(width * tokens)} of shards"
+    return line
 
 
 def _as_json(
     recipe: Recipe,
-    points: Sequence[tuple[str, StepPlan, Progress]],
-    cost: PlanCost | None,
-    device: str,
+    cost: PlanCost,
+    device: PlannedDevice,
+    facts: TextFacts,
+    seconds: float | None,
 ) -> dict[str, Any]:
-    """Return the plan as plain values; `cost` is None if only preparing the data shows the
-    vocabulary."""
-    steps = []
-    for reason, plan, after in points:
-        counts = {"reason": reason, "tokens": after.tokens, "windows": after.windows}
-        steps.append(plan._asdict() | counts)
-    costs = None
-    if cost is not None:
-        rate = measured_rate(device, recipe)
-        costs = {
-            "steps": cost.summary.steps,
-            "flops": cost.summary.flops,
-            "seconds": None if rate is None else cost.summary.flops / rate.flops_per_second,
-            "parameters": cost.parameters,
-            "vocab_size": cost.vocab_size,
-            "memory_bytes": cost.memory_bytes,
-            "disk_bytes": recipe.checkpoint.keep * cost.checkpoint_bytes,
-        }
-    return {"schema_version": 1, "steps": steps, "cost": costs}
-
-
-def cost_lines(recipe: Recipe, until: int | None, device: str) -> Iterator[str]:
-    """Describe FLOPs, time, memory and disk of a plan, as far as they are known before the data is
-    prepared."""
-    try:
-        find_text(recipe.data)
-    except DataError as error:
-        yield f"text       missing: {error}"
-    cost = plan_cost(recipe, until)
-    if cost is None:
-        yield (
-            "cost       known once the data is prepared:"
-            f" the vocabulary of {recipe.data.tokenizer} decides"
-        )
-        return
-    model, checkpoint = recipe.model, recipe.checkpoint
-    yield (
-        f"compute    {human_flops(cost.summary.flops)}s in {counted(cost.summary.steps, 'step')}: "
-        f"{human_count(cost.parameters)} parameters with a vocabulary of {cost.vocab_size:,}"
-    )
-    rate = measured_rate(device, recipe)
-    if rate is None:
-        yield (
-            "time       not known: nothing was measured here yet;"
-            " `efftrain bench` with the same recipe measures it"
-        )
-    else:
-        same = (rate.n_layer, rate.n_embd) == (model.n_layer, model.n_embd)
-        rough = (
-            "" if same else f", a model of {rate.n_layer} x {rate.n_embd}: take it as a rough guess"
-        )
-        yield (
-            f"time       about {human_seconds(cost.summary.flops / rate.flops_per_second)}"
-            f" of training, at the {human_flops(rate.flops_per_second)}/s"
-            f" of {rate.source} ({rate.device}, {rate.time[:10]}){rough}"
-        )
-    sequences, seq_len = cost.summary.largest_micro_batch
-    yield (
-        f"memory     about {human_bytes(cost.memory_bytes)}"
-        f" in {cost.dtype} for micro-batches of {sequences:,} x {seq_len:,} tokens"
-    )
-    whose, there = memory_of(device)
-    if there and cost.memory_bytes > there:
-        yield f"           does not fit: {whose} has {human_bytes(there)} in all"
-    yield (
-        f"disk       {counted(checkpoint.keep, 'checkpoint')}"
-        f" of {human_bytes(cost.checkpoint_bytes)}"
-    )
-
-
-def memory_of(device: str) -> tuple[str, int]:
-    """Return whose memory training on `device` takes, and its bytes; 0 if no system says so. Import
-    no PyTorch."""
-    device = planned_device(device)
-    tool = None if device == "cpu" else which("nvidia-smi")
-    if tool is not None:
-        query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-        with suppress(OSError, subprocess.TimeoutExpired):  # a driver that hangs
-            done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-            sizes = [int(line) for line in done.stdout.split() if line.isdigit()]
-            if sizes:
-                return "the GPU", min(sizes) * 2**20
-    if device.startswith("cuda"):
-        return "the GPU", 0
-    return "this machine", machine_memory() or 0
+    """Return the plan as plain values."""
+    corpus = facts.corpus
+    return {
+        "schema_version": 2,
+        "train_tokens": None if corpus is None else corpus.train.tokens,
+        "epochs": None if corpus is None else facts.epochs,
+        "steps": cost.summary.steps,
+        "tokens": cost.summary.tokens,
+        "flops": cost.summary.flops,
+        "seconds": seconds,
+        "parameters": cost.parameters,
+        "vocab_size": cost.vocab_size,
+        "dtype": cost.dtype,
+        "devices": device.count,
+        "memory_bytes": cost.memory_bytes,
+        "disk_bytes": recipe.checkpoint.keep * cost.checkpoint_bytes,
+    }

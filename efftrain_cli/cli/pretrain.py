@@ -20,6 +20,7 @@ from efftrain_cli.training.launch import check_devices, should_log
         "efftrain pretrain small",
         "efftrain pretrain --recipe small --set data.train=my.txt --seed 1",
         "efftrain pretrain --recipe small-slw --plan",
+        "efftrain pretrain gpt2-117m --plan --assume 'H100 x 8 at 40%'",
         "efftrain pretrain --resume small-seed1234",
         "efftrain pretrain --resume small-seed1234 --set train.tokens=4M",
     ),
@@ -64,13 +65,17 @@ def pretrain(
         ),
     ] = False,
     plan: Annotated[
-        bool, Option("--plan", help="Print the schedule and what it costs; train nothing.")
+        bool, Option("--plan", help="Print what it costs, in six lines; train nothing.")
     ] = False,
+    assume: Annotated[
+        str | None,
+        Option(help='With --plan: the devices to plan for, such as "H100 x 8 at 40%".'),
+    ] = None,
     format_: Annotated[
         Literal["table", "csv", "json"] | None,
         Option(
             "--format",
-            help="With --plan: turning points as a table or JSON, or every step as CSV.",
+            help="With --plan: the costs as lines or JSON, or every step as CSV.",
             show_default="table",
         ),
     ] = None,
@@ -101,7 +106,14 @@ def pretrain(
             "  add --plan, or leave --format out"
         )
     if plan and devices is not None:
-        raise UsageError("--plan is of one device\n  leave --devices out")
+        raise UsageError(
+            "--plan is not of the devices here\n"
+            f'  name them instead of --devices: --assume "H100 x {devices} at 40%"'
+        )
+    if assume is not None and not (plan and format_ != "csv"):
+        raise UsageError(
+            "--assume plans for devices that are not here\n  add --plan, and no --format csv"
+        )
     if recipe is not None and recipe_argument is not None:
         raise UsageError(
             f"two recipes: {recipe_argument} and --recipe {recipe}\n  leave one of them out"
@@ -172,9 +184,14 @@ def pretrain(
         for warning in warnings_of(loaded):
             say(f"warning: {warning}")
     if plan:
-        from efftrain_cli.cli.plan_output import print_plan
+        from efftrain_cli.cli.plan_output import print_csv, print_plan
+        from efftrain_cli.plan.devices import assumed_device, device_here
 
-        print_plan(loaded, steps, format_ or "table", device)
+        if format_ == "csv":
+            print_csv(loaded, steps)
+            return
+        planned = device_here(device) if assume is None else assumed_device(assume)
+        print_plan(loaded, recipe, steps, format_ or "table", planned, device)
         return
     share(device, devices or 1)
     from efftrain_cli.pretrain import start

@@ -67,6 +67,8 @@ being held out whole."""
 TOKENIZER_SAMPLE = 100_000_000
 """Characters of training text, from its beginning, that a "bpe:N" tokenizer is trained on at most;
 of several sources, each gives its share."""
+MOST_READ = 200_000_000
+"""Bytes of text that a plan reads to find its corpus, at most: below a second of hashing."""
 SECONDS_BETWEEN_LINES = 10.0
 """Seconds between two plain lines of the same work."""
 
@@ -118,6 +120,36 @@ def prepare(
     if verify == "full":
         corpus.verify()
     return corpus
+
+
+def prepared_corpus(recipe: Recipe) -> Corpus | None:
+    """Return the corpus of a recipe's text if the cache holds it.
+
+    Nothing is downloaded, and more than MOST_READ bytes of text are not read to find it.
+
+    Raises:
+        DataError: there is no such text, or the cached corpus is damaged.
+    """
+    data = recipe.data
+    text = find_text(data)
+    is_named = data.tokenizer == "gpt2" or bpe_size(data.tokenizer) > 0
+    if size_of_text(text) > MOST_READ or not (is_named or Path(data.tokenizer).exists()):
+        return None
+    limits = limits_of(recipe)
+    if limits == NO_LIMITS:
+        limits = Limits(data.max_tokens)
+    key = _key(data, text, tokenizer_files(data.tokenizer), limits, afresh=False)
+    folder = cache.cache_root() / "corpora" / key
+    if not (folder / "manifest.json").exists():
+        return None
+    sources = tuple((source.path, source.weight) for source in data.sources or ())
+    return open_corpus(folder, sources, text.notes)
+
+
+def size_of_text(text: TextSources) -> int:
+    """Return the bytes of the local files of a text."""
+    files = [source.path for source in text.train + text.valid if isinstance(source, TextFile)]
+    return sum(path.stat().st_size for path in files)
 
 
 @contextmanager

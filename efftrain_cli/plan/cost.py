@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from efftrain_cli.foundation.console import human_bytes
 from efftrain_cli.foundation.errors import OutOfMemoryError
 from efftrain_cli.model.config import GPTConfig
 from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.devices import PlannedDevice
 from efftrain_cli.plan.plan import model_config
 from efftrain_cli.plan.preview import PlanSummary, summarize_plan
 from efftrain_cli.recipe.recipe import Recipe
@@ -34,11 +36,13 @@ class PlanCost:
     vocab_size: int
     parameters: int
     """Of [model], embeddings included."""
+    micro_batch: tuple[int, int]
+    """(sequences, seq_len) of a device's largest micro-batch."""
     memory_bytes: int
-    """Weights, gradients, optimizer's state and the activations of the largest micro-batch, by
-    `training_bytes`."""
+    """Of one device: weights, gradients, optimizer's state and the activations of the largest
+    micro-batch, by `training_bytes`."""
     dtype: str
-    """What memory_bytes assumes, by `planned_dtype`."""
+    """Number type of the matrix products."""
     checkpoint_bytes: int
     """One checkpoint of [model]."""
 
@@ -64,27 +68,28 @@ def likely_vocabulary(tokenizer: str) -> int:
     return vocabulary_of(tokenizer) or GPT2_VOCABULARY
 
 
-def planned_dtype(recipe: Recipe) -> str:
-    """Return the compute type that a plan assumes: the recipe's, fp32 for "auto" and "tf32"."""
-    if recipe.train.dtype == "bf16":
-        return "bf16"
-    return "fp32"
-
-
-def plan_cost(recipe: Recipe, until: int | None = None) -> PlanCost | None:
-    """Return what training `recipe` costs, to step `until` or its end; None if only preparing shows
-    the vocabulary."""
-    vocab_size = vocabulary_of(recipe.data.tokenizer)
-    if vocab_size is None:
-        return None
+def plan_cost(
+    recipe: Recipe,
+    device: PlannedDevice,
+    vocab_size: int,
+    until: int | None = None,
+) -> PlanCost:
+    """Return what training `recipe` on a device costs, to step `until` or its end; on several
+    devices memory is that of one."""
     config = model_config(recipe, vocab_size)
     summary = summarize_plan(recipe, None, vocab_size, until)
-    dtype = planned_dtype(recipe)
+    sequences, seq_len = summary.largest_micro_batch
+    sequences = min(sequences, math.ceil(recipe.train.batch_size / device.count))
+    dtype = device.dtype(recipe.train.dtype)
+    memory = training_bytes(recipe, config, sequences, seq_len, dtype=dtype)
+    if recipe.is_sharded:
+        memory -= state_bytes(recipe, config) * (device.count - 1) // device.count
     return PlanCost(
         summary=summary,
         vocab_size=vocab_size,
         parameters=parameter_count(config),
-        memory_bytes=training_bytes(recipe, config, *summary.largest_micro_batch, dtype=dtype),
+        micro_batch=(sequences, seq_len),
+        memory_bytes=memory,
         dtype=dtype,
         checkpoint_bytes=checkpoint_bytes(recipe, config),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from efftrain_cli.foundation.step import Progress, StepPlan, StepResult
 from efftrain_cli.methods.staged_growth import rewarmup_factor
@@ -268,6 +268,119 @@ def plan_run(
         result = assumed_result(recipe, plan, vocab_size, progress.stage)
         progress = after_step(recipe, progress, plan, result)
         yield plan, progress
+
+
+class EqualSteps(NamedTuple):
+    """Successive steps that cost the same: they differ only in their rate, in the text they read,
+    in the blocks that layer dropping expects, and in what is evaluated or measured."""
+
+    plan: StepPlan
+    """The first of them."""
+    steps: int
+    after: Progress
+    """Progress after the last of them."""
+
+
+def plan_equal_steps(
+    recipe: Recipe,
+    progress: Progress | None = None,
+    vocab_size: int | None = None,
+    until: int | None = None,
+) -> Iterator[EqualSteps]:
+    """Yield the steps of `plan_run` up to step `until`, with equal ones together.
+
+    Of each group only a few steps are planned: the size of steps rises or falls monotonically
+    between two phases of a schedule, so all are equal if the first and the last are.
+    """
+    if progress is None:
+        progress = Progress()
+    while progress.tokens < recipe.train.tokens and (until is None or progress.step < until):
+        if stage_ended(recipe, progress):
+            progress = after_growth(recipe, progress)
+        plan = plan_step(recipe, progress)
+        steps = _count_equal(recipe, progress, plan, vocab_size, until)
+        progress = _after_equal(recipe, progress, plan, steps, vocab_size)
+        yield EqualSteps(plan, steps, progress)
+
+
+def _count_equal(
+    recipe: Recipe,
+    progress: Progress,
+    plan: StepPlan,
+    vocab_size: int | None,
+    until: int | None,
+) -> int:
+    """Return how many steps from `plan` on cost the same."""
+
+    # FLOPs decide nothing but the end of a stage.
+    counted_for = vocab_size if recipe.stages else None
+
+    def is_equal(steps: int) -> bool:
+        before = _after_equal(recipe, progress, plan, steps - 1, counted_for)
+        if before.tokens >= recipe.train.tokens or stage_ended(recipe, before):
+            return False
+        other = plan_step(recipe, before)
+        return _size_of(other) == _size_of(plan)
+
+    most = math.ceil((recipe.train.tokens - progress.tokens) / (plan.batch_size * plan.seq_len))
+    if until is not None:
+        most = min(most, until - progress.step)
+    if recipe.seq_len_warmup is not None:
+        ends = [end for end in recipe.seq_len_warmup.until if end >= plan.step]
+        most = min([most, *(end - progress.step for end in ends)])
+    if progress.simigrad_window:
+        most = 1  # a step may still decide on what was measured
+    steps = 1
+    while steps < most and is_equal(min(2 * steps, most)):
+        steps = min(2 * steps, most)
+    beyond = min(2 * steps, most)
+    while beyond - steps > 1:
+        middle = (steps + beyond) // 2
+        if is_equal(middle):
+            steps = middle
+        else:
+            beyond = middle
+    return steps
+
+
+def _size_of(plan: StepPlan) -> tuple[int, ...]:
+    return plan.batch_size, plan.seq_len, plan.accumulation_steps, plan.sequences_per_window
+
+
+def _after_equal(
+    recipe: Recipe,
+    progress: Progress,
+    plan: StepPlan,
+    steps: int,
+    vocab_size: int | None,
+) -> Progress:
+    """Return the progress after so many steps that cost what `plan` does."""
+    if not steps:
+        return progress
+    mean = plan
+    if recipe.progressive_layer_drop is not None and vocab_size is not None:
+        last = plan.step + steps - 1
+        blocks = recipe.progressive_layer_drop.blocks_over(plan.step, last, len(plan.keep))
+        mean = plan._replace(keep=(blocks / steps,))
+    result = assumed_result(recipe, mean, vocab_size, progress.stage)
+    once = after_step(recipe, progress, plan, result)
+    tokens = steps * result.tokens
+    warming = min(steps, recipe.optim.warmup_steps - progress.schedule_step)
+    lr_warmup_tokens = progress.lr_warmup_tokens
+    if warming > 0:
+        lr_warmup_tokens = progress.schedule_tokens + warming * result.tokens
+    discarded = plan.windows * recipe.model.seq_len - result.tokens
+    return once._replace(
+        step=progress.step + steps,
+        windows=progress.windows + steps * plan.windows,
+        sequences=progress.sequences + steps * plan.batch_size,
+        tokens=progress.tokens + tokens,
+        tokens_discarded=progress.tokens_discarded + steps * discarded,
+        flops=progress.flops + steps * result.flops,
+        schedule_step=progress.schedule_step + steps,
+        schedule_tokens=progress.schedule_tokens + tokens,
+        lr_warmup_tokens=lr_warmup_tokens,
+    )
 
 
 def assumed_result(

@@ -1,5 +1,4 @@
-"""The plan of a whole run, for reading before anything is spent: its totals, its turning points, or
-every step."""
+"""The plan of a whole run, for reading before anything is spent: its totals, or every step."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from efftrain_cli.foundation.step import Progress, StepPlan
-from efftrain_cli.plan.plan import plan_run
+from efftrain_cli.foundation.step import Progress
+from efftrain_cli.plan.plan import EqualSteps, plan_equal_steps, plan_run
 from efftrain_cli.recipe.recipe import Recipe
 
 CSV_COLUMNS = (
@@ -33,6 +32,8 @@ class PlanSummary:
     """Fewest sequences of a step."""
     end: Progress
     """Progress after the last step."""
+    groups: tuple[EqualSteps, ...]
+    """All steps, in order."""
 
 
 def summarize_plan(
@@ -47,12 +48,11 @@ def summarize_plan(
     for method in recipe.methods.values():
         largest_batch = max(largest_batch, method.batch_bounds(train.batch_size)[1])
 
-    after = progress or Progress()
     largest = (0, 0, 0)  # (tokens, seq_len, sequences)
     shapes = set()
     smallest_batch = train.batch_size
-    for plan, end in steps_until(recipe, progress, vocab_size, until):
-        after = end
+    groups = tuple(plan_equal_steps(recipe, progress, vocab_size, until))
+    for plan, _, _ in groups:
         smallest_batch = min(smallest_batch, plan.batch_size)
         shapes.add((plan.batch_size, plan.seq_len))
         sequences = math.ceil(plan.batch_size / plan.accumulation_steps)
@@ -63,30 +63,21 @@ def summarize_plan(
             sequences = max(sequences, min(fits, math.ceil(largest_batch / 2)))
         largest = max(largest, (sequences * plan.seq_len, plan.seq_len, sequences))
 
+    end = progress or Progress()
+    if groups:
+        end = groups[-1].after
     _, seq_len, sequences = largest
     return PlanSummary(
-        steps=after.step,
-        tokens=after.tokens,
-        windows=after.windows,
-        flops=after.flops,
+        steps=end.step,
+        tokens=end.tokens,
+        windows=end.windows,
+        flops=end.flops,
         largest_micro_batch=(sequences, seq_len),
         shapes=frozenset(shapes),
         smallest_batch=smallest_batch,
-        end=after,
+        end=end,
+        groups=groups,
     )
-
-
-def steps_until(
-    recipe: Recipe,
-    progress: Progress | None,
-    vocab_size: int | None,
-    until: int | None,
-) -> Iterator[tuple[StepPlan, Progress]]:
-    """Yield the steps of `plan_run` up to `until`."""
-    for plan, after in plan_run(recipe, progress, vocab_size):
-        if until is not None and plan.step > until:
-            return
-        yield plan, after
 
 
 def csv_lines(
@@ -97,75 +88,13 @@ def csv_lines(
     """Yield every step as a line of CSV under a header; `tokens` and `windows` are counted after
     the step. A stage that ends by FLOPs does so if `vocab_size` is given."""
     yield CSV_COLUMNS
-    for plan, after in steps_until(recipe, None, vocab_size, until):
+    for plan, after in plan_run(recipe, None, vocab_size):
+        if until is not None and plan.step > until:
+            return
         yield (
             f"{plan.step},{after.tokens},{plan.lr:.9g},{plan.batch_size},{plan.seq_len},"
             f"{plan.accumulation_steps},{after.windows},{after.tokens_discarded},{int(plan.evaluate)}"
         )
-
-
-TurningPoint = tuple[str, StepPlan, Progress]
-"""(reason, step, progress after it)."""
-MOST_CHANGES = 12
-"""Changes of length or batch size among the turning points."""
-
-
-def turning_points(
-    recipe: Recipe,
-    until: int | None = None,
-    vocab_size: int | None = None,
-) -> tuple[list[TurningPoint], int]:
-    """Return the steps at which the schedule turns, and how many changes are left out.
-
-    They are the first and last step, the end of the learning-rate warmup, the begin of a late
-    decay, growth, changes of length or batch size (thinned to the first, the last and a few
-    between), and quarters of the budget.
-    """
-    always: list[TurningPoint] = []
-    changes: list[TurningPoint] = []
-    last: list[TurningPoint] = []
-    quarters = [share * recipe.train.tokens / 4 for share in (1, 2, 3)]
-    before: StepPlan | None = None
-    stage = 0
-    for plan, after in steps_until(recipe, None, vocab_size, until):
-        last = [("last step", plan, after)]
-        if before is None:
-            always.append(("first step", plan, after))
-        else:
-            other_length = plan.seq_len != before.seq_len
-            other_batch = plan.batch_size != before.batch_size
-            if other_length and other_batch:
-                changes.append(("length and batch change", plan, after))
-            elif other_length:
-                changes.append(("length changes", plan, after))
-            elif other_batch:
-                changes.append(("batch changes", plan, after))
-            if after.stage != stage:
-                operators = ", ".join(recipe.stages[after.stage].operators)
-                always.append((f"grown: {operators}", plan, after))
-            if plan.step == recipe.optim.warmup_steps:
-                always.append(("LR warmup ends", plan, after))
-            if recipe.optim.decay_share and plan.lr < before.lr == recipe.optim_at(stage).lr:
-                always.append(("LR decay begins", plan, after))
-
-        while quarters and after.tokens >= quarters[0]:
-            quarters.pop(0)
-            always.append((f"{75 - 25 * len(quarters)}% done", plan, after))
-        before = plan
-        stage = after.stage
-
-    left_out = max(0, len(changes) - MOST_CHANGES)
-    if left_out:
-        last_change = len(changes) - 1
-        kept = [round(k * last_change / (MOST_CHANGES - 1)) for k in range(MOST_CHANGES)]
-        changes = [changes[number] for number in kept]
-
-    points: dict[int, TurningPoint] = {}
-    for reason, plan, after in [*changes, *always, *last]:
-        if plan.step in points and points[plan.step][0] != reason:
-            reason = f"{points[plan.step][0]}; {reason}"
-        points[plan.step] = (reason, plan, after)
-    return [points[step] for step in sorted(points)], left_out
 
 
 def assumptions(recipe: Recipe) -> list[str]:

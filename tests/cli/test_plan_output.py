@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from efftrain_cli.cli import plan_output
+from efftrain_cli.foundation.errors import RecipeError, UsageError
+from efftrain_cli.plan import devices
+from efftrain_cli.plan.devices import device_here
 from efftrain_cli.run.rates import Rate, remember_rate
 from tests.cli.test_names import NO_TORCH
 from tests.conftest import cli, python, sets
@@ -44,9 +47,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan(options: str = "") -> dict[str, str]:
+def plan(*words: str) -> dict[str, str]:
     """The lines of what it costs, by their first word."""
-    done = cli(f"pretrain --recipe tiny.toml --plan {options}")
+    done = cli("pretrain --recipe tiny.toml --plan", *words)
     lines = [line.split(maxsplit=1) for line in done.stdout.splitlines() if line[:1].isalpha()]
     return {name: rest for name, rest in lines}
 
@@ -61,53 +64,137 @@ def rate(source: str, flops: float, day: int, **values: Any) -> None:
 GPU = {"device": "Tesla V100-SXM2-16GB", "device_kind": "cuda"}
 
 
-def test_flops_memory_and_disk_are_those_of_the_formulas(home):
+def test_six_lines_are_those_of_the_formulas(home):
     """320 rows of vocabulary: N = 2 (12 x 32^2 + 13 x 32) + 2 x 32 + 320 x 32 = 35,712, and 1,024
     more of positions. 10,240 tokens of 6 N + 12 x 2 x 32 x 32 FLOPs are 2.446 GFLOPs; 12 bytes a
     parameter are 440.8 kB."""
     shown = plan()
-    assert shown["compute"] == "2.45 GFLOPs in 40 steps: 36.7K parameters with a vocabulary of 300"
-    assert shown["disk"] == "3 checkpoints of 440.8 kB"
-    assert "in fp32" in shown["memory"] and "8 x 32 tokens" in shown["memory"]
-    assert shown["time"].startswith("not known")
-    assert plan("--steps 20")["compute"].startswith("1.22 GFLOPs in 20 steps")
-    assert plan("--set data.tokenizer=elsewhere/")["cost"].startswith(
-        "known once the data is prepared"
+    assert list(shown) == ["text", "model", "steps", "costs", "memory", "disk"]
+    assert shown["text"].startswith("stdlib: not prepared, ")
+    assert shown["model"] == "2 x 32, context 32: 36.7K parameters, fp32"
+    assert shown["steps"] == "40 of 256 tokens; lr 0.003, cosine to 0"
+    assert shown["costs"] == "2.45 GFLOPs; time unknown: `efftrain bench tiny.toml`"
+    assert shown["memory"].endswith(", micro-batches of 8 x 32")
+    assert shown["disk"].startswith("3 checkpoints of 440.8 kB, about ")
+    shorter = plan("--steps", "20")
+    assert shorter["steps"].startswith("20 of 256 tokens")
+    assert shorter["costs"].startswith("1.22 GFLOPs;")
+
+
+def test_a_prepared_text_has_its_tokens_and_epochs(home):
+    """4,000 letters and line ends in a vocabulary of bytes, a tenth held out: about 3,600 for
+    training. 320 windows of 32 are 10,240 tokens."""
+    letters = random.Random(1)
+    lines = ["".join(letters.choices("abcdefgh", k=39)) for _ in range(100)]
+    (home / "letters.txt").write_text("\n".join([*lines, ""]))
+    changes = sets("data.train=letters.txt", "data.tokenizer=bpe:257", "data.valid_fraction=0.1")
+    cli("prepare --recipe tiny.toml", *changes, *sets("data.repeat=true"))
+    done = cli("pretrain tiny.toml --plan", *changes, *sets("data.repeat=true"))
+    text, *_, disk = done.stdout.splitlines()
+    assert text.startswith("text    letters.txt: 3,6") and text.endswith(" epochs")
+    assert float(text.split()[-2]) == pytest.approx(10_240 / 3_600, abs=0.05)
+    assert disk.endswith("kB"), "no shards are left to write"
+    # Where the recipe does not allow it, reading it again is a mistake of the plan already.
+    with pytest.raises(RecipeError, match="epochs"):
+        cli("pretrain tiny.toml --plan", *changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [
+        ("optim.warmup_steps=4", "lr 0.003 after 4, cosine to 0"),
+        ("optim.schedule=constant", "lr 0.003, constant"),
+        (
+            "optim={lr = 3e-3, min_lr = 3e-4, schedule = 'wsd', decay_share = 0.2}",
+            "lr 0.003, wsd over the last 20 % to 0.0003",
+        ),
+        # 16 + t in step t, until step 16.
+        (
+            "seq_len_warmup={start = 16, steps = 16, multiple = 1}",
+            "length 17 to 32 from step 16 on",
+        ),
+        # Two sequences, one more after each 8; 8 from 2 + 3 + ... + 7 on.
+        (
+            "batch_size_warmup={start = 2, increment = 6, sequences = 16}",
+            "batch 2 to 8 from step 9 on",
+        ),
+        # 1 - theta of the mean depth, 3/4: 2 - 1.5 x 0.5 = 1.25 of 2 blocks.
+        ("progressive_layer_drop={theta = 0.5, steps = 0}", None),
+        ("progressive_layer_drop={theta = 0.5, steps = 40}", "2 to 1.25 blocks"),
+    ],
+)
+def test_the_steps_say_what_changes(home, change, shown):
+    steps = plan(*sets(change))["steps"]
+    if shown is None:
+        assert steps.endswith("cosine to 0")
+    else:
+        assert shown in steps.split("; ")
+
+
+def test_devices_are_assumed(home):
+    """2.446 GFLOPs at 8 x 40 % of an H100's 989.5 TFLOP/s in bf16: 0.77 us. Each of 8 has one of
+    the 8 sequences."""
+    shown = plan("--assume", "H100 x 8 at 40%")
+    assert shown["costs"] == (
+        "2.45 GFLOPs, about 0 ms: 8 x 40 % of 67 TFLOP/s (assumed, no network)"
     )
+    assert shown["memory"].endswith(" of 80.0 GB, micro-batches of 1 x 32")
+    in_bf16 = plan("--assume", "h100", *sets("train.dtype=auto"))
+    assert in_bf16["model"].endswith(", bf16")
+    assert in_bf16["costs"].endswith(": 1 x 40 % of 990 TFLOP/s (assumed, no network)")
+    assert plan("--assume", "T4 at 100 %", *sets("train.dtype=auto"))["model"].endswith(", fp32")
+    long = json.loads(cli("pretrain tiny.toml --plan --format json --assume L4").stdout)
+    assert long["seconds"] == pytest.approx(long["flops"] / (0.4 * 30.3e12))
+
+
+@pytest.mark.parametrize(
+    ("words", "fault", "fix"),
+    [
+        (("--plan", "--assume", "H10"), "names no known device", "did you mean"),
+        (("--plan", "--assume", "x 8"), "names no known device", 'write "H100 x 8 at 40%"'),
+        (("--plan", "--assume", "H100 at 140%"), "above 0 to 100 % of its peak", "write"),
+        (("--plan", "--assume", "H100 x 9"), "cannot be shared by 9 devices", "at most 8"),
+        (("--assume", "H100"), "devices that are not here", "add --plan"),
+        (("--plan", "--format", "csv", "--assume", "H100"), "not here", "no --format csv"),
+        (("--plan", "--devices", "8"), "not of the devices here", '--assume "H100 x 8 at 40%"'),
+    ],
+)
+def test_devices_that_cannot_be_planned_for(home, words, fault, fix):
+    with pytest.raises(UsageError) as raised:
+        cli("pretrain tiny.toml", *words)
+    message, _, advice = str(raised.value).partition("\n")
+    assert fault in message and fix in advice
 
 
 def test_time_is_estimated_by_the_bench_of_this_machine(home):
     rate("bench of same", 2.446e7, 1)
     rate("bench of other", 1e9, 2, n_layer=9, flops_per_token=6.0 * 12 * 9 * 32**2)
-    assert (
-        plan()["time"]
-        == "about 1 min 40 s of training, at the 24.5 MFLOP/s of bench of same (cpu, 2026-01-01)"
-    )
+    assert plan()["costs"] == "2.45 GFLOPs, about 1 min 40 s: 24.5 MFLOP/s by bench of same"
     rate("bench of same, later", 2.446e8, 3)
-    assert "about 10 s of training" in plan()["time"], "the newest of the same shape"
+    assert "about 10 s:" in plan()["costs"], "the newest of the same shape"
     # Another machine's are not ours: a home folder may be shared.
     path = home / "cache" / "bench.jsonl"
     path.write_text("no json\n" + path.read_text().replace(os.uname().nodename, "elsewhere"))
-    assert plan()["time"].startswith("not known")
+    assert plan()["costs"].endswith("`efftrain bench tiny.toml`")
 
 
 def test_a_device_of_another_kind_says_nothing_of_this_one(home, monkeypatch):
     rate("bench on the GPU", 1e15, 1, **GPU)
-    assert plan("--device cpu")["time"].startswith("not known")
+    assert plan("--device", "cpu")["costs"].endswith("`efftrain bench tiny.toml`")
     rate("bench on the CPU", 1e9, 2)
-    assert "bench on the CPU" in plan("--device cpu")["time"]
-    assert "bench on the GPU (Tesla V100" in plan("--device cuda:1")["time"]
+    assert "bench on the CPU" in plan("--device", "cpu")["costs"]
+    assert "bench on the GPU" in plan("--device", "cuda:1")["costs"]
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert "bench on the GPU" in plan()["time"], "training would take it"
+    assert "bench on the GPU" in plan()["costs"], "training would take it"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "bench on the CPU" in plan()["time"]
+    assert "bench on the CPU" in plan()["costs"]
 
 
 def test_rows_of_a_run_from_elsewhere_are_no_measurement(home):
     """A run that was copied here has rows, but trained on another machine."""
     write_run(home / "runs", "small", 0)
-    assert plan()["time"].startswith("not known")
+    assert plan()["costs"].endswith("`efftrain bench tiny.toml`")
 
 
 def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home):
@@ -115,60 +202,29 @@ def test_runs_of_the_same_shape_come_first_then_the_nearest_flops_per_token(home
     later bench's 47."""
     rate("bench of near", 1e8, 1, n_layer=3, flops_per_token=3e5)
     rate("bench of far", 1e6, 2, n_layer=9, flops_per_token=9e6)
-    assert "bench of near" in plan()["time"]
+    assert "bench of near" in plan()["costs"]
     rate("bench of same", 2e8, 1, flops_per_token=238_848.0)
-    assert "bench of same" in plan()["time"]
+    assert "bench of same" in plan()["costs"]
     # A run of 2 x 64 is another model; one of 2 x 32 is this one, older than the benches or not.
     rate("run wide", 1.2e10, 3, n_embd=64, flops_per_token=6e5, trained="a", tokens_per_second=1.0)
-    assert "bench of same" in plan()["time"]
+    assert "bench of same" in plan()["costs"]
     rate("run own", 1.2288e10, 1, flops_per_token=6e5, trained="b", tokens_per_second=1.0)
     # 10,240 tokens of 238,848 FLOPs at 12.288 GFLOP/s are 0.199 s.
-    assert plan()["time"] == (
-        "about 199 ms of training, at the 12.3 GFLOP/s of run own (cpu, 2026-01-01)"
-    )
+    assert plan()["costs"] == ("2.45 GFLOPs, about 199 ms: 12.3 GFLOP/s by run own")
 
 
 def test_another_model_s_speed_is_a_rough_guess(home):
     rate("bench of wide", 1e9, 1, n_embd=64)
-    assert plan()["time"].endswith(", a model of 2 x 64: take it as a rough guess")
+    assert plan()["costs"].endswith(", a model of 2 x 64: a rough guess")
 
 
-def test_a_narrow_terminal_cuts_no_number_short(home, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    done = cli("pretrain --recipe tiny.toml --plan")
-    assert [
-        line.split()[:6]
-        for line in done.stdout.splitlines()
-        if line.endswith(("first step", "last step"))
-    ] == [
-        ["1", "256", "32", "8", "256", "0.003"],
-        ["40", "10,240", "32", "8", "256", "0"],
-    ]
-
-
-def test_a_narrow_terminal_does_without_tokens_per_step(home):
-    wide = on_terminal(home, 80, "pretrain", "tiny.toml", "--plan")
-    narrow = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan")
-    assert wide.split("\n")[0].split() == [
-        "step",
-        "tokens",
-        "seq_len",
-        "batch",
-        "tokens/step",
-        "lr",
-    ]
-    assert narrow.split("\n")[0].split() == ["step", "tokens", "seq_len", "batch", "lr"]
-    assert narrow.split("\n")[1].split()[:5] == ["1", "256", "32", "8", "0.003"]
-
-
-def test_a_narrow_terminal_breaks_costs_between_words(home):
-    shown = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan")
-    costs = shown[shown.index("compute") :].splitlines()
-    assert [line for line in costs if len(line) > 60] == []
-    time = next(place for place, line in enumerate(costs) if line.startswith("time"))
-    assert costs[time + 1].startswith(" " * 11)
-    words = " ".join(" ".join(costs[time : time + 2]).split())
-    assert words.endswith("`efftrain bench` with the same recipe measures it")
+def test_a_narrow_terminal_breaks_lines_between_words(home):
+    shown = on_terminal(home, 60, "pretrain", "tiny.toml", "--plan").splitlines()
+    assert [line for line in shown if len(line) > 60] == []
+    costs = next(place for place, line in enumerate(shown) if line.startswith("costs"))
+    assert shown[costs + 1].startswith(" " * 8)
+    words = " ".join(" ".join(shown[costs : costs + 2]).split())
+    assert words.endswith("time unknown: `efftrain bench tiny.toml`")
 
 
 def test_a_plan_needs_no_pytorch(home):
@@ -180,28 +236,39 @@ def test_a_plan_needs_no_pytorch(home):
     assert "2.45 GFLOPs" in python(code, *words, cwd=home).stdout
 
 
+@pytest.mark.parametrize("recipe", ["gpt3-125m", "gpt2-117m-pld", "gpt2-1.5b-slw"])
+def test_a_plan_of_a_shipped_recipe_is_quick(home, recipe):
+    """58,769 to 591,581 steps: below 1.5 s of CPU, of which imports take 0.5. Nothing heavy."""
+    code = (
+        "import resource, sys\nfrom efftrain_cli.__main__ import main\n"
+        "sys.argv = ['efftrain', *sys.argv[1:]]\n"
+        "try:\n    main()\nfinally:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF).ru_utime\n"
+        "    heavy = {'torch', 'scipy', 'pandas'} & sys.modules.keys()\n"
+        "    print(used, *heavy)\n"
+    )
+    out = python(code, "pretrain", recipe, "--plan", "--assume", "H100", cwd=home).stdout
+    *lines, last = out.splitlines()
+    assert len(lines) == 6 and float(last) < 1.5, "seconds, and what was imported"
+
+
 def test_json_is_one_document_with_the_costs(home):
     """40 steps of 256 tokens; memory holds 16 bytes a weight at least, each of 3 checkpoints 12."""
-    done = cli("pretrain --recipe tiny.toml --plan --format json")
-    found = json.loads(done.stdout)
-    assert (found["schema_version"], found["steps"][-1]["step"]) == (1, 40)
-    costs = found["cost"]
-    assert (costs["steps"], costs["seconds"], costs["vocab_size"]) == (40, None, 300)
-    assert costs["memory_bytes"] > 16 * costs["parameters"]
-    assert costs["disk_bytes"] == 3 * 12 * costs["parameters"]
+    found = json.loads(cli("pretrain --recipe tiny.toml --plan --format json").stdout)
+    assert (found["schema_version"], found["steps"], found["tokens"]) == (2, 40, 10_240)
+    assert (found["seconds"], found["vocab_size"], found["epochs"]) == (None, 300, None)
+    assert found["memory_bytes"] > 16 * found["parameters"]
+    assert found["disk_bytes"] == 3 * 12 * found["parameters"]
 
 
-def test_a_plan_says_what_is_missing_too_large_and_left_out(home, monkeypatch):
-    monkeypatch.setattr(plan_output, "machine_memory", lambda: 10**6)
+def test_a_plan_says_what_is_missing_and_too_large(home, monkeypatch):
+    monkeypatch.setattr(devices, "machine_memory", lambda: 10**6)
     (home / "large.toml").write_text(RECIPE.replace("n_embd = 32", "n_embd = 64"))
-    changes = sets("data.train=none.txt", "seq_len_warmup.steps=40", "seq_len_warmup.multiple=1")
-    done = cli("pretrain large.toml --device cpu --plan", *changes)
-    assert "\ntext       missing: data.train = 'none.txt': no such file" in done.stdout
-    assert "\n           does not fit: this machine has 1.0 MB in all" in done.stdout
+    done = cli("pretrain large.toml --device cpu --plan", *sets("data.train=none.txt"))
+    assert done.stdout.startswith("text    missing: data.train = 'none.txt': no such file")
     (memory,) = [line for line in done.stdout.splitlines() if line.startswith("memory ")]
-    assert memory.endswith(" in fp32 for micro-batches of 8 x 32 tokens") and len(memory) <= 80
-    # 24 lengths from 9 to 32 follow the first; 12 changes are shown.
-    assert "\n... 12 more changes; every step: --format csv" in done.stdout
+    assert memory.startswith("memory  does not fit: about ")
+    assert memory.endswith(", this machine has 1.0 MB")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
@@ -209,23 +276,39 @@ def test_a_driver_that_hangs_says_nothing_of_the_gpu(device, monkeypatch):
     def hang(query: list[str], timeout: float, **options: object) -> None:
         raise subprocess.TimeoutExpired(query, timeout)
 
-    monkeypatch.setattr(plan_output, "which", lambda tool: f"/usr/bin/{tool}")
-    monkeypatch.setattr(plan_output.subprocess, "run", hang)
-    assert plan_output.memory_of(device) == ("the GPU", 0)
+    monkeypatch.setattr(devices, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(devices.subprocess, "run", hang)
+    assert (device_here(device).name, device_here(device).memory) == ("the GPU", 0)
 
 
-def test_memory_is_that_of_the_device_that_training_takes(monkeypatch):
-    """A GPU of 81,559 MiB; without it, 7 bytes of this machine."""
-    asked = subprocess.CompletedProcess([], 0, "81559\n81559\n")
-    monkeypatch.setattr(plan_output, "which", lambda tool: f"/usr/bin/{tool}")
-    monkeypatch.setattr(plan_output.subprocess, "run", lambda *words, **options: asked)
-    monkeypatch.setattr(plan_output, "machine_memory", lambda: 7)
+@pytest.mark.parametrize(("version", "dtype"), [("9.0", "bf16"), ("7.5", "fp32")])
+def test_memory_and_number_type_are_those_of_the_device(monkeypatch, version, dtype):
+    """Two GPUs of 81,559 MiB, of Hopper or of Turing; without them, 7 bytes of this machine."""
+    asked = subprocess.CompletedProcess([], 0, 2 * f"81559, {version}\n")
+    monkeypatch.setattr(devices, "which", lambda tool: f"/usr/bin/{tool}")
+    monkeypatch.setattr(devices.subprocess, "run", lambda *words, **options: asked)
+    monkeypatch.setattr(devices, "machine_memory", lambda: 7)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert plan_output.memory_of("auto") == ("the GPU", 81_559 * 2**20)
-    assert plan_output.memory_of("cpu") == ("this machine", 7)
+
+    def planned(device: str) -> tuple[str, int]:
+        found = device_here(device)
+        return found.name, found.memory
+
+    assert planned("auto") == ("the GPU", 81_559 * 2**20)
+    assert device_here("auto").dtype("auto") == dtype
+    assert device_here("auto").dtype("tf32") == dtype.replace("bf16", "tf32")
+    assert planned("cpu") == ("this machine", 7)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    assert plan_output.memory_of("auto") == ("this machine", 7)
+    assert planned("auto") == ("this machine", 7)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
-    assert plan_output.memory_of("auto") == ("this machine", 7)
+    assert planned("auto") == ("this machine", 7)
+
+
+@pytest.mark.parametrize(("flags", "dtype"), [("avx2 avx512_bf16", "bf16"), ("avx2", "fp32")])
+def test_a_processor_multiplies_in_bf16_if_it_can(tmp_path, monkeypatch, flags, dtype):
+    monkeypatch.setattr(devices, "CPU_INFO", tmp_path / "cpuinfo")
+    (tmp_path / "cpuinfo").write_text(f"flags : fpu {flags}\n")
+    assert device_here("cpu").dtype("auto") == dtype
+    assert device_here("cpu").dtype("tf32") == "fp32"

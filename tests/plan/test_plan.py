@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,11 @@ from efftrain_cli.plan.plan import (
     accumulation_steps,
     after_step,
     assumed_result,
+    plan_equal_steps,
     plan_run,
     plan_step,
 )
-from efftrain_cli.plan.preview import csv_lines, summarize_plan, turning_points
+from efftrain_cli.plan.preview import csv_lines, summarize_plan
 from efftrain_cli.recipe.rules import warnings_of
 from tests.conftest import python
 from tests.tiny import changed, tiny_recipe
@@ -60,8 +62,6 @@ def test_wsd_is_constant_until_its_last_share_and_then_falls_linearly():
     assert set(rates[9:80]) == {1e-3}  # step 80 ends where the decay begins
     # step 81 + k stands at (k + 1) / 20 of the way: 9e-4 / 20 = 4.5e-5 lower with each step
     assert rates[80:] == pytest.approx([1e-3 - 4.5e-5 * k for k in range(1, 21)])
-    reasons = {plan.step: reason for reason, plan, _ in turning_points(recipe)[0]}
-    assert [step for step, reason in reasons.items() if "LR decay begins" in reason] == [81]
 
 
 def test_the_inverse_square_root_depends_on_no_budget():
@@ -130,11 +130,53 @@ def test_csv_has_one_line_per_step_with_tokens_after_it():
     assert lines[1].startswith("1,512,")
 
 
-def test_turning_points_name_first_warmup_end_and_last():
-    reasons = {plan.step: reason for reason, plan, _ in turning_points(RECIPE)[0]}
-    assert reasons[1] == "first step"
-    assert reasons[10] == "LR warmup ends"
-    assert reasons[100] == "last step"
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        ["seq_len_warmup={start = 8, steps = 40}"],
+        ["seq_len_warmup={start = 8, steps = 40, mode = 'reshape'}"],
+        ["seq_len_warmup={start = 8, steps = 40, batch = 'tokens'}"],
+        # Lengths that come back: the first and the last phase are equal.
+        ["seq_len_warmup={pacing = 'discrete', lengths = [64, 8, 64], until = [20, 50]}"],
+        ["batch_size_warmup={start = 2, increment = 2, sequences = 100}"],
+        ["progressive_layer_drop={theta = 0.5, steps = 100}"],
+        ["progressive_layer_drop={theta = 0.5, steps = 100, keep = 'code'}"],
+        ["simigrad={target = 0.9, min_batch_size = 4, max_batch_size = 16, quantum = 4}"],
+        [
+            "seq_len_warmup={start = 8, steps = 30}",
+            "batch_size_warmup={start = 2, increment = 2, sequences = 100}",
+            "progressive_layer_drop={theta = 0.5, steps = 100}",
+        ],
+        [
+            "stages=[{model={n_layer=1}, switch={rule='steps', value=30}}, {operators=['depth'],"
+            " rewarmup_steps=5}]",
+        ],
+        [
+            "stages=[{model={n_layer=1}, switch={rule='flops', value=1e9}}, {operators=['depth']}]",
+        ],
+    ],
+)
+@pytest.mark.parametrize(("done", "until"), [(0, None), (7, None), (0, 33), (7, 33)])
+def test_equal_steps_together_are_the_steps_one_by_one(changes, done, until):
+    """The sizes of all steps, and the progress at the end of each group."""
+    recipe = changed(RECIPE, *changes)
+    first = list(itertools.islice(plan_run(recipe, None, 500), done))
+    start = first[-1][1] if first else Progress()
+    steps = []
+    for plan, after in plan_run(recipe, start, 500):
+        if until is None or plan.step <= until:
+            steps.append((plan, after))
+    groups = list(plan_equal_steps(recipe, start, 500, until))
+    sizes = []
+    for group in groups:
+        plan = group.plan
+        sizes += group.steps * [(plan.batch_size, plan.seq_len, plan.accumulation_steps)]
+        _, after = steps[len(sizes) - 1]
+        assert group.after.flops == pytest.approx(after.flops, rel=1e-12)
+        assert group.after._replace(flops=0.0) == after._replace(flops=0.0)
+    assert sizes == [(plan.batch_size, plan.seq_len, plan.accumulation_steps) for plan, _ in steps]
+    assert len(groups) < len(steps) / 1.5 or "seq_len_warmup" in str(changes)
 
 
 def test_a_plan_is_fast_and_needs_no_torch():

@@ -1,0 +1,69 @@
+"""Describe a model and its steps in the lines that `pretrain` and its `--plan` share. No torch."""
+
+from __future__ import annotations
+
+from efftrain_cli.foundation.console import human_count, listed
+from efftrain_cli.model.flops import parameter_count
+from efftrain_cli.plan.plan import model_config, plan_step
+from efftrain_cli.plan.preview import PlanSummary
+from efftrain_cli.recipe.recipe import Recipe
+from efftrain_cli.recipe.sections import Optim
+
+LABEL = 8
+"""Columns of a line's label."""
+
+
+def model_line(recipe: Recipe, vocab_size: int) -> str:
+    """Return the shape of [model], and of earlier stages."""
+    model = recipe.model
+    shapes = [recipe.model_at(stage) for stage in range(len(recipe.stages))] or [model]
+    shape = " -> ".join(f"{each.n_layer} x {each.n_embd}" for each in shapes)
+    parameters = human_count(parameter_count(model_config(recipe, vocab_size)))
+    return f"model   {shape}, context {model.seq_len:,}: {parameters} parameters"
+
+
+def steps_line(recipe: Recipe, summary: PlanSummary) -> str:
+    """Return number and size of the steps that are left, and what changes from step to step."""
+    plans = [group.plan for group in summary.groups]
+    sizes = sorted(plan.batch_size * plan.seq_len for plan in plans) or [0]
+    size = f"{sizes[0]:,}"
+    if sizes[-1] > sizes[0]:
+        size += f" to {sizes[-1]:,}"
+    about = "about " if "steps" in recipe.varies else ""
+    parts = [f"steps   {about}{summary.steps:,} of {size} tokens"]
+    if not plans:
+        return parts[0]
+
+    first = plans[0]
+    last = plans[-1]
+    parts.append(_rate(recipe.optim))
+    if first.seq_len != last.seq_len:
+        parts.append(f"length {first.seq_len:,} to {last.seq_len:,} from step {last.step:,} on")
+    if first.batch_size != last.batch_size:
+        parts.append(
+            f"batch {first.batch_size:,} to {last.batch_size:,} from step {last.step:,} on"
+        )
+    grown = []
+    for before, after in zip(summary.groups, summary.groups[1:], strict=False):
+        if after.after.stage > before.after.stage:
+            grown.append(f"{before.after.step:,}")
+    if grown:
+        parts.append(f"grows after step {listed(grown)}")
+    # Layer dropping: growth also changes the number of blocks.
+    end = sum(plan_step(recipe, summary.end).keep)
+    if not grown and abs(end - sum(first.keep)) > 0.05:
+        parts.append(f"{sum(first.keep):.3g} to {end:.3g} blocks")
+    return "; ".join(parts)
+
+
+def _rate(optim: Optim) -> str:
+    """Return the learning rate's schedule."""
+    text = f"lr {optim.lr:g}"
+    if optim.warmup_steps:
+        text += f" after {optim.warmup_steps:,}"
+    if not optim.has_end:
+        return f"{text}, {optim.schedule.replace('_', ' ')}"
+    over = ""
+    if optim.decay_share is not None:
+        over = f" over the last {100 * optim.decay_share:g} %"
+    return f"{text}, {optim.schedule}{over} to {optim.min_lr:g}"
