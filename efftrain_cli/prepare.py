@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from efftrain_cli.data.corpus import Corpus
 from efftrain_cli.data.windows import Windows, data_warnings
-from efftrain_cli.foundation.console import counted, human_bytes, human_count, print_labelled
+from efftrain_cli.foundation.console import counted, human_bytes, print_labelled
 from efftrain_cli.foundation.errors import DataError, RecipeError
+from efftrain_cli.plan.describe import named_text
 from efftrain_cli.plan.preview import summarize_plan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from efftrain_cli.recipe.recipe import Recipe
-    from efftrain_cli.recipe.sections import Data
 
 _SPLIT_WORDS = {
     "given": "text of its own",
@@ -146,20 +146,6 @@ def print_corpus(
         console.print(f"\nThis recipe cannot train on it yet: {problem}", markup=False)
     if not about["problems"]:
         console.print(f"\nnext\n  {train_command}", markup=False, soft_wrap=True)
-
-
-def text_line(recipe: Recipe, corpus: Corpus, epochs: float) -> str:
-    """Return the training text and how often it is read, as `pretrain` and its `--plan` print
-    it."""
-    tokens = human_count(corpus.train.tokens)
-    return f"text    {named_text(recipe.data)}: {tokens} tokens for training; {epochs:.2f} epochs"
-
-
-def named_text(data: Data) -> str:
-    """Return the training text as the recipe names it."""
-    if data.sources is not None:
-        return ", ".join(source.path for source in data.sources)
-    return _joined(data.train or "stdlib")
 
 
 def _joined(spec: str | tuple[str, ...]) -> str:

@@ -11,13 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from efftrain_cli.data.windows import data_warnings
+from efftrain_cli.data.windows import data_warnings, frequency_loss
 from efftrain_cli.foundation.console import (
     counted,
-    human_bytes,
-    human_count,
-    human_flops,
-    human_perplexity,
     human_seconds,
     make_console,
     print_folded,
@@ -36,21 +32,24 @@ from efftrain_cli.foundation.signals import (
     stop_reason,
 )
 from efftrain_cli.foundation.step import Progress
-from efftrain_cli.model.flops import inner_parameters, parameter_count
-from efftrain_cli.plan.cost import checkpoint_bytes
+from efftrain_cli.plan.describe import (
+    LABEL,
+    is_stuck,
+    model_line,
+    result_line,
+    steps_line,
+    text_line,
+)
 from efftrain_cli.plan.plan import (
-    model_config,
     plan_step,
 )
 from efftrain_cli.plan.preview import PlanSummary, staged_warnings, summarize_plan
-from efftrain_cli.prepare import named_text
 from efftrain_cli.recipe.recipe import Recipe, dump_recipe, load_recipe
 from efftrain_cli.run import tensorboard
 from efftrain_cli.run.communication import communication
 from efftrain_cli.run.directory import Run, checkpoints_of, existing_run, run_path, taken
 from efftrain_cli.run.metrics import check_nothing_trained, last_row
 from efftrain_cli.run.rates import FEWEST_STEPS, Rate, digest_of_training, remember_rate
-from efftrain_cli.run.stability import describe_run
 from efftrain_cli.run.wandb import followed
 from efftrain_cli.training import checkpoints
 from efftrain_cli.training.build import compute_dtype
@@ -69,7 +68,6 @@ from efftrain_cli.training.session import (
     prepare_session,
     probe_seconds,
 )
-from efftrain_cli.training.stages import describe_stages
 from efftrain_cli.training.state import TrainState
 from efftrain_cli.training.strategy import check_ranks, is_sharded
 from efftrain_cli.training.worker import release_workers, run_worker, share_state, start_workers
@@ -282,7 +280,7 @@ def _show_rate(run: Run, progress: Progress, written: Recipe, recipe: Recipe) ->
         if abs(rate - last) > 0.1 * last
         else f"goes on at {rate:.3g}"
     )
-    print(f"lr         {change} with step {progress.step + 1:,}")
+    print(f"lr      {change} with step {progress.step + 1:,}")
 
 
 def _plan(session: Session, progress: Progress, steps: int | None) -> PlanSummary:
@@ -328,9 +326,7 @@ def _train(
             has_steps = summary.steps > state.progress.step
             probes = with_probe and has_steps and not is_sharded(recipe, session.ranks)
             start_workers(run.path, state, session, until, probes=probes)
-            if probes:
-                _show_time(console, session, state, summary)
-            console.print()
+            show_steps(console, session, state, summary, probes)
             devices = share_state(state, session)
             with (
                 followed(run.path, recipe.wandb.mode, tensorboard=recipe.wandb.tensorboard),
@@ -352,7 +348,8 @@ def _train(
     status = "finished" if finished else "paused"
     run.event("end", {"status": status, "step": state.progress.step})
     _remember_rate(run, session)
-    show_summary(console, run, state, val_loss, finished)
+    if val_loss is not None:
+        show_result(console, run, session, state, val_loss)
     return run.path
 
 
@@ -378,68 +375,38 @@ def _remember_rate(run: Run, session: Session) -> None:
     )
 
 
-def _show_time(console: Console, session: Session, state: TrainState, summary: PlanSummary) -> None:
-    """Show how long training will take, by a probe that also shows whether memory suffices."""
-    ranks = session.ranks
-    seconds = probe_seconds(session, state, summary) / ranks.world_size
-    line = (
-        f"time       about {human_seconds(seconds)} of training,"
-        " by a probe of the largest micro-batch"
-    )
-    if not ranks.is_single_process:
-        line += f", if {ranks.world_size} devices share it evenly and at no cost"
-    print_labelled(console, [line])
-
-
 def show_header(
     console: Console, run: Run, session: Session, state: TrainState, plan: PlanSummary
 ) -> None:
-    """Print what is about to be spent, before anything is."""
+    """Print what is about to be trained, before anything is spent."""
     recipe = session.recipe
     corpus = session.corpus
-    model = recipe.model
-    before = state.progress
-    validation = session.val_windows.shape[0]
-    config = model_config(recipe, corpus.vocab_size)
-    parameters = parameter_count(config)
-    inside = inner_parameters(config)
-
-    lines = [f"run        {run.path}"]
-    if before.step:
-        lines.append(f"resuming   after step {before.step} ({human_count(before.tokens)} tokens)")
-    lines.append(
-        f"model      {counted(model.n_layer, 'layer')} x {model.n_embd},"
-        f" {counted(model.n_head, 'head')}, context {model.seq_len:,}:"
-        f" {human_count(parameters)} parameters ({human_count(inside)} without embeddings)"
-    )
-    if recipe.stages:
-        shapes = f"{describe_stages(recipe)} (layers x width)"
-        lines.append(f"stages     {shapes}, now stage {before.stage}")
-    about = "about " if "steps" in recipe.varies else ""
+    epochs = session.train_data.epochs(plan.windows)
+    lines = [f"run     {run.name} on {_describe_place(session)}"]
+    if state.progress.step:
+        lines = [f"resumed {run.name} after step {state.progress.step:,} of {plan.steps:,}"]
     lines += [
-        (
-            f"data       {named_text(recipe.data)}: {human_count(corpus.train.tokens)} tokens"
-            f" in {counted(corpus.train.documents, 'document')},"
-            f" {counted(validation, 'validation window')}, vocabulary {corpus.vocab_size:,}"
-        ),
-        f"budget     {human_count(plan.tokens)} tokens, {about}{counted(plan.steps, 'step')},"
-        f" {session.train_data.epochs(plan.windows):.2f} epochs of the data",
+        text_line(recipe, corpus.train.tokens, epochs),
+        model_line(recipe, corpus.vocab_size),
     ]
-    mix = session.train_data.epochs_of_sources(plan.windows)
-    if mix:
-        of_each = ", ".join(f"{name} {epochs:.2f}" for name, epochs in mix.items())
-        lines.append(f"           of each source: {of_each}")
-    whole = f" of {human_flops(plan.flops)}s" if before.step else ""
-    lines.append(
-        f"compute    {human_flops(plan.flops - before.flops)}s{whole} on {_describe_place(session)}"
-    )
-    on_disk = human_bytes(checkpoint_bytes(recipe, config))
-    lines.append(f"disk       {counted(recipe.checkpoint.keep, 'checkpoint')} of {on_disk}")
-    print_labelled(console, lines)
+    print_labelled(console, lines, indent=LABEL)
 
-    warnings = data_warnings(session.train_data, plan.windows, validation)
+    warnings = data_warnings(session.train_data, plan.windows, session.val_windows.shape[0])
     for warning in (*corpus.notes, *warnings, *staged_warnings(recipe, plan.end)):
         console.print(f"warning: {warning}", markup=False)
+
+
+def show_steps(
+    console: Console, session: Session, state: TrainState, plan: PlanSummary, probes: bool
+) -> None:
+    """Print the steps, and their time by a probe that also shows whether memory suffices."""
+    line = steps_line(session.recipe, plan)
+    if probes:
+        devices = session.ranks.world_size
+        seconds = probe_seconds(session, state, plan) / devices
+        shared = f", if {devices} devices share them at no cost" if devices > 1 else ""
+        line += f"; about {human_seconds(seconds)} (probed{shared})"
+    print_labelled(console, [line], indent=LABEL)
 
 
 def _describe_place(session: Session) -> str:
@@ -450,45 +417,35 @@ def _describe_place(session: Session) -> str:
     if not ranks.is_single_process:
         sharded = " (sharded)" if is_sharded(recipe, ranks) else ""
         place = f"{ranks.world_size} x {session.device.type}{sharded}"
-    place += f" in {compute_dtype(recipe, session.device)}"
     if session.device.type == "cpu":
         place += f", {counted(torch.get_num_threads(), 'thread')}"
+    place += f", {compute_dtype(recipe, session.device)}"
     if recipe.train.deterministic:
         place += ", deterministic kernels"
     return place
 
 
-def show_summary(
-    console: Console, run: Run, state: TrainState, val_loss: float | None, finished: bool
+def show_result(
+    console: Console, run: Run, session: Session, state: TrainState, loss: float
 ) -> None:
-    """Print what came of the run, and what to do next."""
+    """Print what came of the run, and the one command that goes on.
+
+    Args:
+        loss: last validation loss, nats per token.
+    """
+    corpus = session.corpus
     progress = state.progress
-    if progress.step:
-        rate = progress.tokens / progress.train_seconds if progress.train_seconds else 0.0
-        done = (
-            f"{'done' if finished else 'paused':<10} {counted(progress.step, 'step')},"
-            f" {human_count(progress.tokens)} tokens, {human_flops(progress.flops)}s,"
-            f" {human_seconds(progress.train_seconds)} of training ({human_count(rate)} tokens/s)"
-        )
-    else:
-        done = (
-            "untrained: --steps 0 ends before the first step;"
-            " the model is evaluated and saved as it begins"
-        )
-    lines = [done]
-    if val_loss is not None:
-        lines.append(
-            f"result     val loss {val_loss:.4f} nats per token"
-            f" (perplexity {human_perplexity(val_loss)})"
-        )
+    frequencies = frequency_loss(corpus.train, session.val_windows, corpus.vocab_size)
+    lines = [result_line(progress, loss, frequencies)]
+    if not progress.step:
+        lines = [f"result  not trained: val loss {loss:.4f} nats/token"]
     if spent := communication(run.path):
-        lines.append(f"devices    {spent}")
-    print_labelled(console, lines)
-    print_labelled(console, describe_run(run.path), indent=0)
-    commands = [f'sample {run.name} --prompt "..."', f"compare {run.name} OTHER-RUN"]
-    if not finished:
-        commands.insert(0, f"pretrain --resume {run.name}")
-    # Commands are not folded: a terminal's own line break is not copied with them.
-    console.print("\nnext")
-    for command in commands:
-        console.print(f"  efftrain {command}", markup=False, soft_wrap=True)
+        lines.append(f"devices {spent}")
+    print_labelled(console, lines, indent=LABEL)
+    command = f'sample {run.name} --prompt "The"'
+    if progress.tokens < session.recipe.train.tokens:
+        command = f"pretrain --resume {run.name}"
+    elif is_stuck(loss, frequencies):
+        return
+    # A command is not folded: a terminal's own line break is not copied with it.
+    console.print(f"next    efftrain {command}", markup=False, soft_wrap=True)

@@ -21,7 +21,7 @@ from efftrain_cli.foundation.console import (
 )
 from efftrain_cli.foundation.errors import DataError, UsageError
 from efftrain_cli.plan.cost import PlanCost, likely_vocabulary, plan_cost
-from efftrain_cli.plan.describe import LABEL, model_line, steps_line
+from efftrain_cli.plan.describe import LABEL, model_line, named_text, steps_line, text_line
 from efftrain_cli.plan.devices import PlannedDevice
 from efftrain_cli.plan.preview import assumptions, csv_lines, staged_warnings
 from efftrain_cli.recipe.recipe import Recipe
@@ -132,12 +132,10 @@ def _epochs(recipe: Recipe, corpus: Corpus, cost: PlanCost) -> float:
 
 
 def _text_line(recipe: Recipe, facts: TextFacts) -> str:
-    from efftrain_cli.prepare import named_text, text_line
-
     if facts.fault:
         return f"text    missing: {facts.fault}"
     if facts.corpus is not None:
-        return text_line(recipe, facts.corpus, facts.epochs)
+        return text_line(recipe, facts.corpus.train.tokens, facts.epochs)
     size = f", {human_bytes(facts.text_bytes)}" if facts.text_bytes else ""
     return f"text    {named_text(recipe.data)}: not prepared{size}"
 

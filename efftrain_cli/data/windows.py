@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from efftrain_cli.recipe.sections import Data
 
 _ROUNDS = 8
+COUNTED = 1 << 22
+"""Training tokens whose frequencies are counted."""
 _BLOCK = 4096  # stream positions whose places are computed at once
 _MIX = 10_000  # positions in the pattern of a mix: weights are met to a ten-thousandth
 MANY_EPOCHS = 50
@@ -322,3 +324,19 @@ def _key(name: str) -> np.ndarray:
         for i in range(-(-(_ROUNDS + 1) // 4))
     ]
     return np.frombuffer(b"".join(digests), dtype="<u8")[: _ROUNDS + 1]
+
+
+def frequency_loss(train: TokenShards, windows: Tensor, vocab_size: int) -> float:
+    """Return the loss of windows if each token is predicted by its frequency in the training text,
+    nats per token.
+
+    Frequencies are those of COUNTED tokens from evenly spread places, one more of each kind.
+
+    Args:
+        windows: int64 (n, seq_len + 1); every id but each window's first is a target.
+    """
+    places = 64
+    length = min(train.tokens, COUNTED // places)
+    starts = np.linspace(0, train.tokens - length, places).astype(int).tolist()
+    counts = 1 + np.bincount(train.read(starts, length).ravel(), minlength=vocab_size)
+    return float(-np.log(counts / counts.sum())[windows[:, 1:].numpy()].mean())

@@ -1,16 +1,34 @@
-"""Describe a model and its steps in the lines that `pretrain` and its `--plan` share. No torch."""
+"""Describe text, model, steps and result of a run in lines of `pretrain` and its `--plan`. No
+torch."""
 
 from __future__ import annotations
 
-from efftrain_cli.foundation.console import human_count, listed
+from efftrain_cli.foundation.console import human_count, human_flops, human_seconds, listed
+from efftrain_cli.foundation.step import Progress
 from efftrain_cli.model.flops import parameter_count
 from efftrain_cli.plan.plan import model_config, plan_step
 from efftrain_cli.plan.preview import PlanSummary
 from efftrain_cli.recipe.recipe import Recipe
-from efftrain_cli.recipe.sections import Optim
+from efftrain_cli.recipe.sections import Data, Optim
 
 LABEL = 8
 """Columns of a line's label."""
+STUCK = 0.01
+"""A final loss this near to that of token frequencies alone, as a share of it, is stuck there."""
+
+
+def named_text(data: Data) -> str:
+    """Return the training text as the recipe names it."""
+    if data.sources is not None:
+        return ", ".join(source.path for source in data.sources)
+    text = data.train or "stdlib"
+    return text if isinstance(text, str) else ", ".join(text)
+
+
+def text_line(recipe: Recipe, tokens: int, epochs: float) -> str:
+    """Return the training text, its tokens, and how often the run reads it."""
+    size = f"{human_count(tokens)} tokens for training; {epochs:.2f} epochs"
+    return f"text    {named_text(recipe.data)}: {size}"
 
 
 def model_line(recipe: Recipe, vocab_size: int) -> str:
@@ -67,3 +85,24 @@ def _rate(optim: Optim) -> str:
     if optim.decay_share is not None:
         over = f" over the last {100 * optim.decay_share:g} %"
     return f"{text}, {optim.schedule}{over} to {optim.min_lr:g}"
+
+
+def is_stuck(val_loss: float, frequencies: float) -> bool:
+    """Return whether a loss is that of token frequencies alone, both in nats per token."""
+    return abs(val_loss / frequencies - 1) < STUCK
+
+
+def result_line(progress: Progress, val_loss: float, frequencies: float) -> str:
+    """Return what came of a run.
+
+    Args:
+        val_loss: last validation loss, nats per token.
+        frequencies: the loss of token frequencies alone, nats per token.
+    """
+    result = f"result  val loss {val_loss:.4f} nats/token"
+    if is_stuck(val_loss, frequencies):
+        return f"{result}: stuck; token frequencies alone give {frequencies:.3f}"
+    return (
+        f"{result}; {human_count(progress.tokens)} tokens, {human_flops(progress.flops)}s,"
+        f" {human_seconds(progress.train_seconds)}"
+    )

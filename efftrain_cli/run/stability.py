@@ -6,8 +6,7 @@ The measures are those of Li, Zhang, He (NeurIPS 2022, arXiv 2108.06084):
     loss ratio_t = loss_t / min(loss_1 .. loss_t-1)        above 1: worse than the best loss so far
     norm_t = sum of sqrt(v_t), max_t = max of sqrt(v_t)    v_t: raw second moments of all parameters
 
-The loss ratio is counted above 1.2 and above 1.5, and correlated (Pearson) with the norm, the
-maximum and the gradient norm.
+The loss ratio is counted above 1.2 and above 1.5.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from efftrain_cli.run.metrics import columns_of, latest_rows, to_float
+from efftrain_cli.run.metrics import to_float
 
 if TYPE_CHECKING:
     from efftrain_cli.run.metrics import Columns
@@ -29,11 +27,9 @@ if TYPE_CHECKING:
 SLIGHT = 1.2
 SEVERE = 1.5
 """Loss ratios from which a step counts as slightly and as severely unstable."""
-CORRELATED = ("adam_sqrt_v_l1", "adam_sqrt_v_max", "grad_norm")
-"""Columns that the loss ratio is correlated with."""
 PROBE = "EFFTRAIN_PROBE"
 """Environment variable of a probe's process: the fluctuation above which it ends as diverged."""
-COLUMNS = ("step", "loss_ratio", "nonfinite", *CORRELATED)
+COLUMNS = ("step", "loss_ratio", "nonfinite")
 """Columns that the measures read."""
 
 
@@ -70,58 +66,6 @@ def measure(columns: Columns) -> Stability:
         max_loss_ratio_step=int(steps[has_ratio][ratios.argmax()]) if any_ratio else None,
         first_nonfinite_step=int(nonfinite[0]) if len(nonfinite) else None,
     )
-
-
-def correlations(columns: Columns) -> dict[str, Any]:
-    """Return scipy's Pearson correlation of the loss ratio with each of CORRELATED, over the steps
-    that have both.
-
-    A column that is constant, or has fewer than three such steps, is left out. Steps are not
-    independent of each other, so the p-values are too small.
-    """
-    import numpy as np
-    from scipy.stats import pearsonr
-
-    results = {}
-    for name in CORRELATED:
-        both = np.isfinite(columns["loss_ratio"]) & np.isfinite(columns[name])
-        ratios = columns["loss_ratio"][both]
-        values = columns[name][both]
-        if len(ratios) >= 3 and np.ptp(ratios) > 0 and np.ptp(values) > 0:
-            results[name] = pearsonr(ratios, values)
-    return results
-
-
-def describe_run(path: Path) -> list[str]:
-    """Describe a run's stability in a few lines for the end of training; no line if it was calm.
-
-    It was calm if every loss was finite and no validation loss was above 1.2 times the lowest
-    before it.
-    """
-    import numpy as np
-
-    rows = latest_rows(path)  # `read_metrics` would import Arrow, which nothing else needs here
-    columns = columns_of(rows, COLUMNS)
-    stability = measure(columns)
-    losses = np.array([loss for _, loss in validation_curve(rows)])
-    jumped = (losses[1:] > SLIGHT * np.minimum.accumulate(losses)[:-1]).any()
-    is_calm = stability.first_nonfinite_step is None and not jumped
-    if is_calm or stability.max_loss_ratio is None:
-        return []
-    lines = [
-        f"stability: loss ratio above {SLIGHT}: {stability.above_slight} of {stability.steps} steps"
-        f" ({stability.above_slight / stability.steps:.1%}), above {SEVERE}:"
-        f" {stability.above_severe} ({stability.above_severe / stability.steps:.1%}),"
-        f" largest {stability.max_loss_ratio:.2f} at step {stability.max_loss_ratio_step}"
-    ]
-    correlated = []
-    for name, each in correlations(columns).items():
-        correlated.append(f"{name} {each.statistic:+.2f} (p {each.pvalue:.1g})")
-    if correlated:
-        lines.append(f"  correlation of the loss ratio with {', '.join(correlated)}")
-    if stability.first_nonfinite_step is not None:
-        lines.append(f"  not finite from step {stability.first_nonfinite_step} on")
-    return lines
 
 
 # --- spikes ---------------------------------------------------------------------------------------

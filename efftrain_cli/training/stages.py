@@ -175,14 +175,3 @@ def growth_message(record: GrowthRecord) -> str:
         # bf16 rounds the logits of the two models differently, but by less than this.
         line += "\n  warning: the loss should have stayed the same"
     return line
-
-
-def describe_stages(recipe: Recipe) -> str:
-    """Return layers x width by stage, and the operators between: "2 x 64 -> depth -> 4 x 64"."""
-    text = ""
-    for index, stage in enumerate(recipe.stages):
-        model = recipe.model_at(index)
-        if index:
-            text += f" -> {', '.join(stage.operators)} -> "
-        text += f"{model.n_layer} x {model.n_embd}"
-    return text

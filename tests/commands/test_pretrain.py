@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
+import re
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -20,9 +21,9 @@ from efftrain_cli.plan.preview import summarize_plan
 from efftrain_cli.recipe.recipe import Recipe, load_recipe
 from efftrain_cli.run.rates import digest_of_training
 from tests.fake_runs import read_jsonl
-from tests.launch import Laboratory, made_text
+from tests.launch import Laboratory
 from tests.terminal import on_terminal
-from tests.tiny import fresh
+from tests.tiny import fresh, windows_of
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_training_longer_keeps_the_schedule_to_its_old_end(trained):
     assert sorted(rates) == list(range(1, 41))
     assert rates[20] == pytest.approx(3e-4), "the cosine ends with the old budget's last step"
     assert {rates[step] for step in range(21, 41)} == {3e-4}
-    assert "lr         goes on at 0.0003 with step 21" in done.output
+    assert "lr      goes on at 0.0003 with step 21" in done.output
     assert trained.events("r", "override")[0]["differences"] == [
         ["train.tokens", 2560, 5120],
         ["optim.decay_tokens", None, 2560],
@@ -80,9 +81,9 @@ def test_a_longer_schedule_is_asked_for_and_its_jump_is_shown_first(trained):
     done = trained.resume("r", f"{longer} --override-resume")
     # Step 21 has trained 2,688 of 5,120 tokens, 640 of them while warming up: cos at (2688 - 640) /
     # (5120 - 640).
-    assert "lr         jumps from 0.0003 to 0.00183 with step 21" in done.output
+    assert "lr      jumps from 0.0003 to 0.00183 with step 21" in done.output
     said = done.output
-    assert said.index("jumps from") < said.index("40 steps,")
+    assert said.index("jumps from") < said.index("steps   40 of")
     assert trained.rows("r")[21]["lr"] == pytest.approx(0.00183, rel=5e-3)
 
 
@@ -141,8 +142,8 @@ def test_a_missing_extra_is_said_before_step_1(trained):
 
 def test_no_step_at_all_is_said(lab):
     done = lab.train("r", "--steps 0")
-    assert "untrained: --steps 0" in done.output
-    assert "tokens/s" not in done.output
+    assert "\nresult  not trained: val loss " in done.output
+    assert done.output.endswith("\nnext    efftrain pretrain --resume r\n")
 
 
 def test_a_sample_is_shown_at_each_evaluation_and_moves_no_bit(lab):
@@ -167,7 +168,42 @@ def test_the_origin_holds_the_command_as_it_was_typed(trained):
 def test_one_step_is_one_line(lab):
     said = lab.train("r", "--steps 1").output
     assert said.count("step 1/1") == 1
-    assert "paused     1 step, 128 tokens" in said
+    assert re.search(r"\nresult  val loss \d\.\d{4} nats/token; 128 tokens, ", said)
+    assert said.endswith("\nnext    efftrain pretrain --resume r\n")
+
+
+@pytest.mark.parametrize(
+    ("loss", "ends"),
+    [
+        # Half of the training text is token 1, half token 2: ln 2 nats, within 1 %.
+        (0.6931, ["result  val loss 0.6931 nats/token: stuck; token frequencies alone give 0.693"]),
+        (0.6870, ["result  val loss 0.6870 nats/token: stuck; token frequencies alone give 0.693"]),
+        (
+            0.6800,
+            [
+                "result  val loss 0.6800 nats/token; 2,560 tokens, 3 TFLOPs, 44 s",
+                'next    efftrain sample r-seed1 --prompt "The"',
+            ],
+        ),
+        (
+            0.9000,
+            [
+                "result  val loss 0.9000 nats/token; 2,560 tokens, 3 TFLOPs, 44 s",
+                'next    efftrain sample r-seed1 --prompt "The"',
+            ],
+        ),
+    ],
+)
+def test_a_run_ends_with_its_result_and_the_next_command(lab, shown, tmp_path, loss, ends):
+    session = session_of(load_recipe(lab.recipe()))
+    session.corpus.train = windows_of(tmp_path, np.tile([1, 2], 50_000), 32, 0).shards
+    session.val_windows = torch.ones(4, 33, dtype=torch.int64)
+    state: Any = SimpleNamespace(
+        progress=Progress(step=20, tokens=2560, flops=3e12, train_seconds=44.0)
+    )
+    run: Any = SimpleNamespace(name="r-seed1", path=tmp_path)
+    pretrain.show_result(shown, run, session, state, loss)
+    assert shown.file.getvalue().splitlines() == ends
 
 
 @pytest.fixture
@@ -193,23 +229,22 @@ def session_of(recipe: Recipe, world_size: int = 1) -> Any:
     )
 
 
-def test_the_header_says_what_is_left_to_spend(lab, shown, monkeypatch):
-    """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters, 12
-    bytes each."""
+def test_the_header_says_what_is_trained(lab, shown, monkeypatch):
+    """320 rows and 32 positions x 64, 2 x (12 x 64^2 + 13 x 64) + 2 x 64: 122,624 parameters."""
     recipe = load_recipe(lab.recipe(), ["data.train=stdlib", "train.deterministic=true"])
     state = fresh(recipe, 300)
-    state.progress = Progress(step=5, tokens=640, flops=1e9)
-    plan = replace(summarize_plan(recipe, None, 300), flops=4e9)
+    plan = summarize_plan(recipe, None, 300)
     monkeypatch.setattr(pretrain, "data_warnings", lambda *words: ["little text"])
-    pretrain.show_header(shown, SimpleNamespace(path="runs/r"), session_of(recipe), state, plan)
-    assert shown.file.getvalue().splitlines() == [
-        "run        runs/r",
-        "resuming   after step 5 (640 tokens)",
-        "model      2 layers x 64, 2 heads, context 32: 123K parameters (100K without embeddings)",
-        "data       stdlib: 50K tokens in 1 document, 4 validation windows, vocabulary 300",
-        "budget     2,560 tokens, 20 steps, 1.50 epochs of the data",
-        "compute    3 GFLOPs of 4 GFLOPs on cpu in fp32, 2 threads, deterministic kernels",
-        "disk       2 checkpoints of 1.5 MB",
+    run: Any = SimpleNamespace(name="r-seed1")
+    for step in (0, 5):
+        state.progress = Progress(step=step)
+        pretrain.show_header(shown, run, session_of(recipe), state, plan)
+    first, resumed = shown.file.getvalue().splitlines()[::5]
+    assert first == "run     r-seed1 on cpu, 2 threads, fp32, deterministic kernels"
+    assert resumed == "resumed r-seed1 after step 5 of 20"
+    assert shown.file.getvalue().splitlines()[1:5] == [
+        "text    stdlib: 50K tokens for training; 1.50 epochs",
+        "model   2 x 64, context 32: 123K parameters",
         "warning: a note",
         "warning: little text",
     ]
@@ -219,23 +254,11 @@ def test_time_on_four_devices_is_a_quarter_of_one(lab, shown, monkeypatch):
     monkeypatch.setattr(pretrain, "probe_seconds", lambda *words: 400.0)
     state: Any = None
     recipe = load_recipe(lab.recipe())
+    plan = summarize_plan(recipe, None, 300)
     for devices in (1, 4):
-        pretrain._show_time(shown, session_of(recipe, devices), state, state)
+        pretrain.show_steps(shown, session_of(recipe, devices), state, plan, probes=True)
     alone, together = shown.file.getvalue().splitlines()
-    assert alone.endswith(" about 6 min 40 s of training, by a probe of the largest micro-batch")
-    assert together == (
-        "time       about 1 min 40 s of training, by a probe of the largest micro-batch, "
-        "if 4 devices share it evenly and at no cost"
+    assert alone == (
+        "steps   20 of 128 tokens; lr 0.003 after 5, cosine to 0.0003; about 6 min 40 s (probed)"
     )
-
-
-def test_each_source_stands_below_the_budget(lab):
-    sources = []
-    for name, weight in (("a", 3), ("b", 1)):
-        (lab.folder / f"{name}.txt").write_text(made_text())
-        path = lab.folder / f"{name}.txt"
-        sources.append(f'[[data.sources]]\npath = "{path}"\nweight = {weight}\n')
-    recipe = lab.recipe(train="false", extra="".join(sources))
-    lines = lab.train("r", "--steps 0", recipe=recipe).output.splitlines()
-    (at,) = [number for number, line in enumerate(lines) if "of each source: " in line]
-    assert lines[at - 1].startswith("budget ") and lines[at + 1].startswith("compute ")
+    assert together.endswith("; about 1 min 40 s (probed, if 4 devices share them at no cost)")

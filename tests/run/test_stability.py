@@ -17,8 +17,6 @@ from efftrain_cli.run.stability import (
     COLUMNS,
     LossSpikeDetector,
     Spike,
-    correlations,
-    describe_run,
     measure,
 )
 
@@ -64,42 +62,6 @@ def test_a_run_without_losses():
     columns = columns_of([{"step": 0, "val_loss": 6.0}], COLUMNS)
     found = measure(columns)
     assert (found.steps, found.above_slight, found.max_loss_ratio) == (0, 0, None)
-
-
-@pytest.mark.parametrize(
-    "last, val_loss, said",
-    [
-        (2.0, 2.4, []),  # 1.2 times the lowest before is no jump
-        (
-            2.0,
-            2.5,
-            ["above 1.2: 2 of 6 steps (33.3%), above 1.5: 1 (16.7%), largest 1.55 at step 5"],
-        ),
-        (None, 2.0, ["above 1.2: 2 of 5 steps (40.0%)", "not finite from step 7 on"]),
-    ],
-)
-def test_only_an_unstable_run_s_loss_ratios_are_told(tmp_path, last, val_loss, said):
-    """Losses of small batches are noise; ratios 0.5, 1.2, 1.25, 1.55, 1.0 and 1.0."""
-    rows = rows_of([4.0, 2.0, 2.4, 2.5, 3.1, 2.0, last])
-    for at, loss in ((0, 5.0), (3, 2.0), (5, val_loss)):
-        rows[at]["val_loss"] = loss
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{sealed(row)}\n" for row in rows))
-    lines = describe_run(tmp_path)
-    assert len(lines) == len(said)
-    assert all(words in line for words, line in zip(said, lines, strict=True))
-
-
-def test_correlations_are_pearson_s():
-    # Worked by hand: ratios 1/2, 1, 3/2 against 1, 2, 3 (r = 1) and 3, 1, 2 (r = -1/2, p = 2/3 with
-    # one degree of freedom).
-    rows = rows_of([4.0, 2.0, 2.0, 3.0], adam_sqrt_v_l1=[9, 1, 2, 3], adam_sqrt_v_max=[9, 3, 1, 2])
-    found = correlations(columns_of(rows, COLUMNS))
-    assert found["adam_sqrt_v_l1"].statistic == pytest.approx(1)
-    largest = found["adam_sqrt_v_max"]
-    assert (largest.statistic, largest.pvalue) == pytest.approx((-0.5, 2 / 3))
-    assert "grad_norm" not in found, "no such column"
-    constant = rows_of([4.0, 2.0, 2.0, 3.0], grad_norm=[1, 1, 1, 1])
-    assert correlations(columns_of(constant, COLUMNS)) == {}
 
 
 def falling(steps: int, noise: float, seed: int = 0) -> list[float]:

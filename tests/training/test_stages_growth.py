@@ -22,7 +22,6 @@ from efftrain_cli.training import stages, trainer
 from efftrain_cli.training.build import build_model
 from efftrain_cli.training.stages import (
     GrowthRecord,
-    describe_stages,
     growth_message,
     train_stages,
 )
@@ -193,7 +192,3 @@ def test_the_message_of_a_growth(after, keeps, end):
     )
     start = "grown at step 8 (depth, width): 1,234 -> 56,789 parameters, val loss 5.0000 -> "
     assert growth_message(record) == start + end
-
-
-def test_stages_are_described_by_layers_and_width():
-    assert describe_stages(RECIPE) == "1 x 16 -> depth -> 2 x 16 -> width -> 2 x 32"
